@@ -71,7 +71,8 @@ export interface CallOptions {
   /** Milliseconds for the whole call; by default 30 s for unary calls, no limit for streaming calls. */
   deadline_ms?: number;
   /**
-   * Only for streaming calls: most milliseconds to wait for the next frame; 60 s by default, 0 for no limit.
+   * Only for streaming calls: longest wait for the next frame in milliseconds. The default is 60 s; 0 means no
+   * limit.
    */
   idle_ms?: number;
   /**
@@ -170,9 +171,9 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message as Frame{message}. A field of bytes is a tag, a length and the
- * bytes (protobuf.dev, Encoding), so a chunk needs only two such headers and no encoder. `chunk`: the number
- * of that field.
+ * Returns a function that encodes a message as Frame{message}. In protobuf, a field of bytes is a tag, a length and
+ * the bytes (protobuf.dev, Encoding). A message with a chunk therefore needs only two such headers and no encoder.
+ * `chunk`: number of the field with the chunk.
  */
 function framerOf(
   chunk: number | undefined,

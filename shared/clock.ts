@@ -12,8 +12,8 @@ export interface Clock {
   /** Time in milliseconds of a clock that is never set, to measure durations. */
   monotonic(): number;
   /**
-   * Calls `run` once after `ms`. Returns a function that cancels this. With `hold` the process does not exit
-   * before the call.
+   * Calls `run` once after `ms` milliseconds. Returns a function that cancels this. With `hold` the process does not
+   * exit before the call.
    */
   after(ms: number, run: () => void, hold?: boolean): () => void;
 }
@@ -69,10 +69,10 @@ export function every(ms: number, run: () => void): () => void {
   return () => cancel();
 }
 
-/** Resolves after the callbacks that are due already have run. */
+/** Resolves after all callbacks that are already due have run. */
 export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Resolves after `ms`, or at once when the signal fires. The process does not exit before that. */
+/** Resolves after `ms` milliseconds, or at once when the signal fires. The process does not exit before that. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     if (signal?.aborted) return resolve();

@@ -20,7 +20,7 @@ export const terminalClients = 128;
  */
 export const terminalWindowBytes = 1024 * 1024;
 /**
- * Maximum number of bytes of earlier output that a new client receives, and most unacknowledged bytes sent to a
- * client.
+ * Maximum number of bytes of earlier output that a new client receives. Also the maximum number of unacknowledged
+ * bytes that are sent to a client.
  */
 export const terminalReplayBytes = 256 * 1024;

@@ -29,7 +29,7 @@ function refuseForeign(directory: string): void {
 
 function lock(directory: string, program: string): () => void {
   const file = join(directory, 'lock.db');
-  // The file is created here and not by SQLite, so that it is private from its creation on.
+  // The file is created here and not by SQLite, so that other users can never read it.
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file, { timeout: 0 });
   try {

@@ -13,9 +13,9 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied.
- * After a failure the old file is in place, unless the last step failed, the flush of the directory: then the
- * new file is in place.
+ * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. After a
+ * failure the old file is in place. Only if the last step, the flush of the directory, has failed, the new file is
+ * in place.
  */
 export async function writeDurably(
   file: string,

@@ -63,7 +63,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Without retries grpc-js does not copy every chunk, and no request can start a command twice.
+  // Retries are disabled, so that grpc-js does not copy every chunk, and no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -177,7 +177,7 @@ async function* answers<T>(
     // grpc-js types the messages as any; the service decodes only messages of this type.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
-    // The error is ignored here: the status, checked below, has the error code and the details.
+    // The error is ignored here, because the status, which is checked below, has the error code and the details.
   } finally {
     release();
     sending?.stop();

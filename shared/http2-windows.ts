@@ -7,12 +7,12 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window of a near peer, and the smallest of a distant one. Twice as much makes downloads a tenth faster, but
- * stalled readers take that much more, and key presses wait longer, because Node reads all data that has
- * arrived at once.
+ * Window of a near peer, and the smallest window of a distant one, in bytes. A window of twice this size makes
+ * downloads a tenth faster. But then stalled readers take twice the memory, and key presses wait longer, because
+ * Node reads all data that has arrived at once.
  */
 export const nearBytes = mebibyte / 2;
-/** Window of a whole connection to a near peer. */
+/** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
 /** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
@@ -28,17 +28,22 @@ const fewStreams = 4;
  * use up `allBytes`.
  */
 const leastBytes = 4 * mebibyte;
-/** Window of a whole connection to a distant peer. Node counts bytes as read once they arrive, so it bounds no memory. */
+/**
+ * Window of a whole connection to a distant peer, in bytes. It does not limit the memory, because Node counts bytes
+ * as read once they arrive.
+ */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
  * Largest window for each millisecond of the round trip: enough for 500 MiB/s. nghttp2 lets a peer send more only
- * after half of a window was read, so that often only the other half is on its way.
+ * after half of a window was read, so often only half of a window is on its way.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /** Size of a window, as a multiple of the bytes read per round trip. */
 const tripsPerWindow = 6;
 const lookMs = 25;
-/** Number of pings. The shortest round trip is used, because a busy machine answers late. */
+/**
+ * Number of pings by which the round trip is measured. The shortest one counts, because a busy machine answers late.
+ */
 const pings = 3;
 
 interface Peer {
@@ -65,8 +70,8 @@ interface Status {
 type Role = 'client' | 'server';
 
 /**
- * The running control of sessions for each role. A process has one diagnostics channel for all sessions of a
- * role.
+ * The control of windows that runs for each role. It is shared, because a process has one diagnostics channel for
+ * all sessions of a role.
  */
 const controls = new Map<Role, { users: number; stop(): void }>();
 

@@ -40,7 +40,10 @@ export function newId(kind: IdKind): string {
 /** The characters of an id that newTimedId() uses for its time: enough for 6,900 years. */
 const timeLength = 8;
 
-/** Returns a new id that begins with a time in milliseconds. Rows in the order of time are found by it. */
+/**
+ * Returns a new id that begins with a time in milliseconds. By this time a row is found in a table that is sorted by
+ * time.
+ */
 export function newTimedId(kind: IdKind, ms: number): string {
   let time = '';
   for (let left = ms; time.length < timeLength; left = Math.floor(left / alphabet.length))
@@ -48,7 +51,7 @@ export function newTimedId(kind: IdKind, ms: number): string {
   return `${prefixes[kind]}_${time}${random(22 - timeLength)}`;
 }
 
-/** Returns the time at the beginning of an id of newTimedId(). Of any other text the result is meaningless. */
+/** Returns the time at the beginning of an id of newTimedId(). The result for any other text is meaningless. */
 export function timeOf(id: string): number {
   const begin = id.indexOf('_') + 1;
   const time = id.slice(begin, begin + timeLength).split('');

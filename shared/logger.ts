@@ -32,7 +32,10 @@ const triesAtExit = 20;
 /** All loggers of a process write to one destination. */
 let shared: ReturnType<typeof createStderr> | undefined;
 
-/** Standard error for log lines. Lines are written at once, but a full pipe does not delay other work. */
+/**
+ * Creates the destination of log lines, standard error. Lines are written at once, but a full pipe does not delay
+ * other work.
+ */
 function createStderr() {
   let triesLeft = 0;
   // While the program runs, sonic-boom must not repeat a failed write by itself: it would stop the whole

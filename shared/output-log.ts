@@ -114,16 +114,16 @@ export class OutputLog {
   }
 
   /**
-   * Adds bytes at the end, in the order of the calls. Resolves once they are written and a reader is near
-   * enough. Rejects if writing fails. `end` moves in that case too, so that later offsets are right and
-   * readers find a gap.
+   * Adds bytes at the end, in the order of the calls. Resolves once the bytes are written and the fastest reader is
+   * not far behind. Rejects if the write fails. `end` moves even then, so that later offsets are right and readers
+   * find a gap.
    */
   async append(data: Uint8Array): Promise<void> {
     await this.#inTurn(() => this.#append(data));
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** From now on no append waits for readers, including appends that wait already. */
+  /** After this call no append waits for readers, and appends that wait already resolve. */
   release(): void {
     this.#backpressure.release();
   }
@@ -207,7 +207,7 @@ export class OutputLog {
 
   #inTurn(run: () => Promise<void>): Promise<void> {
     const done = this.#queue.then(run);
-    // The caller handles the failure. The next operation in the queue starts in any case.
+    // The caller handles a failure. The next operation in the queue starts in any case.
     this.#queue = done.catch(() => {});
     return done;
   }

@@ -1,4 +1,5 @@
-// Functions for the start and end of all three programs: Node version, process name, messages of failures.
+// Functions that all three programs use when they start or fail: check of the Node version, process name, message of
+// a failure.
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
@@ -56,7 +57,7 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * Start of the error message for a directory in use. By this text the CLI recognizes the error, and waits.
+ * Start of the error message for a data directory in use. The CLI recognizes the error by this text, and then waits.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

@@ -1,4 +1,5 @@
-// Reads a program's settings from flags, FARHAND_… variables and a TOML file, by one table of all settings.
+// Reads the settings of a program from flags, FARHAND_… variables and a TOML file. One table declares all settings
+// of a program.
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -19,7 +20,10 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   help: string;
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
-  /** True if another verb uses the setting. It may be in the file, and has no flag or variable here. */
+  /**
+   * True if only another verb uses the setting. The file may contain it, but this verb has no flag or variable for
+   * it.
+   */
   fileOnly?: boolean;
 }
 

@@ -2,7 +2,7 @@
 import type { Readable } from 'node:stream';
 import { after, monotonic } from './clock.ts';
 
-/** Lets readers wait until they are woken. Several logs may share an instance. */
+/** Lets readers of a log wait until wake() is called. Several logs may share an instance. */
 export class Wake {
   readonly #waiting = new Set<() => void>();
 
@@ -29,7 +29,9 @@ export class Wake {
     });
   }
 
-  /** Resolves when `test` returns true (checked at every wake()), after `ms`, or when the signal fires. */
+  /**
+   * Resolves when `test` returns true (checked at every wake()), after `ms` milliseconds, or when the signal fires.
+   */
   async until(test: () => boolean, ms: number, signal?: AbortSignal): Promise<void> {
     let late = ms <= 0;
     if (late || test()) return;
@@ -73,7 +75,9 @@ export interface ReaderPosition {
   readAt: number;
 }
 
-/** Makes a log's writer wait while all its readers are far behind, except readers that stopped reading. */
+/**
+ * Makes the writer of a log wait while all readers are far behind. Readers that have stopped reading do not count.
+ */
 export class Backpressure {
   readonly #places = new Set<ReaderPosition>();
   readonly #moved = new Wake();

@@ -1,4 +1,5 @@
-// Starts V8's garbage collection: of young objects after transfers of 2 MiB, of the whole heap when idle.
+// Starts V8's garbage collection: for young objects after each 2 MiB of transferred data, for the whole heap when
+// the process is idle.
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { every } from './clock.ts';

@@ -1,5 +1,5 @@
-// The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows: what is wrong, which conditions open
-// an alert, where alerts are sent, and when they are held back.
+// The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows. They manage alerts, the rules
+// that open them, the channels that send them, and the times in which they are held back.
 import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
 import { when } from './print.ts';
@@ -31,12 +31,13 @@ export function addAlerts(program: Command): void {
 const flags = {
   '--above <value>': 'value above which an alert opens: percent, or the load average',
   '--recover <value>': 'value at which the alert resolves (default: 90 % of --above)',
-  '--for <duration>': 'how long it must last (default: 5m for offline and values, else 0s)',
-  '--before <duration>': 'how long before an expiry the alert opens (default: 14d)',
+  '--for <duration>':
+    'how long the condition must last before an alert opens (default: 5m for offline and measured values, else 0s)',
+  '--before <duration>': 'how long before an expiry an alert opens (default: 14d)',
   '--machine <list>': 'machines that the rule is about, comma-separated (default: all)',
   '--tags <list>': 'also machines with one of these tags, comma-separated',
   '--repeat-every <duration>': 'repeat an alert until it is acknowledged or resolved',
-  '--channel-ids <list>': 'ids of the channels that get its alerts (default: all channels)',
+  '--channel-ids <list>': 'ids of the channels that get the alerts of this rule (default: all channels)',
 };
 
 export function addAlertRules(program: Command): void {
@@ -102,7 +103,7 @@ export function addAlertChannels(program: Command): void {
     flags: {
       '--type <webhook|slack|discord|ntfy|email>': 'the service',
       '--url <url>': 'URL of the service, or smtps://HOST or smtp://HOST of a mail server',
-      '--url-stdin': 'read the URL from standard input, because that of Slack and Discord is a secret',
+      '--url-stdin': 'read the URL from standard input, because URLs of Slack and Discord are secrets',
       ...channelFlags,
     },
     required: ['type'],
@@ -184,8 +185,8 @@ export function addMaintenanceWindows(program: Command): void {
       '--tags <list>': 'also machines with one of these tags, comma-separated',
       '--starts-at <date>':
         'start of a window that takes place once, such as 2026-11-21T10:00:00Z (default: now)',
-      '--ends-at <date>': 'its end; or give --duration',
-      '--cron <expression>': 'starts of a window that takes place again and again',
+      '--ends-at <date>': 'end of that window; --duration can be given instead',
+      '--cron <expression>': 'start times of a window that repeats, as a cron expression',
       '--timezone <zone>': 'time zone of --cron (default: UTC)',
       '--duration <duration>': 'how long the window lasts',
     },

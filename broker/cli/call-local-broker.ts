@@ -21,14 +21,14 @@ interface SocketOptions {
   /** True to throw if no broker runs, instead of starting one. */
   mustRun?: boolean;
   /**
-   * Milliseconds in which a listening broker must answer (`answerMs`), and in which a starting broker must
-   * listen (`startMs`).
+   * `answerMs`: milliseconds in which a listening broker must answer. `startMs`: milliseconds in which a starting
+   * broker must listen.
    */
   answerMs?: number;
   startMs?: number;
 }
 
-/** Calls a route that exists only on the socket file and is not part of the API; T is its answer. */
+/** Calls a route that exists only on the socket file and is not part of the API. T is the type of the answer. */
 type Post = <T>(path: string) => Promise<T>;
 
 export async function withSocket<T>(

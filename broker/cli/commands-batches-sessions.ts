@@ -34,7 +34,7 @@ export function addCommands(program: Command): void {
     examples: ['farhand commands output cmd_… --follow'],
     flags: {
       '--stream <stdout|stderr>': 'output to print (default: stdout)',
-      '-f, --follow': 'print further output until the command ends',
+      '-f, --follow': 'print new output too, until the command ends',
     },
   } as const;
   verb(
@@ -81,7 +81,7 @@ export function addSessions(program: Command): void {
     await printView(client, output, found, { fields });
   });
   const attach = {
-    about: 'use a session in this terminal; Ctrl-] detaches and leaves the session open',
+    about: 'attach this terminal to a session; Ctrl-] detaches and leaves the session open',
     examples: ['farhand sessions attach sess_… --observe'],
     flags: { '--observe': 'only watch: send no input' },
     interactive: true,

@@ -19,7 +19,7 @@ export interface VerbSpec<F extends Flags = Flags> {
   /** Example command lines for the help. */
   examples: readonly string[];
   flags?: F;
-  /** Names of flags that must be given. */
+  /** Names of the required flags. */
   required?: readonly string[];
   usage?: string;
   /** Text printed below the examples. */

@@ -109,8 +109,8 @@ function csvOf(items: readonly Listed[]): string {
 }
 
 /**
- * Escapes a cell. The texts come from machines, and a spreadsheet would run a text that starts like a
- * formula, so such a text gets an apostrophe.
+ * Escapes a cell. Its text comes from a machine. A text that starts like a formula gets an apostrophe in front,
+ * because a spreadsheet would run the formula.
  */
 function csvCell(value: Cell): string {
   const text = clean(String(value ?? ''));

@@ -23,7 +23,7 @@ const flags = {
   '--env <name=value>': 'environment variable; repeat the flag for several',
   '--overlap <skip|allow>': 'skip or allow a run while the previous run is not over (default: skip)',
   '--catch-up <none|last|all>':
-    'which runs missed while the broker was down are started later (default: none)',
+    'which of the runs that were missed while the broker was down to start later (default: none)',
   '--catch-up-window <duration>': 'do not start missed runs that were due longer ago than this (default: 1d)',
   '--notify-failure': 'emit the event schedule.failed when a run fails',
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
@@ -90,7 +90,7 @@ function addRuns(schedules: Command): void {
     },
   });
   routeVerb(schedules, 'upcoming', 'schedules', 'upcoming', {
-    about: 'list what schedules will run, in the order of time',
+    about: 'list the next runs of all schedules, in the order of their times',
     examples: ['--within 7d --machine db-1'],
     flags: {
       ...ofMachine,

@@ -130,7 +130,7 @@ async function drive(
 }
 
 interface Typing {
-  /** Called with output of the terminal. Sends the end of input again after each prompt. */
+  /** Must be called with all output of the terminal. Sends the end of input again after each prompt of a shell. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }

@@ -137,7 +137,10 @@ function routeOf(noun: string, operation: string): Route {
   return found.route;
 }
 
-/** Sample values of arguments, for examples. Any other argument is printed as its name in capitals. */
+/**
+ * Sample values of arguments, for the examples in the help. An argument without a sample is printed as its name in
+ * capitals.
+ */
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /**
@@ -201,8 +204,8 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
 }
 
 /**
- * Returns the fields of a record. Outputs are left out, because they have their own verb, and so are lists of
- * objects.
+ * Returns the names of the fields of a record. Output is left out, because it has a verb of its own. Lists of
+ * objects are left out too.
  */
 function fieldsOf(record: object): string {
   const isLong = (name: string, value: unknown): boolean =>

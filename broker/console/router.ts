@@ -2,7 +2,7 @@
 import { computed, signal } from '@preact/signals';
 import type { ComponentType } from 'preact';
 
-/** The path of all pages. For every path below it the broker sends the same document. */
+/** The path at which all pages begin. For every path below it the broker sends the same document. */
 const base = '/console';
 
 export type Params = Readonly<Record<string, string>>;

@@ -3,13 +3,13 @@ import { signal } from '@preact/signals';
 
 export const now = (): number => Date.now();
 
-/** Calls `run` once after `ms`. The returned function cancels it. */
+/** Calls `run` once after `ms` milliseconds. The returned function cancels that. */
 export function after(ms: number, run: () => void): () => void {
   const timer = setTimeout(run, ms);
   return () => clearTimeout(timer);
 }
 
-/** Calls `run` every `ms`. The returned function stops it. */
+/** Calls `run` every `ms` milliseconds. The returned function stops that. */
 export function every(ms: number, run: () => void): () => void {
   const timer = setInterval(run, ms);
   return () => clearInterval(timer);

@@ -276,7 +276,7 @@ export class MachineFacts {
   async metrics(machineId: string, since: number, until: number, stepMs: number): Promise<MetricsPoint[]> {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
     const rows = await this.#history.all(
-      // Numbers are bound as reals, and the division of reals would not round down.
+      // SQLite binds numbers as reals, and a division of reals would not round down.
       `SELECT (at / CAST(?1 AS BIGINT)) * CAST(?1 AS BIGINT) AS at, ${averages}
        FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS BIGINT) ORDER BY at`,
       ...[stepMs, machineId, since, until],
@@ -294,7 +294,7 @@ export class MachineFacts {
 
   async close(): Promise<void> {
     for (const stop of this.#stops) stop();
-    // History logs the failure. Closing continues with the other parts.
+    // The history logs a failure. Closing continues with the other parts.
     await this.#flush().catch(() => {});
   }
 
@@ -311,7 +311,7 @@ export class MachineFacts {
 
   #save(machine_id: string, transaction: HistoryTransaction): void {
     const facts = this.of(machine_id);
-    // With several brokers, the owner has the newest facts.
+    // If several brokers share the database, only the owner of the machine has its newest facts.
     if (!facts || !this.#history.owns(machine_id)) return;
     transaction.about(machine_id);
     const { report, ...host } = facts;

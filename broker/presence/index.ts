@@ -25,7 +25,7 @@ export interface Link {
   close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
-/** Longest wait of an agent whose machine another broker owns now. */
+/** Longest time in milliseconds before an agent connects again because another broker owns its machine now. */
 const returnMs = 1_000;
 
 type Watcher = (machineId: string, online: boolean) => void;

@@ -4,7 +4,7 @@ import { monotonic } from '../../shared/clock.ts';
 
 const minutes = 60;
 const minuteMs = 60_000;
-/** Bytes per machine: for each minute a byte of CPU and one of memory, in a ring. */
+/** Bytes per machine: a ring with two bytes for each minute, one for CPU and one for memory. */
 const bytes = 2 * minutes;
 /** The value of a minute without a report. All other values are percentages. */
 const none = 255;

@@ -12,7 +12,7 @@ import type { History } from '../history/history.ts';
 import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-api-request.ts';
 
-/** Machines and details of a request, as far as the request is parsed. */
+/** The machines and details of a request that are known so far, even if its parsing failed. */
 export interface AuditedRequest {
   machines: readonly MachineId[];
   what: Deed['what'];
@@ -25,7 +25,7 @@ export type Who = Pick<Caller, 'key_id' | 'key_name' | 'login_id' | 'request_id'
 export type Recording = ReturnType<Recorder['begin']>;
 export type Recorder = ReturnType<typeof createAuditRecorder>;
 
-/** Maximum number of recorded refusals of one key per minute. Of further refusals only the number is recorded. */
+/** Maximum number of recorded refusals of one key per minute. For further refusals only their number is recorded. */
 const mostRefusals = 60;
 const minute = 60_000;
 
@@ -117,7 +117,7 @@ const longestList = 100;
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
   const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
-  // Long ids are cut. All others are exactly the ids that the request named.
+  // Ids are stored as the request contains them, except that long ids are cut.
   const machines = [...new Set(groups.flat())] as MachineId[];
   const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
   const others = single.filter(({ noun }) => noun !== 'machine');

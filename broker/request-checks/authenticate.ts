@@ -16,9 +16,9 @@ export interface Client {
   key: Key;
   /** The login whose cookie the request has; undefined for a request with a key. */
   login_id?: LoginId;
-  /** Whether the request arrived over TLS, or from the broker's own machine. */
+  /** True if the request arrived over TLS, or from the broker's own machine. */
   secure?: boolean;
-  /** Makes the ticket of the request valid again; called if the request is refused before its handler. */
+  /** Makes the ticket of the request valid again. Called if the request is refused before its handler runs. */
   restoreTicket?: () => void;
   /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */
   secret_hash?: string | undefined;
@@ -27,9 +27,9 @@ export interface Client {
 }
 
 /**
- * Finds the key in `Bearer KEY` and counts the request once: against the key, or against its source address
- * if the key is wrong. Throws unauthorized, and rate_limited for a source. A key over its limit is refused
- * later, when the request is authorized, so that the refusal is recorded.
+ * Finds the key in `Bearer KEY`. Counts the request once: for the key, or for its source address if the key is
+ * wrong. Throws unauthorized for a wrong key, and rate_limited for a source with too many wrong keys. A key over its
+ * limit is refused later, when the request is authorized, so that the refusal is recorded.
  */
 export async function authenticate(
   authorization: string,
@@ -37,7 +37,7 @@ export async function authenticate(
   { keys, rates, cluster }: { keys: Keys; rates: Rates; cluster?: Pick<Cluster, 'isAlive'> | undefined },
 ): Promise<Client> {
   assertAlive(cluster);
-  // Another broker may just have made the key.
+  // Another broker may have created the key a moment ago.
   const found = keys.find(authorization) ?? (cluster && (await keys.findNew(authorization)));
   // A request without an Authorization header does not count as a wrong key.
   if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
@@ -46,8 +46,8 @@ export async function authenticate(
 }
 
 /**
- * Finds the login of a cookie's secret, and counts the request like one with its key. The cookie of an ended
- * login does not count as a wrong key: browsers send it by themselves, and its 256 bits cannot be guessed.
+ * Finds the login of a cookie's secret, and counts the request like one with its key. The cookie of an ended login
+ * does not count as a wrong key, because browsers send it by themselves, and its 256 bits cannot be guessed.
  */
 export async function authenticateLogin(
   secret: string,

@@ -19,8 +19,8 @@ import { type FoundId, type RawInput, RequestParser, type Subject } from './pars
 type Found = { machines?: readonly MachineId[] };
 
 /**
- * Finds the objects of one kind by id. Both functions return undefined for an unknown id. With `filters`, the
- * id may be of a removed object that is still in the history.
+ * Finds the objects of one kind by id. Both functions return undefined for an unknown id. With `filters`, the id may
+ * belong to a removed object that is still in the history.
  */
 interface Lookup {
   /** Finds objects that are declared or in memory. */
@@ -235,9 +235,9 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * What the history contains about the ids of a request. With this the rights can be checked again without a
- * wait: inside a change, and while the request lasts. An object that is removed from memory meanwhile is
- * still checked by the machines that it had.
+ * The machines that the ids of a request belong to, as read from the history. With these the rights can be checked
+ * again without a wait: inside a change, and while the request lasts. If an object is removed from memory meanwhile,
+ * the machines that it had are still checked.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();

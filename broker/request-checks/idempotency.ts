@@ -58,7 +58,7 @@ const tables = [
     created_at INTEGER NOT NULL, resource_id TEXT, answer TEXT, PRIMARY KEY (owner, key)
   );
   CREATE INDEX idempotency_by_time ON idempotency (created_at)`,
-  // The broker that runs the request, among several.
+  // The id of the broker that runs the request, if several brokers share the database.
   'ALTER TABLE idempotency ADD COLUMN running TEXT',
 ];
 const livingBroker = 'SELECT 1 AS n FROM brokers WHERE id = ? AND lease_until > clock_timestamp()';
@@ -96,8 +96,8 @@ export class Idempotency {
     if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // A body with a file is not part of the fingerprint: its fields may come after the file. The file is
-    // compared by its digest.
+    // A body with a file is not part of the fingerprint, because its fields may come after the file. The file itself
+    // is compared by its digest.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -129,7 +129,7 @@ export class Idempotency {
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // The row was not written, so no request with this key is running.
+      // The row could not be written, so this request does not run.
       if (!(error instanceof AppError)) this.#underWay.delete(id);
       throw error;
     });

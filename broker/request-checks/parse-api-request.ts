@@ -24,7 +24,7 @@ export interface FoundId {
   filters: boolean;
 }
 
-/** An id of a request, whether it exists (`named`), and the machines behind it. */
+/** An id of a request, with the machines that it belongs to. `named` is true if the id exists. */
 export interface Subject extends FoundId {
   named: boolean;
   machines?: readonly MachineId[] | undefined;
@@ -33,7 +33,7 @@ export interface Subject extends FoundId {
 /** Length at which ids are cut. This is safe because all ids that the broker creates are shorter. */
 const longestId = 1_000;
 
-/** An element of a path: the name of a field, or, for a list, the number of items that are searched. */
+/** An element of a path in a request: the name of a field or, at a list, the number of items that are searched. */
 type Step = string | number;
 
 /** The path to ids of one kind in a request. */
@@ -200,13 +200,14 @@ function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
   if (!(value instanceof z.core.$ZodType)) return Object.values(value).some((inner) => hidesId(inner, seen));
   if (nounOf(value)) return true;
   const { def } = value._zod;
-  // A lazy schema has to be unwrapped to see its definition.
+  // The definition of a lazy schema can be read only after unwrap().
   const parts = value instanceof z.ZodLazy ? [value.unwrap()] : Object.values(def);
   return parts.some((part) => hidesId(part, seen));
 }
 
 /**
- * The kind of id that a schema describes; found by the checks, which a described or refined copy still has.
+ * Returns the kind of id that a schema describes. It is found by the checks of the schema, because described or
+ * refined copies have the same checks.
  */
 function nounOf(schema: z.core.$ZodType): IdNoun | undefined {
   const checks = schema._zod.def.checks ?? [];

@@ -93,8 +93,8 @@ function tooMany(what: string, ms: number): AppError {
 }
 
 /**
- * Assigns each source to a counter by a keyed hash. Without the hash key it cannot be computed which sources
- * share a counter.
+ * Assigns each source to a counter by a keyed hash. Only with the hash key can anybody compute which sources share a
+ * counter.
  */
 function bucketing(buckets: number): (source: string) => string {
   const secret = randomBytes(32);

@@ -3,13 +3,13 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { type ClockJump, lastingMs } from './catch-up.ts';
 
 /**
- * Smallest difference between the clocks that counts as a change. NTP causes none, because it slews both
- * clocks alike.
+ * Smallest difference between the two clocks, in milliseconds, that counts as a change. NTP causes no such
+ * difference, because it corrects the speed of both clocks.
  */
 const jumpMs = 1_000;
 
 export class ClockWatch {
-  /** When the broker started, by the clock as it is set now. */
+  /** Start of the broker in wall time. If the wall clock is set, this time is shifted with it. */
   started = now();
   /** The last jump forward that lasted at least a minute. */
   jump: ClockJump | undefined;

@@ -65,8 +65,8 @@ export function assertCron(text: string): void {
     const example = `${min}-${max}, 1,3 or */2`;
     throw refusal('cron', `${name}: ${given} must be made of values from ${min} to ${max}, as in ${example}`);
   }
-  // Only 28 years are searched, because in that time every date falls on every weekday. A search to the year
-  // 9999 takes 80 ms.
+  // Only 28 years are searched, because every date falls on every weekday within 28 years. A search to the year 9999
+  // takes 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
   if (!first) throw refusal('cron', 'never fires, because none of these months has such a day');
 }

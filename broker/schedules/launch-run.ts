@@ -13,7 +13,7 @@ import type { Schedule, State } from '../state/in-memory-state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {
-  /** Undefined with a single broker. */
+  /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join'> | undefined;
   state: State;
   history: History;
@@ -54,7 +54,10 @@ export class Launcher {
     });
   }
 
-  /** Waits for the machines as after a start of the broker: their last owner may have ended. */
+  /**
+   * Gives these machines time to connect, as after a start of the broker, because the broker that owned them may
+   * have ended.
+   */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
     for (const id of await this.#context.records.unfinishedIds()) this.#leftOpen.add(id);

@@ -17,7 +17,7 @@ interface Tracked {
   next: number | undefined;
   /** When the schedule is checked next: at its next time or later. */
   checkAt: number;
-  /** False until its mark is read, after another broker may have run it. */
+  /** False if the mark must be read first, because another broker may have run the schedule. */
   loaded: boolean;
   /** True while the schedule is being checked. */
   busy: boolean;
@@ -49,7 +49,7 @@ const mostCounted = 200;
  */
 const unsureMs = 1_000;
 const openMs = 60_000;
-/** Wait after a failed write. */
+/** Milliseconds to wait after a failed write. */
 const retryMs = 5_000;
 
 export class DueTimes {
@@ -116,7 +116,7 @@ export class DueTimes {
     await this.#load([...this.#tracked.values()].filter(({ schedule }) => owned.has(schedule.machine_id)));
   }
 
-  /** Reads up to when other brokers have settled these schedules. */
+  /** Reads the times up to which other brokers have settled these schedules. */
   async #load(some: readonly Tracked[]): Promise<void> {
     for (const tracked of some) tracked.loaded = false;
     const marks = await this.#context.records.marksOf(some.map(({ schedule }) => schedule.id));
@@ -150,7 +150,7 @@ export class DueTimes {
     for (const schedule of schedules.values()) {
       const before = this.#tracked.get(schedule.id);
       if (before?.schedule === schedule) continue;
-      // The owner of its machine before may have been another broker.
+      // If the machine of a schedule changes, another broker may have owned the new machine.
       if (before && before.schedule.machine_id !== schedule.machine_id) moved.push(before);
       this.#track(schedule, marks.get(schedule.id));
     }

@@ -39,7 +39,7 @@ export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 /** Maximum number of times that next_run skips because they already ran. */
 export const mostRan = 1000;
 
-/** The machines that a caller may see; undefined means all, including removed ones. */
+/** The machines that a caller may use; undefined means all machines, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
 const counted: CountedTable = {

@@ -177,7 +177,7 @@ export class Attachment {
     const { attached, session } = this;
     const { history, log } = this.#context;
     session.clients.delete(attached.client_id);
-    // The new owner of the machine records it.
+    // If another broker owns the machine now, that broker records the end of the client.
     if (!history.owns(session.record.machine_id)) return;
     try {
       await history.write((transaction) => {

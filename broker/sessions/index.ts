@@ -188,8 +188,8 @@ export class Sessions {
   }
 
   /**
-   * Recovers what another broker process has left, of all machines or of some: open sessions wait for their machines,
-   * and all clients are detached.
+   * Recovers the sessions that another broker process has left open, on all machines or on these. The sessions wait
+   * for their machines, and all of their clients are detached.
    */
   async #load(machineIds?: readonly string[]): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;

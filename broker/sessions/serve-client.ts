@@ -32,7 +32,7 @@ const auditMs = 60_000;
 const mostUnreceived = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
-/** Delay before retrying a call that a linked agent refused. */
+/** Milliseconds before a call that a linked agent refused is tried again. */
 const retryMs = 1_000;
 
 /** Errors of an agent whose terminal has ended and has no output left. */

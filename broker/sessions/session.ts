@@ -49,7 +49,7 @@ const lasting = { idle_ms: 0, lane: 'terminal' } as const;
 const resizeMs = 1_000;
 /** Milliseconds after which the end of a session is written again if the write failed. */
 const rewriteMs = 5_000;
-/** Time between the hangup signal and SIGKILL. */
+/** Milliseconds between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
 /**
  * Milliseconds that the agent has to report the exit after the end of a session was requested. After that the
@@ -108,7 +108,7 @@ export class OpenSession {
    */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
-    // This is set before the write, because another change would otherwise write the record without it.
+    // `ending` is set before the write, because another change could otherwise write the record without it.
     this.record = { ...this.record, ending: true };
     const written = this.#context.history.write((transaction) => {
       if (!this.ended) this.#context.records.put(this.record, transaction);

@@ -132,18 +132,18 @@ const alertRule = z.strictObject({
   id: ruleId,
   name: z.string(),
   kind: z.enum(alertKinds),
-  /** The value above which the rule fires, and the one at which an alert resolves. */
+  /** `above`: the value above which the rule opens an alert. `recover`: the value at which the alert resolves. */
   above: z.number().nullable(),
   recover: z.number().nullable(),
   /** Milliseconds for which the condition must last. */
   for: z.number(),
-  /** Milliseconds before an expiry. */
+  /** Milliseconds before an expiry at which the rule opens an alert. */
   before: z.number().nullable(),
   /** The rule is about these machines and those with one of these tags; about all if both are null. */
   machine_ids: z.array(machineId).nullable(),
   tags: tags.nullable(),
   repeat_every: z.number().nullable(),
-  /** The channels that get its alerts; null: all. */
+  /** The channels that get the alerts of the rule; all channels if it is null. */
   channel_ids: z.array(channelId).nullable(),
   enabled: z.boolean(),
   created_at: z.string(),
@@ -175,13 +175,16 @@ export type AlertChannel = z.output<typeof alertChannel>;
 const maintenanceWindow = z.strictObject({
   id: windowId,
   name: z.string(),
-  /** The window is of these machines and those with one of these tags; of all if both are null. */
+  /**
+   * The window holds back alerts about these machines and about those with one of these tags; about all machines if
+   * both are null.
+   */
   machine_ids: z.array(machineId).nullable(),
   tags: tags.nullable(),
-  /** Of a window that takes place once. */
+  /** Start and end of a window that takes place once. */
   starts_at: z.string().nullable(),
   ends_at: z.string().nullable(),
-  /** Of a repeated window: its cron expression and time zone, and its length in milliseconds. */
+  /** Cron expression, time zone and length in milliseconds of a window that repeats. */
   cron: z.string().nullable(),
   timezone: z.string(),
   duration: z.number().nullable(),

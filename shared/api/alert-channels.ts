@@ -21,7 +21,7 @@ const channel = named('AlertChannel', {
   id: channelId,
   name: z.string().describe('Name'),
   type: z.enum(channelTypes).describe(described.type),
-  url: z.string().describe('URL, without the parts that are a secret'),
+  url: z.string().describe('URL, without its secret parts'),
   user: z.string().nullable().describe(described.user),
   from: z.string().nullable().describe(described.from),
   to: z.array(z.string()).nullable().describe(described.to),
@@ -113,7 +113,7 @@ export const alertChannels = {
   update: single('PATCH', one, 'webhooks:write', {
     summary: 'Change a channel',
     description:
-      'A new `url` makes it a channel of the key that changes it, and needs the `secret` again where it would be sent there.',
+      'A new `url` makes the key of the request the owner of the channel. If the channel sends its `secret` to the `url`, a new `url` needs the `secret` again.',
     body: z.strictObject({ name: name.optional(), url: url.optional(), secret, ...changeable }),
     example: { name: 'operations', enabled: true },
     reply: channel,
@@ -127,7 +127,7 @@ export const alertChannels = {
     waits: true,
   }),
   deliveries: list('/alerts/channels/{channel_id}/deliveries', 'webhooks:read', {
-    summary: 'List what was or is to be sent through a channel, with every attempt',
+    summary: 'List the deliveries of a channel, with every attempt',
     sort: ['created_at'],
     reply: ofChannel,
   }),

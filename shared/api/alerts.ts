@@ -37,16 +37,16 @@ const alertStatuses = ['held', 'open', 'acknowledged', 'resolved'] as const;
 const whatKinds =
   'What the rule watches: a machine that is `offline`; `cpu`, `memory` or `disk` in percent, or `load`, above a value; a `schedule` that failed or did not run; an agent older than the broker; a `certificate` of the broker or an API `key` that expires';
 
-/** The fields of a rule that a request may leave out, as the answer describes them. */
+/** The optional fields of a rule, as answers describe them. */
 const described = {
-  above: 'Value above which the rule fires: percent, or the load average of one minute',
+  above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
-  for: 'Milliseconds for which it must last; default: 300,000 for `offline` and values, else 0',
-  before: 'Milliseconds before the expiry; default: 14 days',
-  machine_ids: 'About these machines; null: see `tags`',
-  tags: 'About machines with one of these tags; with `machine_ids` null too: about all machines',
+  for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
+  before: 'Milliseconds before the expiry at which an alert opens; default: 14 days',
+  machine_ids: 'Ids of machines that the rule is about; null: see `tags`',
+  tags: 'The rule is also about machines with one of these tags; if `tags` and `machine_ids` are null, about all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
-  channel_ids: 'Channels that get its alerts; null: all',
+  channel_ids: 'Ids of the channels that get the alerts of this rule; null: all channels',
   enabled: 'True if the rule is evaluated',
 };
 
@@ -133,22 +133,24 @@ const alert = named('Alert', {
   kind: z.enum(alertKinds).describe('What the rule watches'),
   machine_id: machineId.nullable().describe('Id of the machine; null for keys and certificates'),
   subject: z.string().describe('Id of the machine, schedule or key; `tls` or `authority` for a certificate'),
-  status: z.enum(alertStatuses).describe('Status; `held`: a maintenance window holds it back'),
+  status: z.enum(alertStatuses).describe('Status of the alert; `held`: a maintenance window holds it back'),
   message: z.string().describe('The alert in words'),
-  value: z.number().nullable().describe('The measured value when it opened; null if there is none'),
-  created_at: timestamp.describe('Time when the condition had lasted'),
-  opened_at: timestamp.nullable().describe('Time when it opened; null if a maintenance window held it back'),
-  window_id: windowId.nullable().describe('Id of the maintenance window that held it back first'),
+  value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
+  created_at: timestamp.describe('Time when the condition had lasted long enough'),
+  opened_at: timestamp
+    .nullable()
+    .describe('Time when the alert opened; null if a maintenance window holds it back'),
+  window_id: windowId.nullable().describe('Id of the first maintenance window that held the alert back'),
   acknowledged_at: timestamp.nullable().describe('Time of the acknowledgement'),
-  acknowledged_by: z.string().nullable().describe('Id of the key that acknowledged it'),
+  acknowledged_by: z.string().nullable().describe('Id of the key that acknowledged the alert'),
   note: z.string().nullable().describe('Note of the acknowledgement'),
-  repeats: z.number().describe('Number of times it was repeated'),
+  repeats: z.number().describe('Number of times that the alert was repeated'),
   repeated_at: timestamp.nullable().describe('Time of the last repeat'),
-  resolved_at: timestamp.nullable().describe('Time of its end'),
+  resolved_at: timestamp.nullable().describe('Time when the alert was resolved'),
   reason: z
     .enum(['recovered', 'rule_removed', 'rule_changed', 'subject_removed'])
     .nullable()
-    .describe('Why it was resolved'),
+    .describe('Why the alert was resolved'),
 });
 
 export const alerts = {
@@ -163,7 +165,7 @@ export const alerts = {
     summary: 'Acknowledge an alert, which ends its repeats',
     body: z.strictObject({
       acknowledged: z.literal(true).describe('Always true'),
-      note: text(1000).nullable().optional().describe('Note, for those who read it'),
+      note: text(1000).nullable().optional().describe('Note for other users'),
     }),
     example: { acknowledged: true, note: 'the provider is on it' },
     reply: alert,

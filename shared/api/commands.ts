@@ -25,7 +25,7 @@ export const requestedBy = z.string().nullable().describe('Id of the API key tha
 export const command = named('Command', {
   id: commandId,
   machine_id: machineId,
-  command: z.string().describe('Shell command line; with `args` the program'),
+  command: z.string().describe('Shell command line; if `args` is set, the program'),
   args: z.array(z.string()).nullable().describe('Arguments; null: `command` is a shell line'),
   cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
   user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
@@ -184,7 +184,7 @@ export const commands = {
       offset: queryNumber(0)
         .optional()
         .describe('Offset of the first byte to read; default: the first stored byte'),
-      follow: queryBoolean.optional().describe('Wait for further output, and send it as it is written'),
+      follow: queryBoolean.optional().describe('Send further output too, as soon as the command writes it'),
     },
   }),
   stream: outgoing('events', '/commands/{command_id}/stream', 'commands:read', {

@@ -74,7 +74,10 @@ type Filterable =
   | 'type'
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
-/** The filters for an item's fields. If a filter is an id, authorization checks it like an id in the path. */
+/**
+ * Returns the filters for the fields of an item. If a filter is an id, authorization checks it like an id in the
+ * path.
+ */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
     const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);

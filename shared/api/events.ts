@@ -99,8 +99,8 @@ const dataOfFamily = {
   machine: ofMachine.extend({
     last_seen: timestamp.describe('Time of the last message from the machine’s agent'),
     hostname: z.string().optional().describe('Host name'),
-    ip: z.string().optional().describe('Address the agent connected from'),
-    agent_version: z.string().optional().describe('Version of the machine’s agent'),
+    ip: z.string().optional().describe('Address from which the agent connected'),
+    agent_version: z.string().optional().describe('Version of the agent on the machine'),
   }),
   session: ofSession,
   command: ofRun.extend({
@@ -127,8 +127,8 @@ const dataOfFamily = {
       .describe('Id of the machine, schedule or key; `tls` or `authority` for a certificate'),
     status: z.string().describe('Status of the alert'),
     message: z.string().describe('The alert in words'),
-    value: z.number().nullable().describe('The measured value when it opened; null if there is none'),
-    reason: z.string().nullable().describe('Why it was resolved; null before'),
+    value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
+    reason: z.string().nullable().describe('Why the alert was resolved; null before that'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);

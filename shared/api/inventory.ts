@@ -14,8 +14,8 @@ export type PackageFormat = z.output<typeof packageFormat>;
 /** Facts that have the same form on the wire and in the API. */
 export const systemFacts = z.object({
   os_id: word('Distribution, as ID of os-release: `debian`'),
-  os_version: word('Its version, as VERSION_ID of os-release; empty if it has none'),
-  os_name: word('Its full name, as PRETTY_NAME of os-release'),
+  os_version: word('Version of the distribution, as VERSION_ID of os-release; empty if it has none'),
+  os_name: word('Full name of the distribution, as PRETTY_NAME of os-release'),
   kernel: word('Release of the kernel, as `uname -r`'),
   arch: word('Architecture, as `uname -m`'),
   hostname: word('Host name'),
@@ -23,7 +23,9 @@ export const systemFacts = z.object({
   cpu_cores: amount('Number of logical processors'),
   memory_bytes: amount('Bytes of memory'),
   swap_bytes: amount('Bytes of swap space'),
-  virtualization: word('As systemd-detect-virt names it: `kvm`, `docker`; `none` on a physical machine'),
+  virtualization: word(
+    'Virtualization as systemd-detect-virt names it, such as `kvm` or `docker`; `none` on a physical machine',
+  ),
 });
 
 const facts = systemFacts.extend({
@@ -31,7 +33,7 @@ const facts = systemFacts.extend({
   reboot_required: z
     .boolean()
     .nullable()
-    .describe('Whether a restart is due; null: the machine has no information about it'),
+    .describe('True if the machine needs a restart; null if it has no information about that'),
   package_format: packageFormat
     .nullable()
     .describe('Rule by which versions are compared; null: no known package manager'),
@@ -77,12 +79,12 @@ export const inventoryLists = z.object({
       }),
     )
     .max(5_000)
-    .describe('Pending updates, by the package lists as the machine last fetched them'),
+    .describe('Pending updates, according to the package lists that the machine fetched last'),
   ports: z
     .array(
       z.object({
         protocol: z.enum(['tcp', 'udp']).describe('Protocol'),
-        address: word('Address listened on; `0.0.0.0` and `::` are all'),
+        address: word('Address on which the program listens; `0.0.0.0` and `::` stand for all addresses'),
         port: z.number().min(0).max(65_535).describe('Port'),
         process: word('Name of the process; empty if the agent may not see it'),
         pid: amount('Id of the process; 0 if the agent may not see it'),
@@ -91,24 +93,24 @@ export const inventoryLists = z.object({
     .max(2_000)
     .describe('Ports that programs listen on'),
   failed_units: z
-    .array(z.object({ name: word('Name of the unit'), description: word('Its description') }))
+    .array(z.object({ name: word('Name of the unit'), description: word('Description of the unit') }))
     .max(500)
     .describe('Units of systemd that have failed'),
   containers: z
     .array(
       z.object({
-        id: word('First characters of its id'),
+        id: word('First characters of the id of the container'),
         name: word('Name'),
         image: word('Image'),
-        state: word('Such as `running` or `exited`'),
+        state: word('State of the container, such as `running` or `exited`'),
       }),
     )
     .max(1_000)
     .describe('Containers of Docker and Podman, if the agent may use their socket'),
   incomplete: z
-    .array(z.object({ part: word('Part of the inventory'), reason: word('Why it is not complete') }))
+    .array(z.object({ part: word('Part of the inventory'), reason: word('Why the part is not complete') }))
     .max(64)
-    .describe('Parts that could not be read, or only incompletely'),
+    .describe('Parts that could not be read or are incomplete'),
 });
 
 const collectedAt = timestamp.describe('Time of the collection');
@@ -123,7 +125,7 @@ const machineInventory = named('Inventory', {
 const listItem = named('ListedInventory', {
   machine_id: machineId,
   machine_name: z.string().describe('Name of the machine'),
-  ip: z.string().describe('Address the agent connected from'),
+  ip: z.string().describe('Address from which the agent connected'),
   tags: z.array(z.string()).describe('Tags of the machine'),
   collected_at: collectedAt.nullable().describe('Time of the collection; null: no collection yet'),
   facts: facts.nullable().describe('Facts about the machine; null: no collection yet'),

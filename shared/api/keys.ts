@@ -23,11 +23,16 @@ const key = named('ApiKey', {
   id: keyId,
   name: z.string().describe('Name'),
   scopes: z.array(z.enum(scopes)).describe('Scopes'),
-  machine_ids: z.array(machineId).nullable().describe('Ids of machines that the key may use; see `tags`'),
+  machine_ids: z
+    .array(machineId)
+    .nullable()
+    .describe('Ids of machines that the key may use; null: see `tags`'),
   tags: z
     .array(z.string())
     .nullable()
-    .describe('The key may also use machines with any of these tags; both null: all machines'),
+    .describe(
+      'The key may also use machines with any of these tags; if `tags` and `machine_ids` are null, all machines',
+    ),
   created_at: timestamp.describe('Time of creation'),
   created_by: z.string().nullable().describe('Id of the API key that created this key, if known'),
   expires_at: timestamp.nullable().describe('Time when the key expires; null: never'),
@@ -72,7 +77,9 @@ export const keys = {
   me: single('GET', '/auth/me', 'any key', {
     summary: 'Get the API key of this request',
     reply: key
-      .extend({ login: login.optional().describe('Its login, if the request has a session cookie') })
+      .extend({
+        login: login.optional().describe('Login of the request, if the request has a session cookie'),
+      })
       .meta({ id: 'CurrentApiKey' }),
   }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {

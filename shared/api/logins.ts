@@ -8,8 +8,8 @@ export const login = named('Login', {
   id: loginId,
   key_id: keyId.describe('Id of the API key whose rights the login has'),
   key_name: z.string().describe('Name of that key'),
-  name: z.string().nullable().describe('Name that the browser gave it'),
-  address: z.string().describe('Client address that logged in'),
+  name: z.string().nullable().describe('Name that the browser gave to the login'),
+  address: z.string().describe('Address of the client that logged in'),
   created_at: timestamp.describe('Time of creation'),
   confirmed_at: timestamp.describe('Time when the login was last confirmed with the key'),
   last_used_at: timestamp.describe(

@@ -16,7 +16,7 @@ import {
 
 const machine = z.object({
   id: machineId,
-  name: z.string().describe('Name; several machines may have the same'),
+  name: z.string().describe('Name of the machine; several machines may have the same name'),
   status: z.enum(['online', 'offline']).describe('`online` while the agent is connected'),
   os: z.string().meta({ description: 'Operating system, as Node names it', examples: ['linux'] }),
   arch: z.string().meta({ description: 'CPU architecture, as Node names it', examples: ['x64'] }),
@@ -39,7 +39,7 @@ const listItem = machine
 
 const machineDetail = machine
   .extend({
-    ip: z.string().describe('Address the agent connected from'),
+    ip: z.string().describe('Address from which the agent connected'),
     agent_version: agentVersion,
     capabilities: z
       .array(z.string())

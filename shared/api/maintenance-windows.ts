@@ -16,11 +16,11 @@ import {
 } from './shared-schemas.ts';
 
 const described = {
-  machine_ids: 'Of these machines; null: see `tags`',
-  tags: 'Of machines with one of these tags; with `machine_ids` null too: of all machines',
+  machine_ids: 'Ids of machines whose alerts are held back; null: see `tags`',
+  tags: 'Alerts of machines with one of these tags are held back too; if `tags` and `machine_ids` are null, those of all machines',
   starts_at: 'Start of a window that takes place once; default: now',
   ends_at: 'End of a window that takes place once',
-  cron: 'Cron expression of its starts; null: it takes place once',
+  cron: 'Cron expression of the start times; null: the window takes place once',
   timezone: 'IANA time zone of the expression; default: UTC',
   duration: 'Milliseconds from each start to its end',
 };
@@ -35,7 +35,7 @@ const maintenanceWindow = named('MaintenanceWindow', {
   cron: z.string().nullable().describe(described.cron),
   timezone: z.string().describe(described.timezone),
   duration: z.number().nullable().describe(described.duration),
-  active_until: timestamp.nullable().describe('Its end if it takes place now; null if it does not'),
+  active_until: timestamp.nullable().describe('End of the window if it takes place now; null if it does not'),
   created_at: timestamp.describe('Time of creation'),
 });
 
@@ -49,7 +49,7 @@ export const maintenanceWindows = {
   create: single('POST', '/alerts/windows', 'webhooks:write', {
     summary: 'Create a maintenance window, in which alerts are held back',
     description:
-      'It takes place once, until `ends_at` or for `duration`, or by `cron` for `duration`. Alerts in it have the status `held`. They open at its end if their condition still holds.',
+      'A window takes place once, until `ends_at` or for `duration`, or repeatedly at the times of `cron`, each time for `duration`. Alerts during a window have the status `held`. They open at the end of the window if their condition still holds.',
     body: z.strictObject({
       name: label(1, 100).describe('Name'),
       machine_ids: z.array(machineId).min(1).max(1000).optional().describe(described.machine_ids),

@@ -39,7 +39,7 @@ export const api = {
   keys,
   logins,
   webhooks,
-  // Before alerts, whose path /alerts/{alert_id} would match theirs.
+  // These routes must come before alerts, whose path /alerts/{alert_id} would match their paths.
   alertRules,
   alertChannels,
   maintenanceWindows,
@@ -170,7 +170,7 @@ export interface Caller extends Rights {
   address: string;
   /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */
   secret_hash?: string | undefined;
-  /** Whether the request came encrypted, or from the broker's own machine. */
+  /** True if the request was encrypted, or came from the broker's own machine. */
   secure?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;

@@ -1,4 +1,4 @@
-// The type of a REST route.
+// The type of a REST route: its path, who may call it, its schemas, and the form of its answer.
 import type * as z from 'zod';
 import type { Code } from '../errors.ts';
 
@@ -89,7 +89,7 @@ export interface Route<
   impliesMachine?: boolean;
   /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;
-  /** Whether a login needs a confirmation of the last 15 minutes to call the route. */
+  /** True if a login may call the route only within 15 minutes after a confirmation. */
   confirmed?: boolean;
   /** Only for server-sent events: the name of the last event; absent if the stream has no end. */
   lastEvent?: string;

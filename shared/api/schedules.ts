@@ -46,7 +46,7 @@ const listed = named('Schedule', {
   timezone: z.string().describe('IANA time zone of the expression'),
   enabled: z.boolean().describe('True if the schedule runs at its times'),
   next_run: timestamp.nullable().describe('Time of the next run'),
-  last_run: lastRun.nullable().describe('Last run, even if it could not start'),
+  last_run: lastRun.nullable().describe('Last run, even if its command could not start'),
   created_at: timestamp.describe('Time of creation'),
 });
 
@@ -59,7 +59,7 @@ const detailed = listed
       .describe('Milliseconds after which the command is killed with all its processes'),
     notify: notify.nullable().describe('Which runs emit an event'),
     overlap: overlap.describe('Whether a run starts while the previous one is not over: `skip` or `allow`'),
-    catch_up: catchUp.describe('Which times missed while the broker was down are run later'),
+    catch_up: catchUp.describe('Which of the times that were missed while the broker was down are run later'),
     catch_up_window: z.number().describe('Milliseconds after which a missed time is no longer run'),
     user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
     cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
@@ -173,8 +173,9 @@ export const schedules = {
     }),
   }),
   upcoming: single('GET', '/schedules/upcoming', 'schedules:read', {
-    summary: 'List what schedules will run, in the order of time',
-    description: 'A change of `utc_offset` between two runs shows that clocks are turned in between.',
+    summary: 'List the next runs of all schedules, in the order of their times',
+    description:
+      'If `utc_offset` changes between two runs, daylight saving time begins or ends between them.',
     query: {
       from: instant.optional().describe('Start; default and earliest: now'),
       until: instant.optional().describe('End; default: 24 hours after the start'),

@@ -33,7 +33,7 @@ export const brokerMessage = z.discriminatedUnion('type', [
     offset: z.number(),
     cols,
     rows,
-    // Brokers of version 0.1.0 send none, and accept no `received`.
+    // Brokers of version 0.1.0 send no `window`, and accept no message `received`.
     window: z.number().optional(),
   }),
   z.object({ type: z.literal('status'), status: z.enum(sessionStatuses) }),

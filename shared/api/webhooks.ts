@@ -125,7 +125,7 @@ export const webhooks = {
   update: single('PATCH', '/webhooks/{webhook_id}', 'webhooks:write', {
     summary: 'Change a webhook',
     description:
-      '`enabled: true` also resets the count of failed attempts. A new `url` makes it a webhook of the key that changes it.',
+      '`enabled: true` also resets the count of failed attempts. A new `url` makes the key of the request the owner of the webhook.',
     body: z.strictObject({
       url: url.optional(),
       events: events.optional(),
@@ -161,7 +161,7 @@ export const webhooks = {
     idempotency: 'replay',
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
-    summary: 'Deliver the events since a time again, except those delivered already',
+    summary: 'Deliver the events since a time again, except those that were delivered',
     body: z.strictObject({ since: instant.describe('Only events at this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
     reply: named('Redelivered', { redelivered: z.number().describe('Number of deliveries repeated') }),

@@ -14,7 +14,7 @@ export interface FollowOptions {
    * parameters.
    */
   connect(after: string | undefined): Promise<Response>;
-  /** Whether to reconnect after a lost connection, until the signal fires or the reader stops. */
+  /** True to reconnect after a lost connection, until the signal fires or the reader stops. */
   resumes: boolean;
   /** Name of the event that ends the stream; undefined if the stream has no end. */
   last: string | undefined;
@@ -32,8 +32,8 @@ export async function* follow(
 ): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = options;
   const pause = backoff();
-  // The header has the position before the first event, so that a connection lost before that event misses
-  // nothing.
+  // The header contains the position before the first event. If the connection is lost before that event, nothing is
+  // missed.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
     let failure: unknown;

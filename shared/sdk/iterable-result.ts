@@ -49,9 +49,9 @@ const pageSize = 100;
 const remembered = 10_000;
 
 /**
- * Yields all items of a list that may change between two pages. A new item shifts later items to the next
- * page, so repeats are skipped by id. A deleted item shifts them to the page before, so an earlier offset is
- * read again when `total` has decreased.
+ * Yields all items of a list that may change between two pages. A new item shifts later items to the next page, so
+ * repeats are skipped by id. A deleted item shifts later items to the previous page, so an earlier offset is read
+ * again if `total` has decreased.
  */
 export async function* allItems(
   page: (paging: { limit: number; offset: number }) => Promise<ListResult<unknown>>,

@@ -18,9 +18,9 @@ export interface Prepared {
   url: string;
   headers: Headers;
   body: RequestInit & { duplex?: 'half' };
-  /** Whether the body can be sent again; a stream cannot. */
+  /** True if the body can be sent again, which is impossible for a stream. */
   repeatable: boolean;
-  /** Whether two executions of the request have the same effect as one. */
+  /** True if two executions of the request have the same effect as one. */
   idempotent: boolean;
 }
 
@@ -106,7 +106,7 @@ function isStream(content: unknown): content is ReadableStream<Uint8Array> {
 
 function contentOf(content: unknown): string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array> {
   if (typeof content === 'string' || content instanceof Blob || isStream(content)) return content;
-  // The cast is safe except for a view of shared memory.
+  // The cast is safe unless the bytes are in shared memory, which fetch refuses.
   if (content instanceof Uint8Array) return content as Uint8Array<ArrayBuffer>;
   throw new TypeError('content must be a string, a Uint8Array, a Blob or a ReadableStream');
 }

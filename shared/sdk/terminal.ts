@@ -233,7 +233,10 @@ class OutputBuffer {
     this.#controller?.close();
   }
 
-  /** Sends the present offset, and from now on that of processed output, at least `stepBytes` apart. */
+  /**
+   * Sends the present offset. From now on also sends the offset of the processed output, each time after at least
+   * `stepBytes` more bytes.
+   */
   report(stepBytes: number, send: (offset: number) => void): void {
     let sent = this.offset;
     send(sent);

@@ -78,7 +78,7 @@ async function checkTimestamp(
   }
 }
 
-/** Whether an HMAC-SHA256 signature is valid; WebCrypto compares in constant time. */
+/** True if an HMAC-SHA256 signature is valid. WebCrypto compares in constant time. */
 async function signs(
   secret: Uint8Array<ArrayBuffer>,
   signature: Uint8Array<ArrayBuffer>,
@@ -89,7 +89,10 @@ async function signs(
   return crypto.subtle.verify('HMAC', key, signature, bytes);
 }
 
-/** The key for Standard Webhooks: base64 after the prefix whsec_; the bytes of any other secret. */
+/**
+ * Returns the key for Standard Webhooks. It is the base64 text after the prefix whsec_; for a secret without the
+ * prefix, the bytes of the secret.
+ */
 function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
   const key = secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);
   // WebCrypto rejects an empty key.

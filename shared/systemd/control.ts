@@ -18,7 +18,7 @@ export interface State {
   status: string;
   /** Version of the running program, which is at the end of its status text. */
   version: string | undefined;
-  /** `success`, or how the service failed. */
+  /** Result of systemd: `success`, or how the service failed. */
   result: string;
   exitStatus: number;
   restarts: number;

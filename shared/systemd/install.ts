@@ -184,7 +184,8 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   if (keep) return;
-  // Uses rm, because the owner of the directory could redirect Node's own removal to another path.
+  // The program rm is used here, because the owner of the directory could redirect Node's own removal to another
+  // path.
   await must('rm', ['-rf', '--', dataOf(service)]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {

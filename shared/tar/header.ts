@@ -1,5 +1,5 @@
-// Encodes and decodes the headers of tar entries: writes ustar with pax records, and reads these, GNU and v7.
-// Names are bytes. tar-stream would damage names that are not UTF-8.
+// Encodes and decodes the headers of tar entries: writes the format ustar with pax records, and reads also the
+// formats of GNU tar and v7. Names are bytes here, because tar-stream would damage names that are not UTF-8.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;

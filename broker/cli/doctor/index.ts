@@ -36,7 +36,7 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     findings.push(...(await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER)));
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // If only a data directory is given, and there is no login, the broker's address is not checked.
+  // The broker's address is not checked if only a data directory is given and no login is stored.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

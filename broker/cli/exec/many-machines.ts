@@ -9,9 +9,9 @@ import * as one from './follow-command.ts';
 
 /** Maximum number of commands whose output is read at the same time. Each of them uses a connection. */
 const followedAtOnce = 32;
-/** Number of characters from which on a line without an end is printed in parts. */
+/** A line that is longer than this number of characters is printed in parts. */
 const maxLine = 64 * 1024;
-/** Maximum number of bytes of input. Args, env and input of a batch may have 64 KiB together. */
+/** Maximum number of bytes of input. The arguments, environment and input of a batch may have 64 KiB together. */
 const maxInput = 48 * 1024;
 const advice =
   'input for several machines must be UTF-8 of at most 48 KiB; send longer input as a file, and let the command read that file';

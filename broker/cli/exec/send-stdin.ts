@@ -35,7 +35,8 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch {
-    // Errors need no handling: the command has stopped reading, or its end explains the error.
+    // Errors need no handling here: the command has stopped reading its input, or the end of the command explains
+    // the error.
   } finally {
     over.removeEventListener('abort', leave);
     leave();

@@ -9,8 +9,8 @@ const barWidth = 24;
 export interface Progress {
   name: string;
   /**
-   * Returns the total number of bytes, or an estimate. It is called only if progress is drawn. Without it the
-   * percentage and the time left are not drawn.
+   * Returns the total number of bytes, or an estimate. It is called only if progress is drawn. If it is missing, the
+   * percentage and the remaining time are not drawn.
    */
   total?: () => Promise<number | undefined>;
 }
@@ -59,8 +59,7 @@ export async function* withProgress(
 }
 
 /**
- * Estimates the bytes of an entry in a tar: its header, an extra header for fractions of seconds, its
- * content.
+ * Estimates the bytes of an entry in a tar: the header, an extra header for fractions of seconds, and the content.
  */
 export const tarBytes = (bytes = 0): number => 3 * 512 + bytes + paddingOf(bytes);
 

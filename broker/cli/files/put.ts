@@ -115,8 +115,8 @@ async function putTree(
 }
 
 /**
- * Sends chunks as a body. If reading them fails, throws that error and not the broker's error that follows
- * from it.
+ * Sends chunks as a body. If the chunks cannot be read, throws that error, and not the error of the broker that
+ * follows from it.
  */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,

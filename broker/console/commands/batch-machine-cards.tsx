@@ -10,9 +10,9 @@ import { Output, OutputText } from './output-text.tsx';
 
 export type Result = Awaited<ReturnType<typeof client.batches.get>>['results'][number];
 
-/** Bytes of earlier output to read, and characters to store per card. */
+/** `tail`: bytes of earlier output to read. `mostCharacters`: maximum number of characters that a card stores. */
 const [tail, mostCharacters] = [4_096, 16_384];
-/** Milliseconds between two drawings, and until a lost stream is opened again. */
+/** `drawMs`: milliseconds between two drawings. `retryMs`: milliseconds until a lost stream is opened again. */
 const [drawMs, retryMs] = [250, 2_000];
 const mostCards = 100;
 

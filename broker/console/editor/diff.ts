@@ -1,5 +1,4 @@
-// Computes the difference of two texts by lines. It is displayed when another person has saved the edited
-// file.
+// Computes the difference of two texts by lines. The editor displays it if another person has saved the edited file.
 
 export interface DiffLine {
   kind: 'same' | 'mine' | 'theirs';

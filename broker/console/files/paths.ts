@@ -48,6 +48,6 @@ export function downloadAddress(machine: string, entry: FileEntry): string {
 /** Largest file that the editor opens. */
 const mostToEdit = 2 * 1024 * 1024;
 
-/** Whether the editor opens an entry. */
+/** True if the editor can open the entry. */
 export const isEditable = ({ type, size = 0, special, name_encoding }: FileEntry): boolean =>
   type === 'file' && special === undefined && size <= mostToEdit && name_encoding === undefined;

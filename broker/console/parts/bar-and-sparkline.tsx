@@ -1,6 +1,6 @@
 // Small graphs of measured values: a bar for a percentage, and a sparkline of the last hour.
 
-/** Percentages from which on a bar has the colour of a warning, or of an alarm. */
+/** A bar of at least this percentage has the colour of a warning (`warn`) or of an alarm (`bad`). */
 const high = { warn: 75, bad: 90 };
 
 const toneOf = (percent: number): string =>

@@ -1,4 +1,4 @@
-// The icons of the console, named by their meaning here.
+// The icons of the console, each named by its meaning in the console.
 export { default as activity, default as events } from 'lucide-static/icons/activity.svg';
 export { default as down } from 'lucide-static/icons/arrow-down.svg';
 export { default as arrowUp } from 'lucide-static/icons/arrow-up.svg';

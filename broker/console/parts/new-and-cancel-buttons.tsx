@@ -1,4 +1,4 @@
-// Buttons of several pages: one that creates something, and one that cancels something that runs.
+// Two buttons that several pages use: one creates an object, and the other cancels a command or batch that runs.
 import { useState } from 'preact/hooks';
 import { Icon } from './icon.tsx';
 import { join, stop } from './icons.ts';
@@ -6,7 +6,7 @@ import { Confirm } from './small-components.tsx';
 
 interface NewButtonProps {
   text: string;
-  /** True if the key may create it. Otherwise there is no button. */
+  /** True if the key may create the object. Otherwise the button is left out. */
   allowed?: boolean;
   /** The page that a click opens, or the function that it calls. */
   opens: string | (() => void);

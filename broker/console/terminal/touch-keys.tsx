@@ -14,8 +14,7 @@ export function afterCtrl(text: string): string {
 }
 
 /**
- * Text, name for screen readers, and bytes of each key. For arrows only the last letter of the escape
- * sequence.
+ * Text, name for screen readers, and bytes of each key. An arrow has only the last letter of its escape sequence.
  */
 const keys: readonly (readonly [text: string, name: string, bytes: string])[] = [
   ['Esc', 'Escape', '\u001b'],

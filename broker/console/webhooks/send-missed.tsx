@@ -1,4 +1,4 @@
-// A dialog that sends all events since a time again that the receiver has missed.
+// The dialog of missed events: it sends those since a chosen time to the receiver again.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { Form, SelectField } from '../parts/form.tsx';
