@@ -41,12 +41,15 @@ const icons: Plugin = {
   },
 };
 
-/** Code that runs `once` at the end of the present task of the browser, however often it is reached before that. */
+/**
+ * Returns code that runs `once` at the end of the present task of the browser, however often the code itself runs in
+ * that task.
+ */
 const onceATask = (once: string): string => `{this._soon||=!queueMicrotask(()=>{this._soon=!1;${once}})}`;
 
 const scrolled = 'this._onScroll.fire({position:this._bufferService.buffer.ydisp})';
 
-/** Changes in the code of xterm, as pairs of what is replaced and its replacement. */
+/** Changes in the code of xterm, as pairs of the old text and the new text. */
 const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
   // Colours are set through the object model: the page's policy forbids style attributes.
   [

@@ -34,8 +34,8 @@ const avoided: Avoided[] = [
 ];
 
 /**
- * Allowed uses of "open": what really is opened (files, directories, pipes, databases, terminals and their sessions),
- * names of Node, and "open command" and "open session" of the glossary, which have not ended.
+ * Allowed names that begin with "open". They open a file, directory, pipe, database, terminal or session, are names
+ * of Node, or mean an open command or session that has not ended.
  */
 const allowed = new Set([
   'open as blob',

@@ -46,7 +46,7 @@ const messages = (type: Type, { got }: Receiver): string[] =>
     return JSON.stringify(parsed);
   });
 
-/** Opens an alert about each of these machines by a report. */
+/** Lets each of these machines report a value that opens an alert. */
 async function burn(system: AlertSystem, names: string[]): Promise<void> {
   const machines = await Promise.all(names.map((name) => system.machine(name)));
   await system.rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
@@ -124,7 +124,7 @@ test.each([
   expect(answer.body.error.details.issues[0].path).toBe(field);
 });
 
-test('a token is not sent to another server: a new url needs it again, or none', async () => {
+test('a token is not sent to another server: with a new url it must be sent again or removed', async () => {
   const { client, call } = await startAlertSystem();
   const { id: channel_id } = await client.alertChannels.create({
     ...{ name: 'phone', type: 'ntfy', url: 'https://ntfy.sh/topic', secret: 'tk_1' },
@@ -247,7 +247,7 @@ test('a broker killed between an alert and its message sends the message once af
   await system.client.alertChannels.create({ name: 'ops', type: 'slack', url: urlFor('slack', receiver) });
   await burn(system, ['web-1']);
   await expect.poll(system.statuses).toEqual(['open']);
-  // What the disk has at this moment is what a kill -9 leaves.
+  // The files at this moment are those that kill -9 would leave.
   const dataDir = temporaryFolder('killed');
   cpSync(system.dataDir, dataDir, { recursive: true, filter: (path) => !path.endsWith('.sock') });
   await system.broker.close();
@@ -262,7 +262,7 @@ test('a broker killed between an alert and its message sends the message once af
   expect(messages('slack', receiver)).toEqual([expect.stringContaining('Alert: CPU usage of web-1')]);
 });
 
-test('after a downtime one message says since when, and which machines did not come back; no alert of offline machines', async () => {
+test('after a downtime one message has its start and the machines that did not come back, without an alert for each', async () => {
   const system = await startAlertSystem();
   const receiver = await startReceiver();
   await system.client.alertChannels.create({ name: 'ops', type: 'slack', url: urlFor('slack', receiver) });

@@ -1,4 +1,4 @@
-// Alerts by e-mail, to a mail server in this test and to aiosmtpd.
+// Alerts by e-mail, sent to a mail server that the test itself runs, and to aiosmtpd.
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { createServer, type Socket } from 'node:net';

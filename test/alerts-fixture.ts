@@ -1,4 +1,5 @@
-// A broker whose clock the test moves, with rules, and machines that report what the test says.
+// Starts a broker with a clock that the test moves, with alert rules, and with machines that report what the test
+// chooses.
 import { expect } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
@@ -10,7 +11,7 @@ export type Rule = Awaited<ReturnType<Farhand['alertRules']['create']>>;
 export type Alert = Awaited<ReturnType<Farhand['alerts']['get']>>;
 type NewRule = Parameters<Farhand['alertRules']['create']>[0];
 
-/** Times of notifications that a test with real time can wait for. */
+/** Waiting times of notifications that are short enough for a test in real time. */
 export const soon = { quietMs: 50, longestMs: 2_000, startMs: 0, downMs: 120_000 };
 
 const GB = 1_000_000_000;
@@ -37,7 +38,7 @@ export interface AlertMachine {
   report(values: Values): Promise<void>;
   /** Ends the link, as a machine does that is switched off. */
   leave(): Promise<void>;
-  /** Links again, to the broker of this client, with the last reported values. */
+  /** Links the machine again, to the broker of this client. It reports its last values again. */
   back(client?: Farhand): Promise<void>;
 }
 

@@ -1,4 +1,5 @@
-// Maintenance windows hold alerts back, visibly: once or by cron, by machine or tag.
+// Maintenance windows: alerts are held back and listed as held, in windows that take place once or by cron, for
+// machines and tags.
 import { expect, test } from 'vitest';
 import { startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
@@ -24,7 +25,7 @@ test.each([
   expect(answer.body.error.details.issues[0].path).toBe(field);
 });
 
-test('an alert in a window is held, listed, and opens at its end; one that recovers before has no event', async () => {
+test('an alert in a window is held and listed, and opens at the end of the window unless its condition has ended', async () => {
   const { client, rule, machine, clock, steps, alerts } = await startAlertSystem();
   const [one, other] = [await machine('web-1'), await machine('web-2')];
   await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
@@ -53,7 +54,7 @@ test('an alert in a window is held, listed, and opens at its end; one that recov
   expect((await alerts()).map(({ status }) => status)).toEqual(['resolved', 'open', 'open']);
 });
 
-test('a window by cron and tag holds alerts in each of its times, and its removal opens them at once', async () => {
+test('a window by cron and tag holds alerts back each time, and its removal opens them at once', async () => {
   const { client, rule, machine, steps, statuses } = await startAlertSystem();
   const one = await machine();
   await client.machines.update({ machine_id: one.id, tags: ['web'] });
@@ -95,7 +96,7 @@ test('an open alert does not repeat in a window, and resolves as usual', async (
   await expect.poll(steps).toEqual(['opened', 'resolved']);
 });
 
-test('a limited key makes and removes windows of its machines alone', async () => {
+test('a limited key creates and removes only windows for its own machines', async () => {
   const { client, machine, keyed, call } = await startAlertSystem();
   const [mine, other] = [await machine('mine'), await machine('other')];
   const all = await client.maintenanceWindows.create({ name: 'all', duration: minute });

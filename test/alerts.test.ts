@@ -1,4 +1,5 @@
-// Alerts from a rule over HTTP to the events of each step: every kind of rule, its edges, and what ends an alert.
+// Alerts, from a rule that is created over HTTP to the event of each step. Tests every kind of rule, values at its
+// limit, and what ends an alert.
 import { expect, test } from 'vitest';
 import { type AlertMachine, type AlertSystem, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
@@ -39,7 +40,7 @@ test.each(edges)(
         await one.report({ [kind]: value });
       }
     };
-    // At the edge it is not over the value, and a short peak does not last.
+    // A value that equals the limit opens no alert, and neither does a short peak.
     await over(2 * minute, above);
     await over(20_000, above + 1);
     await over(20_000, above - 1);
@@ -86,7 +87,7 @@ test('offline for five minutes opens an alert, a shorter absence none, and the r
   expect(await alerts()).toMatchObject([{ kind: 'offline', message: 'db-1 is offline', machine_id: one.id }]);
 });
 
-test('a failed run opens an alert of its schedule, further ones do not, a cancelled one resolves nothing, a good one does', async () => {
+test('a failed run opens an alert; further failed and cancelled runs change nothing, and a successful run resolves it', async () => {
   const { rule, agent, client, statuses, alerts } = await startAlertSystem();
   await rule({ name: 'jobs', kind: 'schedule' });
   const { machineId: machine_id } = await agent({ name: 'db-1' });
@@ -256,7 +257,7 @@ test('a machine that gets the tag of a rule is compared with it at once', async 
   await expect.poll(statuses).toEqual(['open']);
 });
 
-test('a limited key makes rules for its machines alone, and sees only those and their alerts', async () => {
+test('a limited key creates rules only for its own machines, and sees only those and their alerts', async () => {
   const { rule, client, machine, statuses, keyed, call } = await startAlertSystem();
   const [mine, other] = [await machine('mine'), await machine('other')];
   await client.machines.update({ machine_id: mine.id, tags: ['web'] });

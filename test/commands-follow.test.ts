@@ -33,7 +33,7 @@ test.each(['1', '1.2.3', 'a.b', '-1.0', '1.', '1e3.0', '1000000000000000000.0'])
   },
 );
 
-test('events hold both streams with offsets and ids, text cut between characters, the rest in base64, the exit last', async () => {
+test('events have both streams with offsets and ids, text cut between characters, other bytes in base64, the exit last', async () => {
   const { system, agent, begin } = await scripted();
   const id = await begin('true');
   const call = await nextCall(agent, 'StartProcess');

@@ -16,7 +16,8 @@ test('the broker calls its heartbeat URL again and again, logs one failure and i
   await broker.close();
   const count = receiver.got.length;
   const { url } = await startReceiver();
-  // Another broker and its first heartbeat take longer than a heartbeat of the first would.
+  // The start of another broker and its first heartbeat take longer than the next heartbeat of the first broker
+  // would.
   await startFarhand({ flags: ['--heartbeat-url', url, '--webhook-allow', '127.0.0.0/8'] });
   expect(receiver.got.length).toBe(count);
 });

@@ -1,4 +1,4 @@
-// A test that the history must pass both on SQLite and on PostgreSQL.
+// An expectation that the history must meet both on SQLite and on PostgreSQL.
 import { expect } from 'vitest';
 import type { History, HistoryTransaction } from '../broker/history/history.ts';
 

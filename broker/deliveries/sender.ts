@@ -16,7 +16,7 @@ export interface Outcome {
   answer: string | null;
   /** Milliseconds that a busy receiver asked for by the header Retry-After; null without this header. */
   retryAfter: number | null;
-  /** True if the broker aborted the attempt. Such an attempt does not tell if the receiver works. */
+  /** True if the broker aborted the attempt. Such an attempt does not show if the receiver works. */
   aborted: boolean;
 }
 

@@ -13,7 +13,7 @@ import { rounded, Table } from './compare-programs-in-turns.ts';
 import { at, bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
 
 const everyMs = 20;
-/** Time after which the reader gives up. */
+/** Milliseconds after which the reader gives up. */
 const patienceMs = 5_000;
 
 const { values } = parseArgs({

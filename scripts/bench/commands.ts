@@ -257,7 +257,7 @@ async function streamed(way: WayName, targets: Targets): Promise<number> {
   return speed;
 }
 
-/** Measures the delay of other commands on the same machine during that. */
+/** Measures the delay of other commands on the same machine while a command writes much output. */
 async function trueBeside({ table, targets, runs }: CommandsBench, what: string): Promise<void> {
   const way = await startWay('farhand', targets, 1);
   const ask = (): Promise<void> => way.run('true');
@@ -323,7 +323,9 @@ async function completedOf({ http, key }: Targets): Promise<number> {
   return (await commands.list({ status: 'completed', limit: 1 })).total;
 }
 
-/** Measures the least cost of each step of a `true`. The rest of its time is our code, and waiting. */
+/**
+ * Measures the least cost of each step of the command `true`. The rest of its time is spent in our code, or waiting.
+ */
 async function steps(commandsBench: CommandsBench): Promise<void> {
   const { folder, targets, runs } = commandsBench;
   const floors = await createFloors(folder, targets);

@@ -52,7 +52,7 @@ interface Side {
   client: Client;
   machine: string;
   typist: Typist;
-  /** Two paths on its machine: a file to download, and the target of uploads. */
+  /** Two paths on the machine of this side: a file to download, and the target of uploads. */
   large: string;
   copy: string;
 }

@@ -1,5 +1,5 @@
-// Runs peers that do the same work in turns, measures the cost of their programs, and prints a table of
-// results.
+// Runs several programs ("peers") that do the same work, such as Farhand and scp, in turns. Measures their cost, and
+// prints a table of results.
 import { writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -107,7 +107,7 @@ function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
 }
 
 async function turn(work: Work, peer: Peer): Promise<number> {
-  // Flushes the data of the previous peer, so that this one does not wait for it.
+  // Flushes the data of the previous run, so that this run does not wait for it.
   await run(`rm -rf ${peer.made} && sync -f ${dirname(peer.made)}`);
   const timing = (): Promise<{ seconds: number }> => run(peer.command);
   const { seconds } = await (peer.meter ? peer.meter.around(timing) : timing());

@@ -120,7 +120,8 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
 }
 
 /**
- * Parts that take their profiles themselves: they restart the broker, or only a section of them is profiled.
+ * Parts that take their own profiles, because they restart the broker, or because only a section of them is
+ * profiled.
  */
 const ownProfiles = ['rest', 'batch', 'kill', 'cut'];
 

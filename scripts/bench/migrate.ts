@@ -28,7 +28,7 @@ const { values } = parseArgs({
 });
 
 const program = join(import.meta.dirname, '../../broker/main.ts');
-/** Outputs beyond the first 64 KiB, of which lists read nothing. */
+/** Number of commands with more than 64 KiB of output, whose rest is in a table that lists do not read. */
 const longOutputs = 50;
 const packagesOfMachine = 10;
 

@@ -9,7 +9,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 
 export interface Running {
   pid: number;
-  /** The log line by which it reported its start. */
+  /** The log line by which the program reported its start. */
   line: Record<string, string>;
 }
 

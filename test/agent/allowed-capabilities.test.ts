@@ -57,7 +57,7 @@ describe('every rpc', () => {
     expect(await refusedBy(broker, asked)).toEqual(locked);
   });
 
-  test('every rpc is locked in at least one case, and each capability except user locks one', () => {
+  test('every rpc is refused in at least one case, and without each capability except user one is refused', () => {
     const locking = new Set(all.flatMap(([, any]) => any));
     expect([...locking, 'user'].sort()).toEqual([...allCapabilities].sort());
   });

@@ -108,7 +108,7 @@ describe('a bad value is refused by the name of its flag', () => {
     expect(error.message).toContain(part);
   });
 
-  test('also when a variable or the file holds it', () => {
+  test('also if a variable or the file contains it', () => {
     expect(failureOf(() => broker([], { FARHAND_KEEP_EVENTS: 'x' })).message).toContain('--keep-events "x"');
     for (const content of ['keep_events = "x"', 'keep-events = 72']) {
       const file = fileWith(content);

@@ -1,4 +1,5 @@
-// gRPC calls about machines of another broker: forwarded over the peer port, from the client to the disk and back.
+// gRPC calls about machines of another broker. They are forwarded over the peer port, from the client to the disk of
+// the machine and back.
 import { randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,7 +14,7 @@ const brokers = shared(startTwoBrokers);
 
 // ---- Failures
 
-test('a call whose owner cannot be reached is unavailable', async () => {
+test('a call fails as unavailable if the owner of its machine cannot be reached', async () => {
   const { front, machineId: machine_id, throughProxy } = await startTwoBrokers();
   throughProxy().forbid();
   const client = await streamsOf(front);
@@ -21,7 +22,7 @@ test('a call whose owner cannot be reached is unavailable', async () => {
   expect([refusal.code, refusal.details]).toMatchObject(['unavailable', { retry_after: 1 }]);
 });
 
-test('a call whose owner is lost ends as unavailable', async () => {
+test('a call ends as unavailable if the connection to the owner of its machine is lost', async () => {
   const { front, machineId: machine_id, throughProxy } = await startTwoBrokers();
   const proxy = throughProxy();
   const client = await streamsOf(front);
@@ -42,7 +43,7 @@ test('a forwarded call is not forwarded again', async () => {
   ]);
 });
 
-test('refusals of the owner arrive with their codes and details', async () => {
+test('the client gets refusals of the owner with their codes and details', async () => {
   const { front, reader, machineId: machine_id } = await brokers();
   const client = await streamsOf(front, reader);
   const missing = await refusalOf(client.readFile({ machine_id, path: '/nonexistent' }));

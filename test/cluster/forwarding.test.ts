@@ -1,4 +1,5 @@
-// Requests about machines of another broker: forwarded over the peer port, from HTTP to the machine's disk and back.
+// Requests about machines of another broker. They are forwarded over the peer port, from HTTP to the disk of the
+// machine and back.
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -29,7 +30,7 @@ async function plainRequest(
 
 // ---- Failures
 
-test('an owner that cannot be reached is 503 with Retry-After 1, until it is back', async () => {
+test('requests for an owner that cannot be reached get 503 with Retry-After 1, until it is back', async () => {
   const { call, machineId, throughProxy } = await startTwoBrokers();
   const proxy = throughProxy();
   const get = () => call('GET', `/machines/${machineId}${stat}`);
@@ -43,14 +44,14 @@ test('an owner that cannot be reached is 503 with Retry-After 1, until it is bac
   expect((await get()).status).toBe(200);
 });
 
-test('an owner that stalls at the handshake is 503 after two seconds', async () => {
+test('requests for an owner that stalls at the handshake get 503 after two seconds', async () => {
   const { call, machineId, throughProxy } = await startTwoBrokers();
   throughProxy().stall();
   const { status, body } = await call('GET', `/machines/${machineId}${stat}`);
   expect([status, body.error.details.retry_after]).toEqual([503, 1]);
 });
 
-test('an owner that is lost before its answer is 503, and during its answer cuts the client', async () => {
+test('a client gets 503 if the owner is lost before its answer, and is disconnected if that happens during the answer', async () => {
   const { call, front, key, owner, machineId, throughProxy } = await startTwoBrokers();
   const proxy = throughProxy();
   const body = { machine_id: machineId, command: 'sleep 30', wait: 20_000 };
@@ -99,7 +100,7 @@ test('the header that describes a forwarded client is ignored on all other ports
   expect((await call('DELETE', path, { key: reader, headers })).status).toBe(403);
 });
 
-test('a body that is too large or cannot be parsed is refused with the code of a broker alone', async () => {
+test('a body that is too large or cannot be parsed is refused with the same code as without other brokers', async () => {
   const { call, machineId } = await brokers();
   const large = JSON.stringify({ path: '/tmp/x', mode: 'x'.repeat(1024 * 1024) });
   const mkdir = await call('POST', `/machines/${machineId}/files/mkdir`, { body: large });
@@ -253,7 +254,7 @@ test('a request that may omit its machine is forwarded if it names it in the que
   expect(readFileSync(file, 'utf8')).toBe('b');
 });
 
-test('the owner records the address and request id of the client, and the answer has the headers of one broker', async () => {
+test('the owner records the address and request id of the client, and the answer has each header once', async () => {
   const { front, owner, key, machineId } = await brokers();
   const headers = {
     Authorization: `Bearer ${key}`,

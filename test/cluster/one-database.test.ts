@@ -1,4 +1,5 @@
-// Two brokers on one PostgreSQL database: requests that name a command, session or schedule of the other's machine.
+// Two brokers on one PostgreSQL database: requests about a command, session or schedule on a machine of the other
+// broker.
 import { copyFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';

@@ -9,7 +9,7 @@ import { startProxy } from '../tcp-proxy.ts';
 
 type Name = 'front' | 'owner';
 
-/** Which broker has a machine, by the test's own table. All machines belong to `owner` unless `move` says otherwise. */
+/** The owners of machines, in a table of the test. All machines belong to `owner` until the test calls `move`. */
 function createOwners() {
   const urls = new Map<Name, string>();
   const moved = new Map<string, (seenBy: Name) => Name>();
@@ -52,12 +52,12 @@ export async function startTwoBrokers(tuning: Tuning = {}) {
     urls: owners.urls,
     /** HOST:PORT of the owner's peer port. */
     peerPort: host,
-    /** Sends what is forwarded through a proxy. */
+    /** Makes forwarded requests pass through a proxy. */
     throughProxy() {
       owners.urls.set('owner', `https://${proxy.address}`);
       return proxy;
     },
-    /** Says who owns the machine, as each broker sees it. */
+    /** Sets the owner of the machine, separately for each broker. */
     own: (as: (seenBy: Name) => Name) => void owners.moved.set(agent.machineId, as),
     client: new Farhand({ baseUrl: front.url, apiKey: key, retries: 0 }),
     call: (method: string, path: string, options: CallOptions = {}) =>

@@ -6,7 +6,7 @@ import { browserTest, newLogin, startWithConsole } from './browser.ts';
 
 const broker = shared(startWithConsole);
 
-browserTest('the page for joining turns within 2 s of the hello of the machine', async () => {
+browserTest('the page for joining reports the machine within 2 s after its hello', async () => {
   const system = await broker();
   const { page, open, faults } = await newLogin(system);
   await open('/join');

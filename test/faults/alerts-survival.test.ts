@@ -1,4 +1,5 @@
-// Alerts over a broker that is killed at each step: each step has one event, whatever kind of rule it is of.
+// Alerts of a broker that is killed after each step. Each step of an alert has exactly one event, for every kind of
+// rule.
 import { cpSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import { type AlertSystem, looksInto, soon, startAlertSystem } from '../alerts-fixture.ts';
@@ -68,7 +69,7 @@ test('killed after each step of one alert, the broker writes each step once', as
   await one.back(second.client);
   const seen = looksInto(second.client);
   expect(await seen.steps()).toEqual(['opened']);
-  // Due while the machine is silent, too.
+  // The repeat is due even while the machine is silent.
   first.clock.leap(11 * minute);
   await expect.poll(seen.steps).toEqual(['opened', 'repeated']);
   const third = await afterKill(second);

@@ -66,7 +66,7 @@ async function pretend(version: string): Promise<number> {
 }
 
 withPostgres('a start is refused', () => {
-  test('with an URL that is none, and its text is not repeated', async () => {
+  test('with a text that is no URL, and the text is not repeated', async () => {
     for (const url of [
       'mysql://me:secret-word@x/y',
       'postgres://me:secret-word@',
@@ -78,7 +78,7 @@ withPostgres('a start is refused', () => {
     }
   });
 
-  test('where no server answers, with exit code 1, so that systemd tries again', async () => {
+  test('if no server answers, with exit code 1, so that systemd tries again', async () => {
     await expect(start('postgres://me@127.0.0.1:1/x')).rejects.toMatchObject(refused(1, 'ECONNREFUSED'));
   });
 
@@ -112,7 +112,7 @@ withPostgres('a start is refused', () => {
     );
   });
 
-  test('where the server offers no TLS that can be verified', async () => {
+  test('if the server offers no TLS that can be verified', async () => {
     const { port } = await server();
     const url = `postgres://farhand@127.0.0.1:${port}/postgres?sslmode=verify-full`;
     await expect(start(url)).rejects.toMatchObject(refused(78, 'TLS'));
@@ -132,7 +132,7 @@ withPostgres('a start is refused', () => {
     await expect(start(databaseUrl)).rejects.toMatchObject(refused(1, 'used by another farhand-broker'));
   });
 
-  test('in a data directory of a broker without a database, and for flags about files', async () => {
+  test('in the data directory of a broker without a database, and with flags that work only with files', async () => {
     const url = await (await server()).createDatabase();
     const folder = temporaryFolder('files');
     writeFileSync(join(folder, 'state.json'), '{}');
@@ -278,7 +278,7 @@ async function losesAnswer(server: PostgresServer, call: Call): Promise<{ answer
 }
 
 withPostgres('while PostgreSQL is killed and started again', () => {
-  test('a server that answers no more is unavailable, until it goes on', async () => {
+  test('requests are unavailable while the server does not answer, and succeed when it goes on', async () => {
     const own = await createServer();
     const { call, databaseUrl } = await startOn(own);
     const locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'";
@@ -318,7 +318,7 @@ withPostgres('while PostgreSQL is killed and started again', () => {
     expect(await isAnswered).toBe(false);
   });
 
-  test('requests get 503, links stay, and no answered change is lost', async () => {
+  test('requests get 503, agents stay linked, and no answered change is lost', async () => {
     const own = await createServer();
     const { client, call, agent, databaseUrl, log } = await startOn(own);
     const { machineId: machine_id, logged } = await agent();

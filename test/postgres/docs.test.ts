@@ -25,7 +25,10 @@ function commands(heading: string): string[] {
 
 const main = (file: string): string => `exec '${process.execPath}' '${join(root, file)}' "$@"`;
 
-/** Programs in place of those of a box, by name. An edit of the settings adds those of the database, or removes them. */
+/**
+ * Scripts that replace programs of the machine, by name. That for an edit of the settings adds the settings of the
+ * database, or removes them.
+ */
 const scripts = {
   sudo: `while :; do case "$1" in
     -u) shift 2 ;;
@@ -41,7 +44,7 @@ const scripts = {
   'farhand-broker': main('broker/main.ts'),
 };
 
-/** A box with a broker on files, whose service has stopped. */
+/** A machine with a broker on files whose service has stopped. */
 async function createBox() {
   const server = await createServer();
   const folder = temporaryFolder('box');
@@ -82,7 +85,7 @@ async function createBox() {
     async run(code: string | undefined, input = ''): Promise<string> {
       const script = here(code ?? 'exit 1');
       const running = promisify(execFile)('setsid', ['--wait', 'sh', '-ec', script], { cwd: folder, env });
-      // A script need not read its input.
+      // A script may end without reading its input.
       running.child.stdin?.on('error', () => {}).end(input);
       const { stdout } = await running.catch((error: Error & { stderr: string }) =>
         expect.fail(`${code}\n${error.message}\n${error.stderr}`),

@@ -89,7 +89,7 @@ withPostgres('a write', () => {
     await write;
   });
 
-  test('hands the answer of a statement to its hooks, though it does not wait for it', async () => {
+  test('passes the answer of a statement to its hooks, although it does not wait for the answer', async () => {
     const { history } = await createHistory();
     let seen: unknown;
     const inHook = new Promise((resolve) => {

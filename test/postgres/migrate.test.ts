@@ -30,7 +30,7 @@ const refused = (exitCode: number, part: string) => ({
   message: expect.stringContaining(part),
 });
 
-/** A broker in files with a row of almost everything, which has stopped. */
+/** A stopped broker on files, with a row in almost every table. */
 async function createFiles() {
   const { broker, dataDir, client, key, agent } = await startFarhand();
   const { machineId: machine_id } = await agent({ name: 'web-1', tags: 'prod' });
@@ -45,7 +45,7 @@ async function createFiles() {
   return { dataDir, key, machine_id, command, newest: events[0]?.id };
 }
 
-/** All rows of a history.db with their numbers, by table; without what only this file needs. */
+/** All rows of a history.db with their numbers, by table. Tables that only this file needs are left out. */
 function rowsOf(folder: string): Record<string, unknown[]> {
   const database = new DatabaseSync(join(folder, 'history.db'), { readOnly: true });
   const tables = database
@@ -77,7 +77,7 @@ function changeFile(dataDir: string, sql: string): void {
 }
 
 withPostgres('migrate is refused', () => {
-  test('without a target, for one that is none, and without a database to copy from', async () => {
+  test('without a target, with an invalid target, and without a database to copy from', async () => {
     const dataDir = temporaryFolder('broker');
     await expect(run('--data-dir', dataDir)).rejects.toThrow('--to postgres://');
     await expect(run('--data-dir', dataDir, '--to', '/srv')).rejects.toThrow('the word files');
@@ -102,7 +102,7 @@ withPostgres('migrate is refused', () => {
     await other.broker.close();
   });
 
-  test('where something is already, and where nothing is to be copied', { timeout: 60_000 }, async () => {
+  test('if the target has data already, and if there is no data to copy', { timeout: 60_000 }, async () => {
     const { createDatabase, query } = await server();
     const url = await createDatabase();
     await expect(toDatabase(temporaryFolder('empty'), url)).rejects.toMatchObject(
@@ -145,7 +145,7 @@ withPostgres('migrate', () => {
     expect(existsSync(join(dataDir, 'migration'))).toBe(false);
   }, 60_000);
 
-  test('a broker goes on where the one before has ended, in both directions', async () => {
+  test('a broker goes on where the broker before the migration ended, in both directions', async () => {
     const url = await (await server()).createDatabase();
     const { dataDir, key, machine_id, command, newest } = await createFiles();
     await toDatabase(dataDir, url);
@@ -217,11 +217,11 @@ withPostgres('migrate', () => {
     await startAgain(dataDir, url);
   }, 60_000);
 
-  test('back to files, an unfinished copy is no data directory for a broker', async () => {
+  test('no broker starts on the data directory of an unfinished copy to files', async () => {
     const url = await (await server()).createDatabase();
     const { dataDir } = await createFiles();
     await toDatabase(dataDir, url);
-    // As a killed copy leaves it.
+    // A copy that is killed leaves the directory like this.
     mkdirSync(join(dataDir, 'migration'));
     writeFileSync(join(dataDir, 'history.db'), 'not complete');
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused(78, 'state.json is missing'));

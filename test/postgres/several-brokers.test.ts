@@ -1,5 +1,5 @@
-// Several brokers on one database: what each learns of the others, who owns a machine, and what happens to its work
-// when the owner is killed, frozen or cut off.
+// Several brokers on one database: what each learns of the others, which of them owns a machine, and what happens to
+// the machine's work if the owner is killed, frozen or disconnected.
 import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -127,7 +127,10 @@ withPostgres('two brokers', () => {
   });
 });
 
-/** A broker in a process of its own, another one in this process, and an agent that reaches either through a proxy. */
+/**
+ * A broker in a separate process, another one in this process, and an agent that connects to either of them through
+ * a proxy.
+ */
 async function startWithOwner({ createDatabase, query }: PostgresServer) {
   const url = await createDatabase();
   const flags = ['--database-url', url, ...peer];
@@ -219,7 +222,7 @@ withPostgres('when the owner of a machine', () => {
     const { id } = await client.commands.async({ machine_id, command: 'true', queue_for: 600_000 });
     const create = () =>
       two.call('POST', '/commands/async', { body: { machine_id, command: 'true', queue_for: 600_000 } });
-    // The living owner gets it, though its machine is offline.
+    // The request gets to the living owner, although the machine is offline.
     expect((await create()).status).toBe(201);
     owner.kill('SIGKILL');
     await expect.poll(async () => (await create()).status, { timeout: 25_000, interval: 500 }).toBe(201);

@@ -1,7 +1,7 @@
 // A small process that runs commands in one of the compared ways, and prints its measurements as JSON.
 import { type Read, startWay, type Targets, type WayName } from './ways-to-run-a-command.ts';
 
-/** Runs the command `true` this often, with this many at once. */
+/** The order to run the command `true`: how often, and how many at once. */
 export interface Trues {
   count: number;
   width: number;
@@ -23,9 +23,9 @@ export interface Seen {
   reason: string;
 }
 
-/** An answer after this time counts as missing. */
+/** Milliseconds after which an answer counts as missing. */
 const patienceMs = 30_000;
-/** An answer with much output counts as missing after this time. */
+/** Milliseconds after which an answer with much output counts as missing. */
 const streamPatienceMs = 120_000;
 /** Commands that are not measured, during which connections are opened and code is compiled. */
 const warmUp = 200;

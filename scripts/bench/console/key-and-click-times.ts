@@ -1,5 +1,4 @@
-// Measures how long it takes from a key or click until the page is painted, over 200 actions on the page of
-// machines.
+// Measures the time from a key press or click until the page is painted, in 200 actions on the page of machines.
 import { at } from '../start-and-measure-programs.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
 

@@ -10,7 +10,7 @@ interface Parameters {
   dataDir: string;
   /** Machines that may join. */
   machines: number;
-  /** Whether profiles can be taken. */
+  /** True if profiles can be taken. */
   profiled: boolean;
 }
 
@@ -88,7 +88,7 @@ export class BrokerProcess {
     return privateMebibytes(this.#pid);
   }
 
-  /** Seconds of CPU so far. */
+  /** Returns the seconds of CPU that the broker has used so far. */
   cpu(): number {
     return cost(this.#pid).cpu;
   }
@@ -145,7 +145,7 @@ function topOf({ nodes, samples }: Profile): string[] {
     const name = names.get(id) ?? '';
     counts.set(name, (counts.get(name) ?? 0) + 1);
   }
-  // These are the work of Node's C++ code outside of any function, and waiting.
+  // These samples belong to no function: they are waiting, and work of Node's C++ code.
   for (const outside of ['(idle)', '(program)', '(root)']) counts.delete(outside);
   const all = [...counts.values()].reduce((sum, count) => sum + count, 0);
   return [...counts]

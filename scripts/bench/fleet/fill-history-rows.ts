@@ -22,7 +22,7 @@ type Columns = Record<string, string>;
  * tables.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** Number of successive commands among which a batch has a hundred. */
+/** Of this number of successive commands, a hundred belong to one batch. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;

@@ -121,7 +121,7 @@ export interface Probed {
 
 const probeEveryMs = 20;
 const probeConnections = 64;
-/** Longer than any stall that was measured so far. */
+/** Milliseconds after which a request of the prober fails. No measured stall was as long as this. */
 const probeTimeoutMs = 60_000;
 
 /**

@@ -61,7 +61,10 @@ export class SimulatedAgent {
   readonly #counts: Counts;
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
   readonly #journalId = `journal-${process.pid}-${performance.now()}`;
-  /** Share of a heartbeat after which the first one is sent, so that a fleet sends them evenly. */
+  /**
+   * Share of the heartbeat interval after which the first heartbeat is sent, so that the heartbeats of a fleet are
+   * spread evenly.
+   */
   readonly #share: number;
   #phase: Phase = 'waiting';
   #session: ClientHttp2Session | undefined;
@@ -228,7 +231,10 @@ export class SimulatedAgent {
     this.#stream?.write(frame(encode('ConnectRequest', message)));
   }
 
-  /** Ends the link and plans the next dial: after `waitMs`, otherwise after a random share of the backoff. */
+  /**
+   * Ends the link and plans the next dial: after `waitMs` milliseconds if it is set, otherwise after a random share
+   * of the backoff.
+   */
   #lose(reason: string, waitMs = 0, andBackoff = waitMs === 0): void {
     this.#count(reason);
     this.#close();

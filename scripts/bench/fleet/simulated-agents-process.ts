@@ -28,7 +28,7 @@ export interface Progress extends Counts {
 
 const tickMs = 50;
 const ticksPerProgress = 4;
-/** Enrolments at once in one process. */
+/** Maximum number of simultaneous enrolments in one process. */
 const enrolWidth = 64;
 const enrolTries = 5;
 /** Multiples of this number, modulo 1, are spread evenly, however many there are. */
