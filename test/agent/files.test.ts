@@ -937,6 +937,16 @@ describe('writing', () => {
     expect(readdirSync(path('new\ndeep'))).toEqual([]);
   });
 
+  test('nothing left from the start delays the exit of an agent that is stopped soon', async () => {
+    const data = join(base, 'new');
+    const child = disk.program(`
+      await createFiles({ roots: ['/'], home: '/', forbidden: [],
+        directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
+      console.log(process.getActiveResourcesInfo().includes('Timeout') ? 'a timer' : 'no timer');
+    `);
+    await printed(child, 'no timer');
+  });
+
   test('only plain files with the agent’s own names and marked directories are removed, also after a torn journal', async () => {
     const data = join(base, 'journal');
     mkdirSync(data);

@@ -56,7 +56,10 @@ export class Journal {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
     const left = [...(await leftovers(path))].map(([file, mark]) => remove(file, mark, log));
-    await Promise.race([Promise.all(left), sleep(longestRemoval)]);
+    const removed = new AbortController();
+    await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
+    // The timer is ended: it would delay the exit of an agent that is stopped soon after its start.
+    removed.abort();
     await writeFile(path, '', { mode: 0o600 });
     return new Journal(path, log);
   }
