@@ -11,6 +11,11 @@ interface MailServer {
   mails: string[];
 }
 
+const answers: Record<string, string> = {
+  QUIT: '221 bye\r\n',
+  STARTTLS: '502 not implemented\r\n',
+};
+
 /** A mail server without TLS (RFC 5321), which takes every message. */
 async function startMailServer(): Promise<MailServer> {
   const mails: string[] = [];
@@ -32,7 +37,7 @@ async function startMailServer(): Promise<MailServer> {
           socket.write('354 go on\r\n');
         } else {
           if (/^(MAIL|RCPT)/.test(line)) envelope += `${line}\n`;
-          socket.write(line === 'QUIT' ? '221 bye\r\n' : '250 ok\r\n');
+          socket.write(answers[line] ?? '250 ok\r\n');
         }
       }
     });
