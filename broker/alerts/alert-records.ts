@@ -84,10 +84,10 @@ export class AlertRecords {
     return new AlertRecords(context);
   }
 
-  /** All alerts that are not resolved. */
+  /** All alerts that are not resolved. Because of the plus, SQLite finds them by the index `alerts_open`. */
   async unresolved(): Promise<Alert[]> {
-    const sql = `SELECT ${columns} FROM alerts WHERE resolved_at IS NULL ORDER BY rowid`;
-    const [rows = []] = await this.#history.read([{ sql, values: [] }]);
+    const sql = `SELECT ${columns} FROM alerts WHERE resolved_at IS NULL ORDER BY +rowid`;
+    const rows = await this.#history.all(sql);
     return rows.map(fromRow);
   }
 
