@@ -15,7 +15,7 @@ export const allCapabilities = [
 export type Capability = (typeof allCapabilities)[number];
 
 /**
- * For each rpc, the capabilities of which the owner must allow at least one. An rpc without an entry does not
+ * The capabilities that permit each rpc. The owner must allow at least one of them. An rpc without an entry does not
  * compile.
  */
 export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {

@@ -43,8 +43,7 @@ interface Connection {
   acceptedAt: number;
   onAuthenticated(): void;
   /**
-   * On the HTTP port the number of requests in progress. On the gRPC port the number of all calls before
-   * authentication.
+   * Number of requests in progress on the HTTP port. On the gRPC port, number of all calls before authentication.
    */
   requests: number;
   cancelDeadline(): void;

@@ -129,7 +129,7 @@ export class Events {
     return () => this.#listeners.delete(listener);
   }
 
-  /** From now on, refresh() finds the events of other brokers. */
+  /** Called if other brokers use the database. After this call, refresh() finds their events. */
   expectOthers(): void {
     this.#own = new Set();
   }
@@ -244,8 +244,8 @@ export class Events {
 /** Conditions that select only the events that a caller may read, by type and by machine. */
 export function readableOnly(caller: Pick<Caller, 'may' | 'reachable'>): Condition[] {
   const types = readableTypes(caller.may);
-  // Without this condition, rows are read in their order until a page is full, which is fast for an unlimited
-  // key.
+  // The condition on types is left out if the key may read all types. Rows are then read in their order until a page
+  // is full, which is fast.
   const isEveryType = types.length === eventTypes.length;
   return [
     isEveryType ? undefined : ['type IN (SELECT value FROM json_each(?))', JSON.stringify(types)],

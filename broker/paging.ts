@@ -88,7 +88,7 @@ interface RowSource {
   columns: string;
   /** Columns by which rows are sorted that are equal in the sort field of the list. */
   tie?: readonly string[];
-  /** Set if the rows of the table are counted in the background. */
+  /** The counts of the table; set if its rows are counted in the background. */
   counted?: CountedTable;
   /** The conditions for the bounds; by default they compare the column of times. */
   within?(bounds: Bounds): Condition[];

@@ -27,7 +27,7 @@ export interface GrpcOptions {
 
 export interface StreamOptions {
   signal?: AbortSignal;
-  /** Only for exec: a repeated call with the same key within 24 h follows the same command. */
+  /** Idempotency key, only for exec: a repeated call with the same key within 24 h follows the same command. */
   idempotencyKey?: string;
 }
 

@@ -7,8 +7,8 @@ import { readRegularJson } from './regular-file.ts';
 
 const identity = z.strictObject({
   /**
-   * Null until the broker has answered. The key is stored before that, so that a repeated join after a crash
-   * yields the same machine.
+   * Id of the machine; null until the broker has answered. The private key is stored before that, so that a repeated
+   * join after a crash yields the same machine.
    */
   machine_id: z.string().nullable(),
   private_key: z.string(),

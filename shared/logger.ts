@@ -46,7 +46,7 @@ function createStderr() {
   };
   const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting, retryEAGAIN });
   let isWaiting = false;
-  // Without a listener a full disk would end the program at its next log line.
+  // This listener is needed because a full disk would otherwise end the program at its next log line.
   stderr.on('error', (error: NodeJS.ErrnoException) => {
     if (error.code !== 'EAGAIN' || triesLeft > 0 || isWaiting) return;
     isWaiting = true;

@@ -11,9 +11,12 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** At least this number of last bytes is stored, and at most a sixteenth (one segment) more. */
+  /**
+   * The least number of bytes to store, from the end of the output. At most a sixteenth (one segment) more is
+   * stored.
+   */
   windowBytes?: number;
-  /** Woken whenever `end` changes. By default each log has a Wake of its own. */
+  /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
   /** Size in bytes up to which a log stays in memory and creates no file; 0 by default. */
   memoryBytes?: number;

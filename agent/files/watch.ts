@@ -50,8 +50,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * For each watch, the function that marks it as overflown. The kernel has one queue for all, and Node does
- * not report its overflow.
+ * Functions that mark a watch as overflown, one for each watch. The kernel has one queue for all watches, and Node
+ * does not report its overflow.
  */
 const overflows = new Set<() => void>();
 

@@ -51,7 +51,7 @@ async function installedByDpkg(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfApt(signal: Signal): Promise<InventoryUpdate[]> {
-  // As root, apt would lock the lists and write its caches, even for a simulation.
+  // These settings are needed because apt, run as root, locks the lists and writes its caches even for a simulation.
   const settings = ['Debug::NoLocking=true', 'Dir::Cache::pkgcache=', 'Dir::Cache::srcpkgcache='];
   const options = settings.flatMap((setting) => ['-o', setting]);
   return parseAptSimulation(await runProgram('apt-get', ['-s', ...options, 'dist-upgrade'], { signal }));
@@ -73,7 +73,7 @@ async function installedByRpm(signal: Signal): Promise<InventoryPackage[]> {
 
 async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   if (await exists('/usr/bin/zypper')) {
-    // With this variable libzypp takes no lock.
+    // Because of this variable, libzypp takes no lock.
     const env = { ZYPP_READONLY_HACK: '1' };
     const args = ['--non-interactive', '--no-refresh', '--quiet', 'list-updates'];
     return parseZypperTable(await runProgram('zypper', args, { signal, env }));

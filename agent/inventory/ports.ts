@@ -16,7 +16,7 @@ const mostFiles = 200_000;
 export async function readPorts(): Promise<InventoryPort[]> {
   const tables = await Promise.all(
     ['tcp', 'tcp6', 'udp', 'udp6'].map(async (name) => {
-      // Without IPv6 the kernel has no tables for it.
+      // A table may be missing, because a kernel without IPv6 has no tables for IPv6.
       const text = await readFile(`/proc/net/${name}`, 'utf8').catch(() => '');
       return parseSockets(text, name.startsWith('tcp') ? 'tcp' : 'udp');
     }),

@@ -64,7 +64,7 @@ export function runProgram(
   return promise.finally(() => {
     cancelTimeout();
     signal.removeEventListener('abort', stop);
-    // Once a process has ended, the kernel may reuse its pid for another process.
+    // A process that has ended is not killed, because the kernel may have given its pid to another process.
     if (child.exitCode === null && child.signalCode === null) killGroup(child.pid);
     child.stdout.destroy();
     child.stderr.destroy();

@@ -81,7 +81,7 @@ export async function readDisks(): Promise<InventoryDisk[]> {
   const found = await Promise.all(
     names.map(async (name) => {
       const folder = `/sys/block/${name}`;
-      // Only a disk with a device of its own has this link.
+      // Only a disk, and not a partition or loop device, has a link called `device`.
       const device = await readlink(`${folder}/device`).catch(() => undefined);
       if (device === undefined) return [];
       const [sectors, model, rotational] = await Promise.all(

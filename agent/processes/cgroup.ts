@@ -29,7 +29,10 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
   readonly directory: string;
-  /** Differs at each start of the agent, because processes may be left in the cgroups of an earlier agent. */
+  /**
+   * Prefix of the names of cgroups. It differs at each start of the agent, because processes may be left in the
+   * cgroups of an earlier agent.
+   */
   readonly #prefix = randomBytes(8).toString('hex');
   /** Names of cgroups by the id of the command or terminal. */
   readonly #names = new Map<string, string>();

@@ -26,7 +26,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // While the disk hangs the wait continues, so that no output of the process is lost.
+    // The wait continues while the disk hangs, so that no output of the process is lost.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );

@@ -88,7 +88,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
       yield { event: { exit } };
       return;
     }
-    // Nothing is awaited between the checks above and this wait, so no wake is missed.
+    // No call of wake() is missed, because nothing is awaited between the checks above and this wait.
     if (!followed.exit) await followed.changed.wait(signal);
   }
 }

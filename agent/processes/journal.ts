@@ -32,14 +32,14 @@ export type Line =
   | { t: 'accepted'; id: string; at: number; terminal?: true; cgroup?: string }
   | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
-  /** Written by agents up to version 0.1.0: the command was not accepted after all. */
+  /** The command was not accepted after all. Only agents of version 0.1.0 wrote this line. */
   | { t: 'refused'; id: string }
   /** The broker has acknowledged the result. `at`: when the command was accepted. */
   | { t: 'forgotten'; id: string; at: number };
 
 /** The content of a journal file. */
 export interface StoredJournal {
-  /** Created together with the journal. */
+  /** Random id of the journal, which is created together with it. */
   id: string;
   lines: Line[];
   /** True if no journal existed, so that no running process can belong to this one. */

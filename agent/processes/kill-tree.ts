@@ -7,7 +7,10 @@ import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup, threadsIn } from './cgroup.ts';
 import { marker } from './launch-plan.ts';
 
-/** Identifies one process. The pid alone does not suffice, because the kernel reuses pids. */
+/**
+ * The pid and start time of a process, which identify it. The pid alone does not suffice, because the kernel reuses
+ * pids.
+ */
 export interface Leader {
   pid: number;
   /** Start time in clock ticks since boot, field 22 of /proc/PID/stat (proc(5)). */

@@ -102,8 +102,8 @@ async function switched(
   const setpriv = await find('setpriv', '/', defaultPath);
   if (!setpriv)
     throw new NotStarted('commands of another user need setpriv; install util-linux on the machine');
-  // The directory and the program are checked here, because the shell would print errors on the command's own
-  // stderr.
+  // The directory and the program are checked here. Otherwise the shell would print errors about them on the stderr
+  // of the command.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
@@ -234,7 +234,10 @@ async function badDirectory(cwd: string): Promise<string | undefined> {
   return denied === true ? `working directory ${cwd} cannot be entered (permission denied)` : undefined;
 }
 
-/** The agent's own account. In a container its uid may have no name; then the number is the name. */
+/**
+ * Returns the account of the agent itself. In a container its uid may have no name; then the number is used as the
+ * name.
+ */
 function ownAccount(): Account {
   try {
     const { username, uid, gid, homedir, shell } = userInfo();

@@ -30,7 +30,10 @@ interface FreePipe {
 /** A pool of named pipes that no process has open. */
 export class PipeNames {
   readonly #directory: string;
-  /** Differs at each start of the agent, so that an earlier agent's spawner cannot open these pipes. */
+  /**
+   * Prefix of the names of pipes. It differs at each start of the agent, so that the spawner of an earlier agent
+   * cannot open these pipes.
+   */
   readonly #prefix = randomUUID();
   readonly #free: string[] = [];
   #made = 0;
@@ -146,7 +149,7 @@ type Output = Sink & { release(): void };
 export class Piped implements Stdio {
   /** Paths of the pipes: stdout, stderr and, if it is a pipe, stdin. */
   readonly links: string[] = [];
-  /** Set if the command's input stays open. */
+  /** Sends input to the command. Set only if the command's input stays open. */
   input: Input | undefined;
   readonly #options: PipedOptions;
   readonly #pumps: Pump[] = [];

@@ -116,7 +116,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - this.#started;
-    // This process does not know how long the machine was offline before its own start.
+    // The silence before the start of this process does not count, because the process does not know if the machine
+    // was offline then.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

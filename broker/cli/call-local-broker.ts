@@ -136,8 +136,8 @@ function assertData(dataDir: string, mayCreate: boolean): void {
 }
 
 /**
- * User and group of the broker. If root starts it, it runs as the owner of the directory, who must own new
- * files.
+ * Returns user and group for a new broker. If root starts the broker, it must run as the owner of the directory, so
+ * that this user owns new files.
  */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};

@@ -170,7 +170,8 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
   }
   if (!observe || stdin.isTTY) stdin.on('data', take);
   return {
-    // A program may read the end of input before the shell does, so it is sent again after each new prompt.
+    // A program may read the end of input before the shell does. The end of input is therefore sent again after each
+    // new prompt.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;

@@ -28,7 +28,10 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
   defaults?: Item;
   /** Returns further input, from flags that are not fields of the route. */
   input?: (given: Given) => Item | Promise<Item>;
-  /** For a verb that cannot be undone: the action to confirm, and the past tense to print afterwards. */
+  /**
+   * Set for a verb that cannot be undone: the action that the user has to confirm, and the past tense that is
+   * printed afterwards.
+   */
   destroys?: [what: string, done: string];
   /** Columns of a list. */
   view?: View<T>;

@@ -53,7 +53,7 @@ export class OpenCommand {
   ended: Command | undefined;
   /** True once another broker owns the machine. Nothing is written any more. */
   #isDropped = false;
-  /** Settles when the last input request has ended, for the next one. Never rejects. */
+  /** Settles when the last request with input has ended. The next such request waits for that. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
   /** Id of the request that created the command, for the machine's audit log. */
@@ -136,7 +136,7 @@ export class OpenCommand {
     const { id } = this.record;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // This is set before the first await. Otherwise the scheduler could send the command twice, or resume()
+      // #followed is set before the first await. Otherwise the scheduler could send the command twice, or resume()
       // could follow it before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
@@ -284,7 +284,7 @@ export class OpenCommand {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
     if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
     this.record = { ...this.record, cancel: true };
-    // A command that is not stored yet is not written here. The scheduler ends it once it is stored.
+    // If the command is not stored yet, nothing is written here. The scheduler ends the command once it is stored.
     if (!this.stored) return;
     const { presence, store, log } = this.#context;
     const written = store.history.write((transaction) => {

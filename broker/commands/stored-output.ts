@@ -118,8 +118,8 @@ export class Output {
 }
 
 /**
- * Free disk space that output leaves to history and state: this number of bytes, or this share of a small
- * disk.
+ * Disk space that the output of commands leaves free for history and state: this number of bytes, or this share of a
+ * small disk.
  */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;

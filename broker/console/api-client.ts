@@ -18,7 +18,7 @@ interface Confirmation {
   loginId: string;
   resolve: (done: boolean) => void;
 }
-/** Undefined, or the request that waits until the API key is entered again. */
+/** The request that waits until the API key is entered again; undefined if there is none. */
 export const confirmation = signal<Confirmation | undefined>(undefined);
 
 async function fetchAsConsole(input: string | URL | Request, init: RequestInit = {}): Promise<Response> {

@@ -86,8 +86,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * For each webhook with a failed delivery, how often it had been enabled at that time. A webhook that was
-   * enabled more often since then works.
+   * Webhooks with a failed delivery, each with the number of times that it had been enabled at that time. A webhook
+   * that was enabled again since then works.
    */
   readonly #failed: Map<string, number>;
 

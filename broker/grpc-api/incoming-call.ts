@@ -326,7 +326,10 @@ const finer: Partial<Record<Code, grpcStatus>> = {
   machine_timeout: grpcStatus.DEADLINE_EXCEEDED,
 };
 
-/** Longest message and details in characters: clients accept 8 KiB of metadata in all by default. */
+/**
+ * Maximum number of characters of an error message, and of its details. Clients accept 8 KiB of metadata in all by
+ * default.
+ */
 const longestMessage = 1_000;
 const longestDetails = 4_000;
 

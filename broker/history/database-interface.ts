@@ -42,7 +42,8 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Writes a row. It replaces a row with the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
-   * Writes an entry with the function of its kind, before the change ends. Reads before that may not find it.
+   * Writes an entry by the function for its kind, before the change ends. A read inside the change may not find the
+   * entry.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
@@ -80,11 +81,14 @@ export interface Database extends RowReader {
    */
   stopWaiting(): void;
   /**
-   * True if a commit takes longer than a turn of the event loop. Reads then wait for the writes requested
-   * before.
+   * True if a commit takes longer than a turn of the event loop. In that case a read waits for the writes that were
+   * requested before it.
    */
   readonly isRemote: boolean;
-  /** Applies the missing migration steps of a noun. Throws StartError if a newer broker wrote its tables. */
+  /**
+   * Applies the missing migration steps to the tables of a noun. Throws StartError if a newer broker wrote these
+   * tables.
+   */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */
   read(queries: readonly Query[]): Promise<Row[][]>;

@@ -157,7 +157,7 @@ export class History implements RowReader {
     this.#appliers.set(kind, apply as Applier);
   }
 
-  /** From now on, a change about a machine that another broker owns fails. */
+  /** Sets the check of owners. After this call, a change about a machine that another broker owns fails. */
   fenceWith(fence: Fence): void {
     this.#writes.fence = fence;
   }

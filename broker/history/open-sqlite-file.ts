@@ -34,7 +34,7 @@ export function openHistory(
   { isNew = true, isOld = false }: Accepted = {},
 ): History {
   if (!isNew && sizeOf(file) === 0) throw lost(file);
-  // This must be read before SQLite creates a -wal file.
+  // The size of the -wal file must be read before SQLite creates a new one.
   const hasWal = sizeOf(`${file}-wal`) > 0;
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
@@ -59,7 +59,7 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
     ${countedTable}`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  // From here on the file records that a -wal must exist.
+  // This statement stores in the file that a -wal file must exist from now on.
   database.exec(`PRAGMA user_version = ${schemaVersion};
     UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
 }

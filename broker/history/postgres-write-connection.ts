@@ -74,7 +74,7 @@ export function queryOf(sql: string, values: readonly Value[], isOneOfFew = true
 export class PostgresSession implements Writer {
   readonly #address: PostgresAddress;
   readonly #log: Logger;
-  /** Undefined while the connection is lost. */
+  /** The connection; undefined while it is lost. */
   #client: Client | undefined;
   /** Resolves when the connection is open again. */
   #returned = Promise.withResolvers<void>();

@@ -28,8 +28,8 @@ export class SqliteDatabase implements Database {
   readonly #prepared = new Map<string, StatementSync>();
   readonly #reader: HistoryReader;
   /**
-   * Settles with the running transaction. Until then, reads outside it wait, because they must not see its
-   * rows.
+   * Settles when the transaction in progress ends. Reads outside of the transaction wait for that, because they must
+   * not see its rows.
    */
   #running: PromiseWithResolvers<void> | undefined;
 

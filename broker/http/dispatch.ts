@@ -193,7 +193,7 @@ export type Clients = ReturnType<typeof createClients>;
 
 /** How the clients of an HTTP server are identified. */
 interface ClientsOf {
-  /** Undefined for the broker's own socket file, whose clients need no key. */
+  /** The limiter of the port; undefined for the broker's own socket file, whose clients need no key. */
   connections?: ConnectionLimiter | undefined;
   /** Finds the client of a request that another broker forwarded; only on the peer port. */
   forwardedClient?: ((request: IncomingMessage) => Promise<Client>) | undefined;

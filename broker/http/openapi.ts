@@ -162,7 +162,8 @@ export function openapiText(server: string): string {
 }
 
 /**
- * Adds a default that zod-openapi leaves out: that of a query text that is converted to a number or boolean.
+ * Adds the default of a query parameter whose text is converted to a number or boolean, because zod-openapi leaves
+ * it out.
  */
 function addDefault({
   jsonSchema,

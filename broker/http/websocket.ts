@@ -183,7 +183,7 @@ async function forwardTo(
   socket.on('error', () => socket.destroy());
   const ids = [{ noun: 'session' as const, id: session, listed: false, filters: false }];
   const machine = await peers.machineOf(ids).finally(looked);
-  // From here on, the pings of the terminal find a client that is gone.
+  // The timeout of the socket is turned off, because the pings of the terminal find a client that is gone.
   request.socket.setTimeout(0);
   const elsewhere = machine && peers.elsewhere(machine);
   if (!elsewhere) throw unknownTicket;

@@ -1,4 +1,4 @@
-// The rules of a login in addition to the rights of its key: it must exist, and some requests need a
+// Checks the rules that a login has besides the rights of its key: the login must exist, and some requests need a
 // confirmation by the key.
 import type { Route } from '../../shared/api/route.ts';
 import type { KeyId, LoginId } from '../../shared/api/shared-schemas.ts';

@@ -91,8 +91,8 @@ async function fillDatabase(
       transaction.run(`SELECT setval(pg_get_serial_sequence('${name}', 'rowid'), max(rowid)) FROM ${name}`);
     }
   });
-  // Without this statement, PostgreSQL would plan queries as if the tables were empty, until its next
-  // autovacuum.
+  // This statement is needed because PostgreSQL would otherwise plan queries as if the tables were empty, until its
+  // next autovacuum.
   await target.all('ANALYZE');
   await target.write((transaction) => putDocuments(documents, transaction));
   return rows;

@@ -100,7 +100,10 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
   return buffer.subarray(0, bytesRead);
 }
 
-/** Like offerIn(), but undefined if the list names missing files: it is damaged, or it is being written. */
+/**
+ * Reads the list of packages like offerIn(), but returns undefined if the list names missing files. Such a list is
+ * damaged, or is being written.
+ */
 function completeOffer(directory: string): Offer | undefined {
   try {
     return offerIn(directory);

@@ -170,7 +170,7 @@ export class MachineFacts {
     }
   }
 
-  /** Changes whenever a machine reports another host name, operating system or architecture. */
+  /** A number that changes whenever a machine reports another host name, operating system or architecture. */
   get version(): number {
     return this.#version;
   }

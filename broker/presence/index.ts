@@ -44,7 +44,7 @@ export class Presence {
     throw new AppError('machine_offline', text, { machine_id });
   }
 
-  /** Changes whenever a machine goes online or offline. */
+  /** A number that changes whenever a machine goes online or offline. */
   get version(): number {
     return this.#version;
   }

@@ -97,7 +97,7 @@ export class AuthorizedRequest<R extends Route> {
   readonly #storedIds = new StoredIds();
   #stopWatching = (): void => {};
 
-  /** Without `records`, only a failure is written to the audit log. */
+  /** If `records` is false, only a failure of the request is written to the audit log. */
   constructor(guard: Guard<R>, client: Client, requestId: string, records = true) {
     const { route, action, services } = guard;
     const { address, key, login_id } = client;

@@ -12,7 +12,8 @@ const windowSeconds = 60;
 /** Maximum number of wrong keys and wrong join tokens that a source may send in a minute. */
 const wrongFromOne = 30;
 /**
- * The same limit for an address that many clients share: loopback, or a trusted proxy that reports no client.
+ * Maximum number of wrong keys and wrong join tokens in a minute from an address that many clients share: loopback,
+ * or a trusted proxy that reports no client.
  */
 const wrongFromMany = 1_000;
 /** Milliseconds by which each further refusal is delayed, so that fast retries do not load the broker. */

@@ -20,7 +20,7 @@ export interface ClockJump {
   to: number;
 }
 
-/** One of two steps: all times up to `missed` are missed, or the first time, `at`, runs. */
+/** One of two steps: all times up to `missed` are missed, or the next time, `at`, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
 /** Milliseconds after which a jump of the clock forward counts as lasting. No schedule runs before that. */
@@ -55,6 +55,6 @@ function choose(
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
   const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
   if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
-  // Of the times within a jump only the last one runs, because running all of them would be a burst.
+  // Only the last of the times within a jump runs, because running all of them would be a burst.
   return timetable.last(next - 1, Math.min(jump.to, now));
 }

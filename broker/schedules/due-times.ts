@@ -57,8 +57,8 @@ export class Timetable {
   }
 
   /**
-   * For expressions with fixed hours: each wall time is due once. A time in a gap is due right after the gap,
-   * and a repeated time when it first occurs.
+   * Returns the next due time of an expression with fixed hours, for which each wall time is due once. A time in a
+   * gap is due right after the gap, and a repeated time when it first occurs.
    */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
@@ -83,8 +83,8 @@ export class Timetable {
   }
 
   /**
-   * For expressions whose hour field starts with `*`: a wall time in a gap is never due, and a repeated time
-   * is due twice.
+   * Returns the next due time of an expression whose hour field starts with `*`. A wall time in a gap is never due,
+   * and a repeated time is due twice.
    */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);

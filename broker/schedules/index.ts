@@ -128,7 +128,8 @@ export class Schedules {
         checkedTimetable(after.cron, after.timezone);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // This is checked last, so that a caller who may not use the machine gets no other information.
+        // The rule about the environment is checked last, so that a caller who may not use the machine gets no other
+        // information.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -200,7 +201,7 @@ export class Schedules {
     return runs.map((run) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
-      // For a run that never started, stderr contains the reason.
+      // If a run has never started, its stderr contains the reason.
       const reason = run.duration === 0 && !command?.started_at ? run.reason : undefined;
       return {
         ...run,

@@ -106,7 +106,8 @@ export class ScheduleRecords {
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, scheduled_for: at } = run;
     transaction.about(run.machine_id);
-    // After the clock was set back, this replaces a row of the same time whose run did not take place.
+    // The row is put and not inserted: after the clock was set back, there may be a row for the same time, whose run
+    // did not take place.
     transaction.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
     if (at !== null) transaction.put('schedule_marks', 'schedule_id', { schedule_id, at });
   }

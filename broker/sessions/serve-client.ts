@@ -257,7 +257,7 @@ const pieceBytes = 32 * 1024;
 
 /** The position at which a call begins, as reported by the agent. */
 interface Beginning {
-  /** Offset of the first byte of output. */
+  /** Offset of the first byte of output that the agent sends in this call. */
   offset: number;
   /** Bytes of input that the agent has. */
   input_taken: number;
@@ -349,7 +349,7 @@ class UnacknowledgedInput {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // Until the agent has reported it, the first byte of input to send is unknown.
+      // The first byte of input to send is unknown until the agent has reported where the call begins.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);

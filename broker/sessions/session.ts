@@ -72,7 +72,7 @@ export class OpenSession {
   /** True when the end of the session is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
-  /** Woken when the status or the link changes. */
+  /** Wakes waiting code when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
   /** True when the agent has reported the exit of the terminal. There is then nothing left to kill. */
@@ -124,7 +124,7 @@ export class OpenSession {
   #close(requester?: Requester): void {
     if (!this.link) return void this.end({ reason: 'ended' });
     this.#kill(requester);
-    // Without this timeout, an agent that never reports the end would leave the session open.
+    // This timeout is needed because an agent that never reports the end would otherwise leave the session open.
     after(overdueMs, () => {
       if (!this.#context.stopping.aborted) void this.end({ reason: 'ended' });
     });

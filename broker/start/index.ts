@@ -127,7 +127,7 @@ async function startParts(
   /** Functions that stop the listening servers. */
   const stops = [stopperOf(local)];
   closers.push(() => rm(socket, { force: true }));
-  // This is registered before any server listens, so that a failed start releases everything too.
+  // The stop of the servers is registered before any server listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
     for (const part of [alerts, schedules, streams, events, live, commands]) part.stop();

@@ -203,12 +203,12 @@ const file = z.strictObject({
   generation: z.int(),
   machines: z.array(machine),
   keys: z.array(key),
-  /** Absent in files of brokers without logins. */
+  /** The field is absent in files of older brokers, which had no logins. */
   logins: z.array(login).default([]),
   join_tokens: z.array(joinToken),
   schedules: z.array(schedule),
   webhooks: z.array(webhook),
-  /** Absent in files of brokers without alerts. */
+  /** The field is absent in files of older brokers, which had no alerts. */
   alert_rules: z.array(alertRule).default([]),
   alert_channels: z.array(alertChannel).default([]),
   maintenance_windows: z.array(maintenanceWindow).default([]),

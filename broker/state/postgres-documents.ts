@@ -103,7 +103,7 @@ export class PostgresStore implements StateStore {
     return Object.fromEntries(next) as Declared;
   }
 
-  /** Nothing is left to do after a commit. */
+  /** Does nothing, because a commit in PostgreSQL includes the entries for history. */
   async finish(): Promise<void> {}
 
   async drainTo(): Promise<void> {}

@@ -19,7 +19,7 @@ export class StateFile implements Adapter<Documents> {
   readonly #acceptEdit: boolean;
   readonly #json = new StateJson();
 
-  /** With `acceptEdit`, a missing or wrong checksum is accepted, as after an edit by hand. */
+  /** If `acceptEdit` is true, a missing or wrong checksum is accepted, as after an edit by hand. */
   constructor(directory: string, acceptEdit: boolean) {
     this.#file = join(directory, 'state.json');
     this.#acceptEdit = acceptEdit;

@@ -160,7 +160,7 @@ export const alerts = {
     reply: alert,
   }),
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
-  // Not /alerts/{alert_id}/acknowledge, which /alerts/rules/{rule_id} would match too.
+  // The path cannot be /alerts/{alert_id}/acknowledge, because /alerts/rules/{rule_id} would match that too.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
     summary: 'Acknowledge an alert, which ends its repeats',
     body: z.strictObject({

@@ -85,7 +85,7 @@ export interface BytesReply {
   filename: string;
   /** Number of bytes of the content, if known. */
   length?: number;
-  /** The content. To release its resources, iterate it or call return(). Absent with status 304. */
+  /** The content; absent with status 304. To release its resources, iterate it or call return(). */
   bytes?: AsyncIterableIterator<Uint8Array>;
   /** True if the first byte may take long. The response head is then sent without waiting for it. */
   quiet?: boolean;

@@ -69,16 +69,18 @@ export interface Route<
   replyHeaders?: readonly ReplyHeader[];
   /** Error codes of the route, besides those that follow from its access, ids and body. */
   errors?: readonly Code[];
-  /** Only for lists: names of the fields to filter by, whose values are in the path or query. */
+  /**
+   * Names of the fields by which a list can be filtered; their values are in the path or query. Set only for lists.
+   */
   filters?: readonly string[];
-  /** For growing routes, and single ones whose answer may be long: the name of the array. */
+  /** Name of the array in the answer. Set for growing routes, and for single routes whose answer may be long. */
   grows?: string;
-  /** With `grows`: the schema of the array's items, and of the object without the array. */
+  /** Schemas of the array's items, and of the object without the array. Set together with `grows`. */
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
-   * Set if the route takes an Idempotency-Key. `replay`: a repeated request gets the first answer. `secret`:
-   * the answer is never stored, and a repeated request is refused with the id of the created object.
+   * What a repeated request gets; set if the route takes an Idempotency-Key. `replay`: it gets the first answer.
+   * `secret`: the answer is never stored, and a repeated request is refused with the id of the created object.
    */
   idempotency?: 'replay' | 'secret';
   /** The operation that answers a repeated request after a crash of the broker; `get` by default. */
@@ -91,7 +93,7 @@ export interface Route<
   waits?: boolean;
   /** True if a login may call the route only within 15 minutes after a confirmation. */
   confirmed?: boolean;
-  /** Only for server-sent events: the name of the last event; absent if the stream has no end. */
+  /** Name of the last server-sent event; absent if the stream has no end. */
   lastEvent?: string;
 }
 

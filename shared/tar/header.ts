@@ -88,7 +88,7 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   put(flag, 156, 1);
   put(target, 157, 100);
   put('ustar\x0000', 257, 8);
-  // Both names are cut to 31 bytes, so that at least one NUL ends each 32-byte field.
+  // The names of owner and group are cut to 31 bytes, so that at least one NUL ends each field of 32 bytes.
   put(Buffer.from(owner).toString('latin1'), 265, 31);
   put(Buffer.from(group).toString('latin1'), 297, 31);
   put(`${octal(checksumOf(block), 6)}\0 `, 148, 8);

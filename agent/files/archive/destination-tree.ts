@@ -33,7 +33,7 @@ export interface TreeDirectory {
 interface Remembered {
   self: string;
   made: boolean;
-  /** Undefined if the archive has no entry for the directory. */
+  /** The attributes in the archive; undefined if the archive has no entry for the directory. */
   attributes?: Attributes;
 }
 

@@ -17,7 +17,7 @@ import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
 import type { Tree, TreeDirectory } from './destination-tree.ts';
 
-/** Files up to this many bytes are read into memory first, and written while the next ones are read. */
+/** A file of at most this number of bytes is read into memory first, and written while the next files are read. */
 const smallBytes = 256 * 1024;
 /** Maximum number of small files that are written at once. */
 const mostUnderway = 16;
@@ -27,8 +27,8 @@ interface ExtractorOptions {
   journal: Journal;
   overwrite: boolean;
   /**
-   * True if the archive becomes a new directory. Its symlinks may then lead anywhere, because no entry is
-   * placed through one.
+   * True if the archive becomes a new directory. Its symlinks may then lead anywhere, because no entry is placed
+   * through a symlink.
    */
   whole: boolean;
 }

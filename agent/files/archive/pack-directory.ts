@@ -113,7 +113,8 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
     mode: Number(stats.mode) & 0o7777,
     uid,
     gid,
-    // Empty if the id has no name, because tar programs would take a number in this field for a name.
+    // The field is empty if the user id has no name, because tar programs would take a number in this field for a
+    // name.
     owner: owner === String(uid) ? '' : owner,
     group: group === String(gid) ? '' : group,
     size: 0,

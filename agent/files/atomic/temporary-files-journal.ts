@@ -19,7 +19,10 @@ const largest = 256 * 1024;
 /** Longest wait for removals at the start, in milliseconds: a dead network disk must not block the start. */
 const longestRemoval = 5_000;
 
-/** Identifies a directory by inode and birth time. Device numbers may change when the machine restarts. */
+/**
+ * Returns the mark that identifies a directory: its inode and birth time. Device numbers are left out, because they
+ * may change when the machine restarts.
+ */
 export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
 
 const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
@@ -99,7 +102,8 @@ export class Journal {
         await truncate(this.#path);
         this.#size = 0;
       }
-      // This line need not be durable: the file is already removed, and removing it again does no harm.
+      // The line about a removal need not be durable: the file is already removed, and removing it again does no
+      // harm.
       else await this.#append(line('-', path), false);
       if (this.#size > largest) await this.#rewrite();
     });

@@ -40,8 +40,8 @@ const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(p
  * "..", because the path by which the directory was opened may be outdated.
  */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // Only the number of levels is taken from the path. The kernel answers from memory, so the synchronous call
-  // waits for no disk.
+  // Only the number of levels is taken from this path. The synchronous call waits for no disk, because the kernel
+  // answers from memory.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }

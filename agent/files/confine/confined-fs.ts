@@ -39,7 +39,7 @@ export class Pinned implements Disposable {
 
   constructor(handle: fs.FileHandle) {
     this.handle = handle;
-    // This path is valid as long as the handle is open.
+    // The path of a handle in /proc is valid as long as the handle is open.
     this.at = `/proc/self/fd/${handle.fd}` as Confined;
   }
 

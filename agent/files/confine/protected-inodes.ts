@@ -95,7 +95,10 @@ async function inodeOf(path: Bytes, seen: Seen): Promise<ProtectedInode> {
   };
 }
 
-/** Undefined for a missing path. The callback form of stat costs half as much as the promise form. */
+/**
+ * Returns the stats of a path; undefined if it is missing. The callback form of stat costs half as much as the
+ * promise form.
+ */
 function statOf(path: Bytes): Promise<BigIntStats | undefined> {
   return new Promise((resolve) => {
     stat(bytes(path), { bigint: true }, (_error, stats) => resolve(stats));

@@ -117,7 +117,7 @@ async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
   let [found, sentAt] = [0, monotonic()];
   for await (const match of everyMatch(job)) {
-    // One match more than the limit is read, only to report that there are further matches.
+    // One match beyond the limit is read, to know if there are further matches.
     job.truncated = match !== undefined && found === job.limit;
     if (job.truncated) break;
     if (match) {

@@ -10,8 +10,8 @@ import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
 /**
- * This process's cgroup, which contains one cgroup per command. Undefined if the process has no cgroup of its
- * own.
+ * The cgroup of the spawner itself, which contains one cgroup per command. Undefined if the spawner has no cgroup of
+ * its own.
  */
 const cgroup = joinCgroup(process.argv[2]);
 
@@ -165,8 +165,8 @@ function resetOomScore(): void {
 
 closeInherited();
 resetOomScore();
-// These signals are ignored, because they may be sent to all processes of a unit or a terminal. Only the
-// agent ends a spawner.
+// The signals that end a program are ignored, because they may be sent to all processes of a unit or a terminal.
+// Only the agent ends a spawner.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 process.once('disconnect', () => process.exit());
 process.on('SIGCHLD', reportEnded);

@@ -14,7 +14,7 @@ import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { type Client, Terminal } from './terminal.ts';
 
 interface TerminalParts extends Parts {
-  /** Undefined if the pseudo terminal addon does not exist for this machine. */
+  /** Creates pseudo terminals. Undefined if the addon for that does not exist for this kind of machine. */
   maker: PtyMaker | undefined;
 }
 

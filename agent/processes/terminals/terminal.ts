@@ -123,7 +123,10 @@ export class Terminal extends Tracked {
     this.changed.wake();
   }
 
-  /** From now on, clients that lost their link have `heldMs` to come back. Called when the broker is back. */
+  /**
+   * Called when the broker is back. Clients that lost their link have `heldMs` milliseconds from now on to come
+   * back.
+   */
   #awaitHeld(): void {
     this.#stopWaiting();
     if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#releaseHeld());

@@ -52,8 +52,8 @@ export class Peers {
   }
 
   /**
-   * The same for the peer port, where requests about machines of other brokers are refused: a forwarded
-   * request is never forwarded again.
+   * The same peers for the peer port. Requests about machines of other brokers are refused there, because a
+   * forwarded request is never forwarded again.
    */
   get atPeerPort(): Peers {
     return new Peers(this.#services);

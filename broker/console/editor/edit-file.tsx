@@ -16,7 +16,7 @@ import { diffOf } from './diff.ts';
 
 /** A version of the file, as it is on the machine. */
 interface Version {
-  /** Undefined if the file is not UTF-8. */
+  /** The content of the file; undefined if the file is not UTF-8. */
   text: string | undefined;
   etag: string | undefined;
 }

@@ -21,7 +21,7 @@ export interface Upload {
 }
 
 export const uploads = signal<readonly Upload[]>([]);
-/** Changes when uploads have ended. Open folders then load their list again. */
+/** A counter that changes when uploads have ended. Open folders then load their list again. */
 export const arrivals = signal(0);
 
 /**

@@ -27,7 +27,7 @@ const joinedMs = 500;
 export class Fleet {
   readonly #query: MachineQuery;
   readonly #arrived: () => void;
-  /** Grows with each change, so that components that read the machines are drawn again. */
+  /** A counter of changes. Components that read the machines are drawn again when it grows. */
   readonly #version = signal(0);
   #total: number | undefined;
   #error: unknown;

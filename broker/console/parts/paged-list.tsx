@@ -14,7 +14,7 @@ interface LongListProps<T> {
   /** The list is loaded again when one of these changes. */
   inputs: readonly unknown[];
   when?: (event: Happened) => boolean;
-  /** If set, updates of this topic reload the list, and `when` is not used. */
+  /** The topic whose updates reload the list. If it is set, `when` is not used. */
   topic?: 'commands';
   /** The text of an empty list. */
   empty: ComponentChildren;
