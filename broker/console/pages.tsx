@@ -14,6 +14,11 @@ interface Entry {
   menu?: Pick<MenuItem, 'group' | 'text' | 'icon' | 'key'>;
 }
 
+const otherPages = () => import('./pages/all-but-machines.ts');
+/** A page of the script that is loaded with the first page other than Machines. */
+const otherPage = (name: keyof Awaited<ReturnType<typeof otherPages>>): Page =>
+  later(async () => (await otherPages())[name]);
+
 const item = (group: MenuItem['group'], text: string, icon: IconNodes, key: string) => ({
   group,
   text,
@@ -30,92 +35,108 @@ export const pages: readonly Entry[] = [
   },
   {
     pattern: '/machines/:machine/:tab?/:item?',
-    page: later(async () => (await import('./pages/machine.tsx')).Machine),
+    page: otherPage('Machine'),
     needs: 'machines:read',
   },
   {
     pattern: '/inventory',
-    page: later(async () => (await import('./pages/inventory.tsx')).Inventory),
+    page: otherPage('Inventory'),
     needs: 'machines:read',
     menu: item('Fleet', 'Inventory', icons.inventory, 'i'),
   },
   {
     pattern: '/run',
-    page: later(async () => (await import('./pages/run.tsx')).Run),
+    page: otherPage('Run'),
     needs: 'commands:execute',
     menu: item('Work', 'Run', icons.play, 'r'),
   },
   {
     pattern: '/commands',
-    page: later(async () => (await import('./pages/commands.tsx')).Commands),
+    page: otherPage('Commands'),
     needs: 'commands:read',
     menu: item('Work', 'Commands', icons.command, 'c'),
   },
   {
     pattern: '/commands/:command',
-    page: later(async () => (await import('./pages/command.tsx')).Command),
+    page: otherPage('Command'),
     needs: 'commands:read',
   },
   {
     pattern: '/batches',
-    page: later(async () => (await import('./pages/batches.tsx')).Batches),
+    page: otherPage('Batches'),
     needs: 'commands:read',
     menu: item('Work', 'Batches', icons.batches, 'b'),
   },
   {
     pattern: '/batches/:batch',
-    page: later(async () => (await import('./pages/batch.tsx')).Batch),
+    page: otherPage('Batch'),
     needs: 'commands:read',
   },
   {
     pattern: '/join',
-    page: later(async () => (await import('./pages/join.tsx')).Join),
+    page: otherPage('Join'),
     needs: 'admin',
     menu: item('Fleet', 'Join a machine', icons.join, 'j'),
   },
   {
     pattern: '/schedules',
-    page: later(async () => (await import('./pages/schedules.tsx')).Schedules),
+    page: otherPage('Schedules'),
     needs: 'schedules:read',
     menu: item('Work', 'Schedules', icons.schedules, 's'),
   },
   {
     pattern: '/schedules/:schedule/:tab?',
-    page: later(async () => (await import('./pages/schedule.tsx')).Schedule),
+    page: otherPage('Schedule'),
     needs: 'schedules:read',
   },
   {
+    pattern: '/alerts',
+    page: otherPage('Alerts'),
+    needs: 'machines:read',
+    menu: item('Watch', 'Alerts', icons.alerts, 'l'),
+  },
+  {
+    pattern: '/alerts/:tab',
+    page: otherPage('Alerts'),
+    needs: 'machines:read',
+  },
+  {
+    pattern: '/alerts/channels/:channel',
+    page: otherPage('AlertChannel'),
+    needs: 'webhooks:read',
+  },
+  {
     pattern: '/events',
-    page: later(async () => (await import('./pages/events.tsx')).Events),
+    page: otherPage('Events'),
     needs: 'machines:read',
     menu: item('Watch', 'Events', icons.events, 'e'),
   },
   {
     pattern: '/webhooks',
-    page: later(async () => (await import('./pages/webhooks.tsx')).Webhooks),
+    page: otherPage('Webhooks'),
     needs: 'webhooks:read',
     menu: item('Watch', 'Webhooks', icons.webhooks, 'w'),
   },
   {
     pattern: '/webhooks/:webhook',
-    page: later(async () => (await import('./pages/webhook.tsx')).Webhook),
+    page: otherPage('Webhook'),
     needs: 'webhooks:read',
   },
   {
     pattern: '/audit',
-    page: later(async () => (await import('./pages/audit.tsx')).Audit),
+    page: otherPage('Audit'),
     needs: 'admin',
     menu: item('Watch', 'Audit log', icons.audit, 'a'),
   },
   {
     pattern: '/keys',
-    page: later(async () => (await import('./pages/keys.tsx')).Keys),
+    page: otherPage('Keys'),
     needs: 'admin',
     menu: item('Access', 'API keys', icons.key, 'k'),
   },
   {
     pattern: '/profile',
-    page: later(async () => (await import('./pages/profile.tsx')).Profile),
+    page: otherPage('Profile'),
   },
 ];
 

@@ -2,6 +2,7 @@
 // them.
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, inject, onTestFinished } from 'vitest';
+import type { Tuning } from '../../broker/start/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { needs } from '../skip-without-programs.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
@@ -27,8 +28,8 @@ const connect = (): Promise<Browser> => {
 };
 
 /** Starts a broker that serves the built console. */
-export const startWithConsole = (flags: string[] = []): Promise<TestSystem> =>
-  startFarhand({ flags, tuning: { console: inject('consoleFolder') } });
+export const startWithConsole = (flags: string[] = [], tuning: Tuning = {}): Promise<TestSystem> =>
+  startFarhand({ flags, tuning: { ...tuning, console: inject('consoleFolder') } });
 
 /** Starts a broker again after its end, with the same data and at the same addresses. */
 export const restart = ({ dataDir, url, grpc }: TestSystem): Promise<TestSystem> =>
@@ -58,9 +59,9 @@ export interface ConsolePage {
 
 /**
  * Messages that browsers print in normal operation: for answers without a login, for forbidden requests, for
- * a file that another user has saved, and for the stream that ends with its login.
+ * forms with a wrong field, for a file that another user has saved, and for the stream that ends with its login.
  */
-const expectedError = /status of (401|403|404|409|412)|ERR_INCOMPLETE_CHUNKED_ENCODING/;
+const expectedError = /status of (401|403|404|409|412|422)|ERR_INCOMPLETE_CHUNKED_ENCODING/;
 
 /** Opens a new browser window, without a login. */
 export async function newWindow(

@@ -1,4 +1,5 @@
 // Starts a broker with content on every page of the console. All names look like markup.
+import { expect } from 'vitest';
 import { type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startMachine, startWithConsole } from './browser.ts';
 
@@ -8,6 +9,9 @@ const hostile = '<img src=x onerror=alert(1)>';
 export async function filledSystem(): Promise<{ system: TestSystem; paths: string[] }> {
   const system = await startWithConsole();
   const { client } = system;
+  // The first report of the machine opens an alert.
+  await client.alertRules.create({ name: hostile, kind: 'memory', above: 0, for: 0 });
+  await client.alertRules.create({ name: 'gone', kind: 'offline', tags: ['<b>x</b>'], enabled: false });
   const machine_id = await startMachine(system, hostile, '<b>x</b>');
   const folder = temporaryFolder('files');
   const { id: command } = await client.commands.create({
@@ -28,6 +32,16 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
     enabled: false,
   });
   await client.keys.create({ name: hostile, scopes: ['machines:read', 'files:write'], tags: ['<b>x</b>'] });
+  await expect.poll(async () => (await client.alerts.list({ status: 'open' })).total).toBe(1);
+  const channel = await client.alertChannels.create({
+    name: hostile,
+    type: 'slack',
+    url: 'https://example.org/x',
+    enabled: false,
+  });
+  const window = { name: hostile, duration: 86_400_000 };
+  await client.maintenanceWindows.create({ ...window, machine_ids: [machine_id] });
+  await client.maintenanceWindows.create({ ...window, tags: ['<b>x</b>'], cron: '@weekly' });
   const machine = `/machines/${machine_id}`;
   const of = (path: string, ...names: string[]): string[] => names.map((name) => `${path}${name}`);
   const paths = [
@@ -46,6 +60,8 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
     ...of('', '/run', '/commands', `/commands/${command}`, '/batches', `/batches/${batch}`),
     ...of('/schedules', '', '/new', `/${schedule.id}`, `/${schedule.id}/settings`),
     ...of('/webhooks', '', `/${webhook.id}`),
+    ...of('/alerts', '', '?status=held', '?status=all', '/rules', '/channels', `/channels/${channel.id}`),
+    ...of('/alerts/windows', '', `?machine=${machine_id}`),
     ...of('/inventory', '', '?package=bash&below=9'),
     ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
   ];

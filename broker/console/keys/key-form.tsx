@@ -2,9 +2,7 @@
 import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
-import { MachinePicker } from '../machines/machine-picker.tsx';
-import { nameOf } from '../machines/names.ts';
-import { Chips } from '../machines/selected-machine-chips.tsx';
+import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { Dialog } from '../parts/small-components.tsx';
 import { now } from '../time.ts';
@@ -32,9 +30,7 @@ interface KeyFormProps {
 interface Draft {
   name: string;
   scopes: ReadonlySet<Scope>;
-  /** Tags, separated by commas. */
-  tags: string;
-  machines: readonly string[];
+  limits: Limits;
   /** Days until the key expires; empty for no expiry. */
   days: string;
 }
@@ -44,22 +40,22 @@ async function save(
   draft: Draft,
   id: string | undefined,
 ): Promise<{ name: string; key: string } | undefined> {
-  const { name, scopes, days, machines } = draft;
-  const tags = draft.tags.split(',').flatMap((tag) => tag.trim() || []);
+  const { name, scopes, days } = draft;
+  const { tags, machine_ids } = toLimited(draft.limits);
   const rights = { name, scopes: allScopes.filter((scope) => scopes.has(scope)) };
   const expires_at = days && days !== asBefore ? new Date(now() + Number(days) * dayMs).toISOString() : null;
   if (id === undefined)
     return client.keys.create({
       ...rights,
-      ...(tags.length > 0 && { tags }),
-      ...(machines.length > 0 && { machine_ids: [...machines] }),
+      ...(tags && { tags }),
+      ...(machine_ids && { machine_ids }),
       ...(expires_at !== null && { expires_at }),
     });
   await client.keys.update({
     key_id: id,
     ...rights,
-    tags: tags.length > 0 ? tags : null,
-    machine_ids: machines.length > 0 ? [...machines] : null,
+    tags,
+    machine_ids,
     ...(days !== asBefore && { expires_at }),
   });
   return undefined;
@@ -69,8 +65,7 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
   const [draft, setDraft] = useState<Draft>({
     name: apiKey?.name ?? '',
     scopes: new Set(apiKey?.scopes ?? ['machines:read']),
-    tags: apiKey?.tags?.join(', ') ?? '',
-    machines: apiKey?.machine_ids ?? [],
+    limits: fromLimited(apiKey),
     days: apiKey ? asBefore : '',
   });
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
@@ -92,7 +87,7 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
           autoFocus
         />
         <Scopes scopes={scopes} change={(chosen) => set({ scopes: chosen })} />
-        <Limits draft={draft} set={set} />
+        <LimitsFields limits={draft.limits} change={(limits) => set({ limits })} />
         <SelectField
           label="Expires"
           value={days}
@@ -128,34 +123,5 @@ function Scopes({ scopes, change }: ScopesProps) {
         />
       ))}
     </fieldset>
-  );
-}
-
-function Limits({
-  draft: { tags, machines },
-  set,
-}: {
-  draft: Draft;
-  set: (changes: Partial<Draft>) => void;
-}) {
-  return (
-    <>
-      <TextField
-        label="Only machines tagged"
-        value={tags}
-        change={(text) => set({ tags: text })}
-        placeholder="web, db"
-        hint="Any of these tags. Without tags and machines: every machine"
-      />
-      <Chips
-        label="Machines of the key"
-        machines={machines.map((id) => ({ id, name: nameOf(id) }))}
-        remove={({ id }) => set({ machines: machines.filter((one) => one !== id) })}
-      />
-      <MachinePicker
-        label="And these machines"
-        choose={({ id }) => set({ machines: [...new Set([...machines, id])] })}
-      />
-    </>
   );
 }

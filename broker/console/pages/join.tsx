@@ -3,6 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { listen } from '../live-updates.ts';
+import { tagsOf } from '../machines/limits-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -49,7 +50,7 @@ function NewToken({ created }: { created: (token: Token) => void }) {
   const [uses, setUses] = useState('1');
   const [hours, setHours] = useState('1');
   const create = async (): Promise<void> => {
-    const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
+    const wanted = tagsOf(tags);
     created(
       await client.joinTokens.create({
         ...(name && { name }),

@@ -5,7 +5,7 @@ import { client } from '../api-client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { Reach } from '../keys/key-rights-dialog.tsx';
 import { me } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
+import { limitsText } from '../machines/limits-fields.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
@@ -103,7 +103,7 @@ function KeyRow({ apiKey, open }: { apiKey: Key; open: (what: What) => void }) {
       <td class="wide">
         <Tags of={apiKey.scopes} />
       </td>
-      <td class="muted">{machinesOf(apiKey)}</td>
+      <td class="muted">{limitsText(apiKey)}</td>
       <td class="muted">
         <Ago at={apiKey.last_used_at} />
       </td>
@@ -202,11 +202,4 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
       {apiKey.id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
     </Confirm>
   );
-}
-
-function machinesOf({ machine_ids, tags }: Key): string {
-  if (machine_ids === null && tags === null) return 'all';
-  const named =
-    machine_ids?.length === 1 ? [nameOf(machine_ids[0] ?? '')] : [`${machine_ids?.length ?? 0} machines`];
-  return [...(machine_ids ? named : []), ...(tags ? [`tagged ${tags.join(' or ')}`] : [])].join(', ');
 }

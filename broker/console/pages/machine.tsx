@@ -1,9 +1,12 @@
 // The page of one machine: its heading and its tabs.
 import { useEffect, useRef, useState } from 'preact/hooks';
+import { MachineNotices } from '../alerts/machine-notices.tsx';
 import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-session.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
+import { tagsOf } from '../machines/limits-fields.tsx';
+import { MachineInventory } from '../machines/machine-inventory.tsx';
 import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -17,7 +20,6 @@ import { go, type Params, to } from '../router.ts';
 export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
 const Overview = later(async () => (await import('../machines/machine-overview.tsx')).Overview);
-const Inventory = later(async () => (await import('../machines/machine-inventory.tsx')).MachineInventory);
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
 const Files = later(async () => (await import('../files/file-browser.tsx')).Files);
 
@@ -58,6 +60,7 @@ export function Machine({ params }: { params: Params }) {
       actions={data && <Actions machine={data} reload={loaded.reload} />}
     >
       <Tabs label="Machine" tabs={tabsOf(machine)} current={tab} />
+      {data && !isFull && <MachineNotices machine={data} />}
       <Show of={loaded}>
         {(detail) => <TabBody key={machine} machine={detail} tab={tab} params={params} />}
       </Show>
@@ -111,7 +114,7 @@ function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string
   if (tab === 'files') return <Files params={given} />;
   if (tab === 'commands') return <MachineCommands machine={machine.id} />;
   if (tab === 'schedules') return <MachineSchedules machine={machine.id} />;
-  if (tab === 'inventory') return <Inventory params={given} />;
+  if (tab === 'inventory') return <MachineInventory params={given} />;
   if (tab === 'activity') return <MachineActivity machine={machine.id} />;
   return <Overview params={given} />;
 }
@@ -125,6 +128,16 @@ function Actions({ machine, reload }: { machine: MachineDetail; reload: () => vo
         <a class="button" href={`${to('/run')}?machine=${encodeURIComponent(machine.id)}`}>
           <Icon of={icons.play} />
           Run
+        </a>
+      )}
+      {may('webhooks:write') && (
+        <a
+          class="button"
+          href={`${to('/alerts', 'windows')}?machine=${encodeURIComponent(machine.id)}`}
+          title="Hold back its alerts for a time"
+        >
+          <Icon of={icons.maintenance} />
+          Maintenance
         </a>
       )}
       {may('machines:write') && (
@@ -172,7 +185,7 @@ function Edit({ machine, close, reload }: { machine: MachineDetail; close: () =>
         submit="Save"
         cancel={close}
         run={async () => {
-          const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
+          const wanted = tagsOf(tags);
           const isSame = wanted.join() === machine.tags.join();
           await client.machines.update({ machine_id: machine.id, name, ...(!isSame && { tags: wanted }) });
           reload();

@@ -2,6 +2,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { tagsOf } from '../machines/limits-fields.tsx';
 import { MachinePicker } from '../machines/machine-picker.tsx';
 import { learnNames } from '../machines/names.ts';
 import { Chips } from '../machines/selected-machine-chips.tsx';
@@ -92,7 +93,7 @@ export function Run() {
     for (const id of named?.split(',') ?? []) if (!selected.value.has(id)) toggle({ id, name: '' });
   }, [named]);
   const ids = [...selected.value.keys()];
-  const wantedTags = by === 'tags' ? tags.split(',').flatMap((tag) => tag.trim() || []) : [];
+  const wantedTags = by === 'tags' ? tagsOf(tags) : [];
   const many = by === 'tags' || ids.length > 1;
   const ready = options.command.trim() !== '' && (by === 'tags' ? wantedTags.length > 0 : ids.length > 0);
   return (

@@ -16,6 +16,7 @@ import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, place, to } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
+import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
 import { durationText } from '../time.ts';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
@@ -205,9 +206,6 @@ function History({ schedule }: { schedule: string }) {
   );
 }
 
-const defaultZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-const zones: readonly string[] = ['UTC', ...Intl.supportedValuesOf('timeZone')];
-
 type Rules = Pick<Detail, 'timezone' | 'overlap' | 'catch_up'>;
 
 function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => void }) {
@@ -216,7 +214,7 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
   const [command, setCommand] = useState(schedule?.command ?? '');
   const [cron, setCron] = useState(schedule?.cron ?? '30 2 * * *');
   const [rules, setRules] = useState<Rules>({
-    timezone: schedule?.timezone ?? defaultZone,
+    timezone: schedule?.timezone ?? browserTimeZone,
     overlap: schedule?.overlap ?? 'skip',
     catch_up: schedule?.catch_up ?? 'none',
   });
@@ -270,7 +268,7 @@ function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial
         label="Time zone"
         value={rules.timezone}
         change={(timezone) => change({ timezone })}
-        options={[...new Set([rules.timezone, ...zones])].map((zone) => [zone, zone] as const)}
+        options={timeZoneOptions(rules.timezone)}
       />
       <SelectField
         label="If the previous run has not ended"

@@ -2,16 +2,15 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { Page, Show } from '../parts/page.tsx';
+import { Empty, Page, Show } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
 import { Confirm, Dialog, State, Tags } from '../parts/small-components.tsx';
-import { attempt, say, sayError } from '../parts/toasts.tsx';
+import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
-import { durationText } from '../time.ts';
-import { Deliveries } from '../webhooks/deliveries.tsx';
 import { SendMissed } from '../webhooks/send-missed.tsx';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
@@ -47,7 +46,22 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
                 </span>
               </p>
             )}
-            <Deliveries webhook={webhook} round={round} changed={changed} />
+            <Deliveries
+              read={(paging, signal) =>
+                client.webhooks.deliveries({ webhook_id: webhook, ...paging }, { signal })
+              }
+              redeliver={(delivery_id) => client.webhooks.redeliver({ webhook_id: webhook, delivery_id })}
+              inputs={[webhook, round]}
+              changed={changed}
+              empty={
+                <Empty icon={icons.webhooks} title="Nothing was sent yet">
+                  <p>
+                    Each event appears here with every attempt. Send a test to see whether the receiver
+                    answers.
+                  </p>
+                </Empty>
+              }
+            />
           </>
         )}
       </Show>
@@ -62,10 +76,7 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
   const [secret, setSecret] = useState<string | undefined>(undefined);
   const { id, enabled } = webhook;
   const test = async (): Promise<void> => {
-    const { delivered, status_code, duration, error } = await client.webhooks.test({ webhook_id: id });
-    if (delivered) say(`The receiver answered ${status_code} in ${durationText(duration)}`);
-    else
-      sayError(new Error(`The test was not delivered: ${error ?? `the receiver answered ${status_code}`}`));
+    sayTested('The receiver', await client.webhooks.test({ webhook_id: id }));
     changed();
   };
   return (

@@ -2,11 +2,12 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Dialog, State } from '../parts/small-components.tsx';
+import { Dialog, State } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
@@ -72,13 +73,7 @@ function WebhookRow({ webhook }: { webhook: Webhook }) {
         />
       </td>
       <td class="muted">
-        {last_delivery ? (
-          <>
-            <State of={last_delivery.delivered ? 'delivered' : 'failed'} /> <Ago at={last_delivery.at} />
-          </>
-        ) : (
-          'none'
-        )}
+        <LastDelivery of={last_delivery} />
       </td>
     </tr>
   );

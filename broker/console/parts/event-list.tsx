@@ -4,14 +4,14 @@ import { to } from '../router.ts';
 import { fullTime, timeOfDay } from '../time.ts';
 
 const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
-  [/failed|timeout|offline|disabled|fenced|removed/, 'bad'],
-  [/completed|online|registered|connected$/, 'good'],
+  [/failed|timeout|offline|disabled|fenced|removed|alert.(opened|repeated)/, 'bad'],
+  [/completed|online|registered|connected$|resolved/, 'good'],
 ];
 
 const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(type))?.[1] ?? 'idle';
 
 /** Fields that name the object of an event. The first of them that an event has is displayed. */
-const subjects = ['command', 'path', 'name', 'hostname', 'session_id'] as const;
+const subjects = ['command', 'message', 'path', 'name', 'hostname', 'session_id'] as const;
 
 function textOf({ data }: Happened): string {
   const subject = subjects
@@ -27,6 +27,7 @@ function linkOf({ type, data }: Happened): string | undefined {
     typeof data[name] === 'string' ? data[name] : undefined;
   const [command, machine, session] = ['command_id', 'machine_id', 'session_id'].map(idOf);
   if (command !== undefined) return to('/commands', command);
+  if (type.startsWith('alert.')) return to('/alerts');
   if (session !== undefined && machine !== undefined) return to('/machines', machine, 'terminals', session);
   return machine !== undefined && type !== 'machine.removed' ? to('/machines', machine) : undefined;
 }

@@ -37,6 +37,8 @@ interface TextProps {
   /** True if the text is hidden by dots. */
   secret?: boolean;
   numeric?: boolean;
+  /** True if a date and time is chosen, in the form of `datetime-local`. */
+  time?: boolean;
   required?: boolean;
   mono?: boolean;
   rows?: number;
@@ -51,7 +53,8 @@ function focusOnce(element: HTMLElement | null): void {
 }
 
 export function TextField(props: TextProps) {
-  const { label, value, change, hint, rows, mono, secret, numeric, autoFocus, placeholder, required } = props;
+  const { label, value, change, hint, rows, mono, secret, numeric, time, autoFocus, placeholder, required } =
+    props;
   return (
     <Field label={label} hint={hint}>
       {(id, described) => {
@@ -70,6 +73,7 @@ export function TextField(props: TextProps) {
           change(currentTarget.value);
         if (rows !== undefined) return <textarea {...shared} rows={rows} onInput={onInput} />;
         if (secret) return <input {...shared} type="password" onInput={onInput} />;
+        if (time) return <input {...shared} type="datetime-local" onInput={onInput} />;
         return (
           <input {...shared} type="text" inputMode={numeric ? 'numeric' : undefined} onInput={onInput} />
         );

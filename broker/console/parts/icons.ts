@@ -2,6 +2,7 @@
 export { default as activity, default as events } from 'lucide-static/icons/activity.svg';
 export { default as down } from 'lucide-static/icons/arrow-down.svg';
 export { default as arrowUp } from 'lucide-static/icons/arrow-up.svg';
+export { default as alerts } from 'lucide-static/icons/bell.svg';
 export { default as docs } from 'lucide-static/icons/book-open.svg';
 export { default as schedules } from 'lucide-static/icons/calendar-clock.svg';
 export { default as check } from 'lucide-static/icons/check.svg';
@@ -39,4 +40,5 @@ export { default as warning } from 'lucide-static/icons/triangle-alert.svg';
 export { default as upload } from 'lucide-static/icons/upload.svg';
 export { default as people } from 'lucide-static/icons/users.svg';
 export { default as webhooks } from 'lucide-static/icons/webhook.svg';
+export { default as maintenance } from 'lucide-static/icons/wrench.svg';
 export { default as close } from 'lucide-static/icons/x.svg';

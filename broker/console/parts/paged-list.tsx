@@ -7,7 +7,10 @@ import { Show } from './page.tsx';
 import { attempt } from './toasts.tsx';
 import { useData } from './use-data.ts';
 
-type Read<T> = (paging: { limit: number; offset: number }, signal: AbortSignal) => Promise<ListResult<T>>;
+export type Read<T> = (
+  paging: { limit: number; offset: number },
+  signal: AbortSignal,
+) => Promise<ListResult<T>>;
 
 interface LongListProps<T> {
   read: Read<T>;

@@ -23,6 +23,9 @@ const tones: Readonly<Record<string, string>> = {
   expired: 'warn',
   skipped: 'warn',
   GRACE_PERIOD: 'warn',
+  open: 'bad',
+  acknowledged: 'warn',
+  resolved: 'good',
 };
 
 /** A state with a coloured dot. The text contains the state too, so the colour is not needed to read it. */

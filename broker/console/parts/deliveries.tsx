@@ -1,42 +1,43 @@
-// The deliveries of a webhook: the event, every attempt with its answer, and a button to send it again.
+// What was sent to a webhook or a channel: every attempt with its answer, and a button to send it again.
+import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { Icon } from '../parts/icon.tsx';
-import * as icons from '../parts/icons.ts';
-import { Empty, Show } from '../parts/page.tsx';
-import { LongList } from '../parts/paged-list.tsx';
-import { Ago, State } from '../parts/small-components.tsx';
-import { attempt } from '../parts/toasts.tsx';
-import { useData } from '../parts/use-data.ts';
 import { durationText, fullTime } from '../time.ts';
+import { Icon } from './icon.tsx';
+import * as icons from './icons.ts';
+import { Show } from './page.tsx';
+import { LongList, type Read } from './paged-list.tsx';
+import { Ago, State } from './small-components.tsx';
+import { attempt, say, sayError } from './toasts.tsx';
+import { useData } from './use-data.ts';
 
-type Delivery = Awaited<ReturnType<typeof client.webhooks.deliveries>>['items'][number];
+type Delivery = Omit<Awaited<ReturnType<typeof client.webhooks.deliveries>>['items'][number], 'webhook_id'>;
 
-export function Deliveries({
-  webhook,
-  round,
-  changed,
-}: {
-  webhook: string;
-  round: number;
+interface DeliveriesProps {
+  read: Read<Delivery>;
+  /** Sends a delivery again. */
+  redeliver: (id: string) => Promise<unknown>;
+  /** The list is loaded again when one of these changes. */
+  inputs: readonly unknown[];
   changed: () => void;
-}) {
+  /** The text of an empty list. */
+  empty: ComponentChildren;
+}
+
+export function Deliveries({ read, redeliver, inputs, changed, empty }: DeliveriesProps) {
   return (
-    <LongList
-      read={(paging, signal) => client.webhooks.deliveries({ webhook_id: webhook, ...paging }, { signal })}
-      inputs={[webhook, round]}
-      when={() => true}
-      empty={
-        <Empty icon={icons.webhooks} title="Nothing was sent yet">
-          <p>Each event appears here with every attempt. Send a test to see whether the receiver answers.</p>
-        </Empty>
-      }
-    >
+    <LongList read={read} inputs={inputs} when={() => true} empty={empty}>
       {(items) => (
         <ul class="deliveries card" aria-label="Deliveries">
           {items.map((delivery) => (
-            <DeliveryRow key={delivery.id} delivery={delivery} changed={changed} />
+            <DeliveryRow
+              key={delivery.id}
+              delivery={delivery}
+              again={async () => {
+                if (await attempt(() => redeliver(delivery.id), 'It is sent again')) changed();
+              }}
+            />
           ))}
         </ul>
       )}
@@ -44,9 +45,27 @@ export function Deliveries({
   );
 }
 
-function DeliveryRow({ delivery, changed }: { delivery: Delivery; changed: () => void }) {
-  const { id, webhook_id, event_id, type, status, reason, attempts, created_at, next_attempt_at } = delivery;
-  const again = (): Promise<unknown> => client.webhooks.redeliver({ webhook_id, delivery_id: id });
+/** Reports the result of a test delivery. `receiver` is the subject of the message. */
+export function sayTested(
+  receiver: string,
+  { delivered, status_code, duration, error }: Awaited<ReturnType<typeof client.webhooks.test>>,
+): void {
+  if (delivered) say(`${receiver} accepted the test in ${durationText(duration)}`);
+  else sayError(new Error(`The test was not delivered: ${error ?? `${receiver} answered ${status_code}`}`));
+}
+
+/** When the last delivery was, and whether it arrived. */
+export function LastDelivery({ of }: { of: { delivered: boolean; at: string } | null }) {
+  if (!of) return <>none</>;
+  return (
+    <>
+      <State of={of.delivered ? 'delivered' : 'failed'} /> <Ago at={of.at} />
+    </>
+  );
+}
+
+function DeliveryRow({ delivery, again }: { delivery: Delivery; again: () => Promise<void> }) {
+  const { event_id, type, status, reason, attempts, created_at, next_attempt_at } = delivery;
   const [open, setOpen] = useState(false);
   return (
     <li>
@@ -76,7 +95,7 @@ function DeliveryRow({ delivery, changed }: { delivery: Delivery; changed: () =>
             </p>
           )}
           {may('webhooks:write') && (
-            <button type="button" onClick={() => void attempt(again, 'It is sent again').then(changed)}>
+            <button type="button" onClick={() => void again()}>
               <Icon of={icons.refresh} />
               Send again
             </button>

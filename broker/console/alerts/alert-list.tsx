@@ -1,0 +1,123 @@
+// A list of alerts, and the dialog that acknowledges one.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { nameOf } from '../machines/names.ts';
+import { Form, TextField } from '../parts/form.tsx';
+import { List } from '../parts/paged-list.tsx';
+import { Ago, Dialog, State } from '../parts/small-components.tsx';
+import { to } from '../router.ts';
+
+export type Alert = Awaited<ReturnType<typeof client.alerts.list>>['items'][number];
+
+interface AlertListProps {
+  items: readonly Alert[];
+  reload: () => void;
+}
+
+export function AlertList({ items, reload }: AlertListProps) {
+  const [asking, setAsking] = useState<Alert | undefined>(undefined);
+  return (
+    <>
+      <List
+        label="Alerts"
+        head={
+          <>
+            <th>Status</th>
+            <th class="wide">Alert</th>
+            <th>About</th>
+            <th>Since</th>
+            <th>
+              <span class="only-read">Actions</span>
+            </th>
+          </>
+        }
+      >
+        {items.map((alert) => (
+          <AlertRow key={alert.id} alert={alert} acknowledge={() => setAsking(alert)} />
+        ))}
+      </List>
+      {asking && <Acknowledge alert={asking} close={() => setAsking(undefined)} done={reload} />}
+    </>
+  );
+}
+
+function AlertRow({ alert, acknowledge }: { alert: Alert; acknowledge: () => void }) {
+  const { name, status, message, note, repeats, created_at, resolved_at, reason } = alert;
+  const after = [
+    ...(repeats > 0 ? [`repeated ${repeats === 1 ? 'once' : `${repeats} times`}`] : []),
+    ...(note ? [note] : []),
+    ...(reason && reason !== 'recovered' ? [reason.replaceAll('_', ' ')] : []),
+  ];
+  return (
+    <tr>
+      <td>
+        <State of={status} />
+      </td>
+      <td class="wide two-lines">
+        <span>{message}</span>
+        <span class="muted small">{[name, ...after].join(' · ')}</span>
+      </td>
+      <td>
+        <Subject alert={alert} />
+      </td>
+      <td class="muted">
+        <Ago at={created_at} />
+        {resolved_at !== null && (
+          <>
+            , until <Ago at={resolved_at} />
+          </>
+        )}
+      </td>
+      <td>
+        {status === 'open' && may('machines:write') && (
+          <button type="button" aria-label={`Acknowledge: ${message}`} onClick={acknowledge}>
+            Acknowledge
+          </button>
+        )}
+      </td>
+    </tr>
+  );
+}
+
+/** What an alert is about, with a link to its page. */
+function Subject({ alert: { kind, subject, machine_id } }: { alert: Alert }) {
+  if (kind === 'schedule' && may('schedules:read'))
+    return <a href={to('/schedules', subject)}>its schedule</a>;
+  if (machine_id !== null) return <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>;
+  if (kind === 'key' && may('admin')) return <a href={to('/keys')}>API keys</a>;
+  return <span class="muted">the broker</span>;
+}
+
+interface AcknowledgeProps {
+  alert: Alert;
+  close: () => void;
+  done: () => void;
+}
+
+function Acknowledge({ alert, close, done }: AcknowledgeProps) {
+  const [note, setNote] = useState('');
+  return (
+    <Dialog title="Acknowledge the alert" onClose={close}>
+      <Form
+        submit="Acknowledge"
+        cancel={close}
+        run={async () => {
+          await client.alerts.acknowledge({ alert_id: alert.id, acknowledged: true, ...(note && { note }) });
+          done();
+          close();
+        }}
+      >
+        <p>{alert.message}</p>
+        <TextField
+          label="Note"
+          value={note}
+          change={setNote}
+          placeholder="The provider is on it"
+          hint="Others read it in the list. The alert is not repeated any more, and resolves by itself"
+          autoFocus
+        />
+      </Form>
+    </Dialog>
+  );
+}

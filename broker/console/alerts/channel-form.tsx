@@ -1,0 +1,174 @@
+// The form of a channel: the service, its address, and what else that service needs.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { Form, SelectField, TextField } from '../parts/form.tsx';
+
+export type Channel = Awaited<ReturnType<typeof client.alertChannels.get>>;
+type Type = Channel['type'];
+
+interface Service {
+  text: string;
+  /** An example of its address. */
+  example: string;
+  hint: string;
+  /** The label of its secret; undefined if the address is the secret. */
+  secret?: string;
+}
+
+export const services: Readonly<Record<Type, Service>> = {
+  slack: {
+    text: 'Slack',
+    example: 'https://hooks.slack.com/services/…',
+    hint: 'The URL of an incoming webhook of your Slack app',
+  },
+  discord: {
+    text: 'Discord',
+    example: 'https://discord.com/api/webhooks/…',
+    hint: 'Settings of the Discord channel, Integrations, Webhooks, Copy webhook URL',
+  },
+  ntfy: {
+    text: 'ntfy',
+    example: 'https://ntfy.sh/my-topic',
+    hint: 'The server and the topic that your phone subscribes to',
+    secret: 'Access token',
+  },
+  email: {
+    text: 'E-mail',
+    example: 'smtps://smtp.example.org:465',
+    hint: 'Your mail server: smtps:// for TLS, smtp:// for STARTTLS',
+    secret: 'Password',
+  },
+  webhook: {
+    text: 'Webhook',
+    example: 'https://example.org/alerts',
+    hint: 'The event alert.notified is posted to this URL as JSON',
+    secret: 'Secret',
+  },
+};
+
+const types = Object.keys(services).map((name) => [name, services[name as Type].text] as const);
+
+interface Draft {
+  name: string;
+  type: Type;
+  url: string;
+  secret: string;
+  user: string;
+  from: string;
+  /** Addresses, separated by commas. */
+  to: string;
+}
+
+async function save(draft: Draft, channel: Channel | undefined): Promise<string> {
+  const { name, type, url, secret, user, from, to } = draft;
+  const mail = {
+    user: user || null,
+    from,
+    to: to.split(',').flatMap((address) => address.trim() || []),
+  };
+  const input = { name, ...(secret && { secret }), ...(type === 'email' && mail) };
+  // The address in answers lacks its secret parts, so it is sent only if it was typed.
+  const { id } = channel
+    ? await client.alertChannels.update({
+        channel_id: channel.id,
+        ...input,
+        ...(url !== channel.url && { url }),
+      })
+    : await client.alertChannels.create({ type, url, ...input });
+  return id;
+}
+
+interface ChannelFormProps {
+  /** The channel to change. If it is undefined, a channel is created. */
+  channel?: Channel;
+  cancel: () => void;
+  saved: (id: string) => void;
+}
+
+export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
+  const [draft, setDraft] = useState<Draft>({
+    name: channel?.name ?? '',
+    type: channel?.type ?? 'slack',
+    url: channel?.url ?? '',
+    secret: '',
+    user: channel?.user ?? '',
+    from: channel?.from ?? '',
+    to: channel?.to?.join(', ') ?? '',
+  });
+  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
+  const { name, type, url, secret } = draft;
+  const { example, hint, secret: secretLabel } = services[type];
+  const isMail = type === 'email';
+  return (
+    <Form
+      submit={channel ? 'Save' : 'Create'}
+      cancel={cancel}
+      run={async () => saved(await save(draft, channel))}
+      disabled={!name || !url || (isMail && !(draft.from && draft.to))}
+    >
+      <TextField
+        label="Name"
+        value={name}
+        change={(text) => set({ name: text })}
+        placeholder="on call"
+        required
+        autoFocus
+      />
+      {!channel && (
+        <SelectField
+          label="Service"
+          value={type}
+          options={types}
+          change={(value) => set({ type: types.find(([one]) => one === value)?.[0] as Type })}
+        />
+      )}
+      <TextField
+        label={isMail ? 'Mail server' : 'Address'}
+        value={url}
+        change={(text) => set({ url: text })}
+        placeholder={example}
+        hint={hint}
+        required
+      />
+      {isMail && <MailFields draft={draft} set={set} />}
+      {secretLabel !== undefined && (
+        <TextField
+          label={channel ? `New ${secretLabel.toLowerCase()}` : secretLabel}
+          value={secret}
+          change={(text) => set({ secret: text })}
+          secret
+          hint={channel ? 'Empty leaves it as it is' : (secretHints[type] ?? '')}
+        />
+      )}
+    </Form>
+  );
+}
+
+const secretHints: Readonly<Record<string, string>> = {
+  ntfy: 'Only if the topic is protected',
+  email: 'Only if the mail server needs a login',
+  webhook: 'Signs each delivery, so that the receiver can check it',
+};
+
+function MailFields({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
+  const { from, to, user } = draft;
+  return (
+    <>
+      <TextField
+        label="From"
+        value={from}
+        change={(text) => set({ from: text })}
+        placeholder="farhand@example.org"
+        required
+      />
+      <TextField
+        label="To"
+        value={to}
+        change={(text) => set({ to: text })}
+        placeholder="ops@example.org, me@example.org"
+        required
+      />
+      <TextField label="User" value={user} change={(text) => set({ user: text })} />
+    </>
+  );
+}

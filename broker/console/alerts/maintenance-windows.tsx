@@ -1,0 +1,212 @@
+// Maintenance windows, in which alerts are held back: a list, and the form of a new one.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { fromLimited, type Limits, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
+import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
+import { Empty } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, Choice, Confirm, Dialog, State } from '../parts/small-components.tsx';
+import { place, setQuery } from '../router.ts';
+import { CronField } from '../schedules/cron-field.tsx';
+import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
+import { clock, durationText, fullTime } from '../time.ts';
+
+export type Window = Awaited<ReturnType<typeof client.maintenanceWindows.get>>;
+
+export function WindowList() {
+  // A link on the page of a machine opens the form for this machine.
+  const forMachine = place.value.query.get('machine') ?? '';
+  const [creating, setCreating] = useState(false);
+  const [removing, setRemoving] = useState<Window | undefined>(undefined);
+  const [round, setRound] = useState(0);
+  const changed = (): void => setRound((before) => before + 1);
+  const close = (): void => {
+    setCreating(false);
+    if (forMachine) setQuery({ machine: '' });
+  };
+  const newButton = (
+    <NewButton text="New window" allowed={may('webhooks:write')} opens={() => setCreating(true)} />
+  );
+  return (
+    <>
+      <LongList
+        read={(paging, signal) => client.maintenanceWindows.list({ ...paging }, { signal })}
+        inputs={[round]}
+        empty={
+          <Empty icon={icons.maintenance} title="No maintenance is planned">
+            <p>
+              In a maintenance window, alerts about its machines are held back. They open at its end if they
+              still hold.
+            </p>
+            {newButton}
+          </Empty>
+        }
+      >
+        {(items) => (
+          <>
+            <div class="filters">{newButton}</div>
+            <WindowTable items={items} remove={setRemoving} />
+          </>
+        )}
+      </LongList>
+      {(creating || forMachine !== '') && <NewWindow machine={forMachine} close={close} saved={changed} />}
+      {removing && (
+        <Confirm
+          title={`Delete ${removing.name}?`}
+          action="Delete the window"
+          onClose={() => setRemoving(undefined)}
+          run={async () => {
+            await client.maintenanceWindows.remove({ window_id: removing.id });
+            changed();
+          }}
+        >
+          <p>If it takes place now, it ends, and alerts that it holds back open.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function WindowTable({ items, remove }: { items: readonly Window[]; remove: (window: Window) => void }) {
+  return (
+    <List
+      label="Maintenance windows"
+      head={
+        <>
+          <th class="wide">Window</th>
+          <th>Machines</th>
+          <th>State</th>
+          <th>
+            <span class="only-read">Actions</span>
+          </th>
+        </>
+      }
+    >
+      {items.map((window) => (
+        <WindowRow key={window.id} window={window} remove={() => remove(window)} />
+      ))}
+    </List>
+  );
+}
+
+function WindowRow({ window, remove }: { window: Window; remove: () => void }) {
+  const { name, starts_at, ends_at, cron, timezone, duration, active_until } = window;
+  const isOver = ends_at !== null && Date.parse(ends_at) <= clock.value;
+  return (
+    <tr>
+      <td class="wide two-lines">
+        <span>{name}</span>
+        <span class="muted small">
+          {cron === null ? (
+            `${fullTime(starts_at ?? '')} to ${fullTime(ends_at ?? '')}`
+          ) : (
+            <>
+              <code>{cron}</code> {timezone}, for {durationText(duration ?? 0)}
+            </>
+          )}
+        </span>
+      </td>
+      <td class="muted">{limitsText(window)}</td>
+      <td>
+        {active_until === null ? (
+          <State of={isOver ? 'off' : 'queued'} text={isOver ? 'over' : 'planned'} />
+        ) : (
+          <>
+            <State of="running" text="now" />{' '}
+            <span class="muted">
+              ends <Ago at={active_until} />
+            </span>
+          </>
+        )}
+      </td>
+      <td>
+        {may('webhooks:write') && (
+          <button
+            type="button"
+            class="quiet icon-only"
+            aria-label={`Delete ${name}`}
+            title="Delete"
+            onClick={remove}
+          >
+            <Icon of={icons.trash} />
+          </button>
+        )}
+      </td>
+    </tr>
+  );
+}
+
+const hourMs = 3_600_000;
+const lengths = [0.5, 1, 2, 4, 8, 24].map((hours) => hours * hourMs);
+
+interface NewWindowProps {
+  /** Id of its machine, if a link names one. */
+  machine: string;
+  close: () => void;
+  saved: () => void;
+}
+
+type When = 'now' | 'later' | 'cron';
+const whens = [
+  ['now', 'Now'],
+  ['later', 'Once, later'],
+  ['cron', 'Again and again'],
+] as const;
+
+function NewWindow({ machine, close, saved }: NewWindowProps) {
+  const [name, setName] = useState('');
+  const [limits, setLimits] = useState<Limits>(() =>
+    fromLimited(machine ? { tags: null, machine_ids: [machine] } : undefined),
+  );
+  const [when, setWhen] = useState<When>('now');
+  const [start, setStart] = useState('');
+  const [duration, setDuration] = useState(String(hourMs));
+  const [cron, setCron] = useState('0 3 * * sun');
+  const [timezone, setTimezone] = useState(browserTimeZone);
+  const save = async (): Promise<void> => {
+    const { tags, machine_ids } = toLimited(limits);
+    await client.maintenanceWindows.create({
+      name,
+      duration: Number(duration),
+      ...(tags && { tags }),
+      ...(machine_ids && { machine_ids }),
+      ...(when === 'later' && { starts_at: new Date(start).toISOString() }),
+      ...(when === 'cron' && { cron, timezone }),
+    });
+    saved();
+    close();
+  };
+  return (
+    <Dialog title="New maintenance window" onClose={close}>
+      <Form submit="Create" cancel={close} run={save} disabled={!name || (when === 'later' && !start)}>
+        <TextField label="Name" value={name} change={setName} placeholder="updates" required autoFocus />
+        <LimitsFields limits={limits} change={setLimits} />
+        <Choice label="When" options={whens} value={when} choose={setWhen} />
+        {when === 'later' && (
+          <TextField label="Start, in your time zone" value={start} change={setStart} time required />
+        )}
+        {when === 'cron' && (
+          <>
+            <CronField cron={cron} timezone={timezone} change={setCron} />
+            <SelectField
+              label="Time zone"
+              value={timezone}
+              change={setTimezone}
+              options={timeZoneOptions(timezone)}
+            />
+          </>
+        )}
+        <SelectField
+          label="For"
+          value={duration}
+          change={setDuration}
+          options={lengths.map((ms) => [String(ms), durationText(ms)] as const)}
+        />
+      </Form>
+    </Dialog>
+  );
+}

@@ -1,0 +1,51 @@
+// An alert rule while it is edited, and how it is saved.
+import { client } from '../api-client.ts';
+import { fromLimited, type Limits, toLimited } from '../machines/limits-fields.tsx';
+import { isExpiring, isMeasured, type Kind, type Rule } from './rule-texts.ts';
+
+const minuteMs = 60_000;
+const dayMs = 86_400_000;
+
+export interface Draft {
+  name: string;
+  kind: Kind;
+  above: string;
+  /** Empty: 90 % of `above`. */
+  recover: string;
+  /** Durations are in milliseconds. */
+  lasting: number;
+  before: number;
+  repeat: number;
+  limits: Limits;
+  /** Null: all channels. */
+  channels: readonly string[] | null;
+}
+
+export function draftOf(rule: Rule | undefined): Draft {
+  return {
+    name: rule?.name ?? '',
+    kind: rule?.kind ?? 'offline',
+    above: String(rule?.above ?? 90),
+    recover: String(rule?.recover ?? ''),
+    lasting: rule?.for ?? 5 * minuteMs,
+    before: rule?.before ?? 14 * dayMs,
+    repeat: rule?.repeat_every ?? 0,
+    limits: fromLimited(rule),
+    channels: rule?.channel_ids ?? null,
+  };
+}
+
+/** Creates the rule, or changes the given one. Rejects with the broker's reason. */
+export async function saveRule(draft: Draft, rule: Rule | undefined): Promise<void> {
+  const { name, kind, above, recover, lasting, before, repeat, limits, channels } = draft;
+  const input = {
+    name,
+    repeat_every: repeat || null,
+    channel_ids: channels && [...channels],
+    ...(isMeasured(kind) && { above: Number(above), ...(recover !== '' && { recover: Number(recover) }) }),
+    ...(isExpiring(kind) ? { before } : toLimited(limits)),
+    ...(kind !== 'schedule' && !isExpiring(kind) && { for: lasting }),
+  };
+  if (rule) await client.alertRules.update({ rule_id: rule.id, ...input });
+  else await client.alertRules.create({ kind, ...input });
+}

@@ -1,0 +1,160 @@
+// The form of an alert rule: what it watches, about which machines, and where its alerts are sent.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { LimitsFields } from '../machines/limits-fields.tsx';
+import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { useData } from '../parts/use-data.ts';
+import { to } from '../router.ts';
+import { durationText } from '../time.ts';
+import { type Draft, draftOf, saveRule } from './rule-draft.ts';
+import { RulePreview } from './rule-preview.tsx';
+import { isExpiring, isMeasured, kinds, type Rule } from './rule-texts.ts';
+
+const minuteMs = 60_000;
+const dayMs = 24 * 60 * minuteMs;
+const lastings = [0, 1, 5, 10, 30, 60, 360, 1_440].map((minutes) => minutes * minuteMs);
+const repeats = [0, 15, 60, 240, 1_440].map((minutes) => minutes * minuteMs);
+const warnings = [1, 3, 7, 14, 30, 60].map((days) => days * dayMs);
+
+/** Choices of durations in milliseconds, with the present one among them. */
+function durations(values: readonly number[], present: number, none: string): (readonly [string, string])[] {
+  const all = [...new Set([...values, present])].sort((a, b) => a - b);
+  return all.map((ms) => [String(ms), ms === 0 ? none : durationText(ms)] as const);
+}
+
+interface RuleFormProps {
+  /** The rule to change. If it is undefined, a rule is created. */
+  rule?: Rule | undefined;
+  cancel: () => void;
+  saved: () => void;
+}
+
+export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
+  const [draft, setDraft] = useState<Draft>(() => draftOf(rule));
+  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
+  const { name, kind, limits } = draft;
+  const badNumber = isMeasured(kind) && !(Number(draft.above) >= 0 && Number(draft.recover) >= 0);
+  return (
+    <Form
+      submit={rule ? 'Save' : 'Create'}
+      cancel={cancel}
+      run={() => saveRule(draft, rule).then(saved)}
+      disabled={!name || badNumber}
+    >
+      <TextField
+        label="Name"
+        value={name}
+        change={(text) => set({ name: text })}
+        placeholder="disk is full"
+        required
+        autoFocus
+      />
+      <SelectField
+        label="Open an alert when"
+        value={kind}
+        options={rule ? kinds.filter(([one]) => one === kind) : kinds}
+        change={(value) => set({ kind: kinds.find(([one]) => one === value)?.[0] ?? kind })}
+      />
+      <Condition draft={draft} set={set} />
+      {!isExpiring(kind) && <LimitsFields limits={limits} change={(chosen) => set({ limits: chosen })} />}
+      <SelectField
+        label="Repeat it"
+        value={String(draft.repeat)}
+        options={durations(repeats, draft.repeat, 'never').map(([ms, text]) => [
+          ms,
+          ms === '0' ? text : `every ${text} until it is acknowledged`,
+        ])}
+        change={(ms) => set({ repeat: Number(ms) })}
+      />
+      {may('webhooks:read') && (
+        <ChannelChoice channels={draft.channels} change={(channels) => set({ channels })} />
+      )}
+      <RulePreview draft={draft} />
+    </Form>
+  );
+}
+
+function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
+  const { kind, above, recover, lasting, before } = draft;
+  if (isExpiring(kind))
+    return (
+      <SelectField
+        label="This long before"
+        value={String(before)}
+        options={durations(warnings, before, '')}
+        change={(ms) => set({ before: Number(ms) })}
+      />
+    );
+  if (kind === 'schedule') return null;
+  const unit = kind === 'load' ? '' : ', in %';
+  return (
+    <div class="fields">
+      {isMeasured(kind) && (
+        <>
+          <TextField
+            label={`Above${unit}`}
+            value={above}
+            change={(text) => set({ above: text })}
+            numeric
+            required
+          />
+          <TextField
+            label={`Resolve at${unit}`}
+            value={recover}
+            change={(text) => set({ recover: text })}
+            placeholder={String(Math.round(Number(above) * 90) / 100)}
+            numeric
+          />
+        </>
+      )}
+      <SelectField
+        label="Once it has lasted"
+        value={String(lasting)}
+        options={durations(lastings, lasting, 'no time, at once')}
+        change={(ms) => set({ lasting: Number(ms) })}
+      />
+    </div>
+  );
+}
+
+interface ChannelChoiceProps {
+  channels: readonly string[] | null;
+  change: (channels: readonly string[] | null) => void;
+}
+
+/** The channels that get the alerts of a rule: all of them, or some. */
+function ChannelChoice({ channels, change }: ChannelChoiceProps) {
+  const { data } = useData(
+    (signal) => client.alertChannels.list({ limit: 100, sort: 'name' }, { signal }),
+    [],
+    null,
+  );
+  if (data?.total === 0)
+    return (
+      <p class="hint">
+        There is no channel yet, so alerts appear here only. <a href={to('/alerts/channels')}>Create one</a>{' '}
+        to be notified.
+      </p>
+    );
+  const all = data?.items.map(({ id }) => id) ?? [];
+  return (
+    <fieldset class="field">
+      <legend>Send it to</legend>
+      <CheckField
+        label="All channels, also later ones"
+        value={channels === null}
+        change={(on) => change(on ? null : all)}
+      />
+      {channels !== null &&
+        data?.items.map(({ id, name, type }) => (
+          <CheckField
+            key={id}
+            label={`${name} (${type})`}
+            value={channels.includes(id)}
+            change={(on) => change(on ? [...channels, id] : channels.filter((one) => one !== id))}
+          />
+        ))}
+    </fieldset>
+  );
+}

@@ -1,0 +1,158 @@
+// The alert rules: a list with their conditions, and the dialogs that create, change and delete one.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { limitsText } from '../machines/limits-fields.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
+import { Empty } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
+import { Confirm, Dialog, State } from '../parts/small-components.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { RuleForm } from './rule-form.tsx';
+import { isExpiring, type Rule, ruleText } from './rule-texts.ts';
+
+/** `new`, or a rule with what is done with it. */
+type Open = 'new' | { what: 'edit' | 'remove'; rule: Rule };
+
+export function RuleList() {
+  const [open, setOpen] = useState<Open | undefined>(undefined);
+  const [round, setRound] = useState(0);
+  const close = (): void => setOpen(undefined);
+  const changed = (): void => setRound((before) => before + 1);
+  const newButton = (
+    <NewButton text="New rule" allowed={may('webhooks:write')} opens={() => setOpen('new')} />
+  );
+  return (
+    <>
+      <LongList
+        read={(paging, signal) => client.alertRules.list({ sort: 'name', ...paging }, { signal })}
+        inputs={[round]}
+        empty={
+          <Empty icon={icons.alerts} title="Nothing is watched yet">
+            <p>
+              A rule opens an alert when a machine is offline, a disk is nearly full, or a schedule fails.
+            </p>
+            {newButton}
+          </Empty>
+        }
+      >
+        {(items) => (
+          <>
+            <div class="filters">{newButton}</div>
+            <List
+              label="Rules"
+              head={
+                <>
+                  <th class="wide">Rule</th>
+                  <th>Machines</th>
+                  <th>State</th>
+                  <th>
+                    <span class="only-read">Actions</span>
+                  </th>
+                </>
+              }
+            >
+              {items.map((rule) => (
+                <RuleRow
+                  key={rule.id}
+                  rule={rule}
+                  changed={changed}
+                  open={(what) => setOpen({ what, rule })}
+                />
+              ))}
+            </List>
+          </>
+        )}
+      </LongList>
+      {open && <RuleDialog open={open} close={close} changed={changed} />}
+    </>
+  );
+}
+
+interface RuleRowProps {
+  rule: Rule;
+  changed: () => void;
+  open: (what: 'edit' | 'remove') => void;
+}
+
+function RuleRow({ rule, changed, open }: RuleRowProps) {
+  const { id, name, kind, enabled } = rule;
+  const turn = (): Promise<unknown> => client.alertRules.update({ rule_id: id, enabled: !enabled });
+  return (
+    <tr>
+      <td class="wide two-lines">
+        <span>{name}</span>
+        <span class="muted small">{ruleText(rule)}</span>
+      </td>
+      <td class="muted">{isExpiring(kind) ? '' : limitsText(rule)}</td>
+      <td>
+        <State of={enabled ? 'online' : 'off'} text={enabled ? 'on' : 'off'} />
+      </td>
+      <td class="row-buttons">
+        {may('webhooks:write') && (
+          <>
+            <button
+              type="button"
+              class="quiet"
+              aria-label={`Turn ${enabled ? 'off' : 'on'} ${name}`}
+              onClick={() => void attempt(turn).then(changed)}
+            >
+              {enabled ? 'Turn off' : 'Turn on'}
+            </button>
+            <button
+              type="button"
+              class="quiet icon-only"
+              aria-label={`Change ${name}`}
+              title="Change and test"
+              onClick={() => open('edit')}
+            >
+              <Icon of={icons.edit} />
+            </button>
+            <button
+              type="button"
+              class="quiet icon-only"
+              aria-label={`Delete ${name}`}
+              title="Delete"
+              onClick={() => open('remove')}
+            >
+              <Icon of={icons.trash} />
+            </button>
+          </>
+        )}
+      </td>
+    </tr>
+  );
+}
+
+function RuleDialog({ open, close, changed }: { open: Open; close: () => void; changed: () => void }) {
+  if (open !== 'new' && open.what === 'remove') {
+    return (
+      <Confirm
+        title={`Delete ${open.rule.name}?`}
+        action="Delete the rule"
+        onClose={close}
+        run={async () => {
+          await client.alertRules.remove({ rule_id: open.rule.id });
+          changed();
+        }}
+      >
+        <p>Its open alerts are resolved. Past alerts stay in the list.</p>
+      </Confirm>
+    );
+  }
+  const rule = open === 'new' ? undefined : open.rule;
+  return (
+    <Dialog title={rule ? `Change ${rule.name}` : 'New alert rule'} onClose={close}>
+      <RuleForm
+        rule={rule}
+        cancel={close}
+        saved={() => {
+          close();
+          changed();
+        }}
+      />
+    </Dialog>
+  );
+}

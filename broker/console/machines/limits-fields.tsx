@@ -1,0 +1,68 @@
+// The fields that limit something, such as a key or an alert rule, to machines: by tags and one by one.
+import { TextField } from '../parts/form.tsx';
+import { MachinePicker } from './machine-picker.tsx';
+import { nameOf } from './names.ts';
+import { Chips } from './selected-machine-chips.tsx';
+
+/** What the fields contain. */
+export interface Limits {
+  /** Tags, separated by commas. */
+  tags: string;
+  machines: readonly string[];
+}
+
+/** What requests and answers contain. Null for both: all machines. */
+interface Limited {
+  tags: string[] | null;
+  machine_ids: string[] | null;
+}
+
+/** Returns the tags of a text that separates them by commas. */
+export const tagsOf = (text: string): string[] => text.split(',').flatMap((tag) => tag.trim() || []);
+
+export const fromLimited = (limited: Limited | undefined): Limits => ({
+  tags: limited?.tags?.join(', ') ?? '',
+  machines: limited?.machine_ids ?? [],
+});
+
+const orNull = (items: string[]): string[] | null => (items.length > 0 ? items : null);
+
+export const toLimited = ({ tags, machines }: Limits): Limited => ({
+  tags: orNull(tagsOf(tags)),
+  machine_ids: orNull([...machines]),
+});
+
+/** Describes the limits in words, for lists. */
+export function limitsText({ tags, machine_ids }: Limited): string {
+  if (machine_ids === null && tags === null) return 'all';
+  const [first = ''] = machine_ids ?? [];
+  const named = machine_ids?.length === 1 ? nameOf(first) : `${machine_ids?.length} machines`;
+  return [...(machine_ids ? [named] : []), ...(tags ? [`tagged ${tags.join(' or ')}`] : [])].join(', ');
+}
+
+interface LimitsFieldsProps {
+  limits: Limits;
+  change: (limits: Limits) => void;
+}
+
+export function LimitsFields({ limits, change }: LimitsFieldsProps) {
+  const { tags, machines } = limits;
+  const set = (chosen: readonly string[]): void => change({ tags, machines: chosen });
+  return (
+    <>
+      <TextField
+        label="Only machines tagged"
+        value={tags}
+        change={(text) => change({ tags: text, machines })}
+        placeholder="web, db"
+        hint="Any of these tags. Without tags and machines: every machine"
+      />
+      <Chips
+        label="Chosen machines"
+        machines={machines.map((id) => ({ id, name: nameOf(id) }))}
+        remove={({ id }) => set(machines.filter((one) => one !== id))}
+      />
+      <MachinePicker label="And these machines" choose={({ id }) => set([...new Set([...machines, id])])} />
+    </>
+  );
+}

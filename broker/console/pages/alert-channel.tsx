@@ -1,0 +1,144 @@
+// The page of one channel of alerts: what was sent through it, a test, and its settings.
+import { useState } from 'preact/hooks';
+import { type Channel, ChannelForm, services } from '../alerts/channel-form.tsx';
+import { ChannelState } from '../alerts/channel-list.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { Deliveries, sayTested } from '../parts/deliveries.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Empty, Page, Show } from '../parts/page.tsx';
+import { Confirm, Dialog } from '../parts/small-components.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { go, type Params, to } from '../router.ts';
+
+export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
+  const loaded = useData(
+    (signal) => client.alertChannels.get({ channel_id: channel }, { signal }),
+    [channel],
+  );
+  const [round, setRound] = useState(0);
+  const { data, reload } = loaded;
+  const changed = (): void => {
+    reload();
+    setRound((before) => before + 1);
+  };
+  return (
+    <Page
+      title={data?.name ?? 'Channel'}
+      above={[
+        { text: 'Alerts', href: to('/alerts') },
+        { text: 'Channels', href: to('/alerts/channels') },
+      ]}
+      beside={data && <ChannelState channel={data} />}
+      actions={data && may('webhooks:write') && <Actions channel={data} changed={changed} />}
+    >
+      <Show of={loaded}>
+        {(detail) => (
+          <>
+            <Settings channel={detail} />
+            <Deliveries
+              read={(paging, signal) =>
+                client.alertChannels.deliveries({ channel_id: channel, ...paging }, { signal })
+              }
+              redeliver={(delivery_id) =>
+                client.alertChannels.redeliver({ channel_id: channel, delivery_id })
+              }
+              inputs={[channel, round]}
+              changed={changed}
+              empty={
+                <Empty icon={icons.alerts} title="Nothing was sent yet">
+                  <p>
+                    Alerts that are sent appear here with every attempt. Send a test to see whether it works.
+                  </p>
+                </Empty>
+              }
+            />
+          </>
+        )}
+      </Show>
+    </Page>
+  );
+}
+
+function Settings({ channel: { type, url, to: recipients, disabled_reason } }: { channel: Channel }) {
+  return (
+    <>
+      <section class="card command-card">
+        <pre class="command-line">{url}</pre>
+        <span class="tag">{services[type].text}</span>
+        {recipients && <p class="fact-row muted">To {recipients.join(', ')}</p>}
+      </section>
+      {disabled_reason && (
+        <p class="notice warn">
+          <Icon of={icons.warning} />
+          <span>
+            The broker turned it off: {disabled_reason.replaceAll('_', ' ')}.{' '}
+            {disabled_reason === 'key_revoked'
+              ? 'Turn it on to make it a channel of your key.'
+              : 'Edit it, and set its address and secret again.'}
+          </span>
+        </p>
+      )}
+    </>
+  );
+}
+
+function Actions({ channel, changed }: { channel: Channel; changed: () => void }) {
+  const [open, setOpen] = useState<'edit' | 'remove' | undefined>(undefined);
+  const [isTesting, setTesting] = useState(false);
+  const close = (): void => setOpen(undefined);
+  const { id, name, type, enabled } = channel;
+  const test = async (): Promise<void> => {
+    setTesting(true);
+    await attempt(async () =>
+      sayTested(services[type].text, await client.alertChannels.test({ channel_id: id })),
+    );
+    setTesting(false);
+    changed();
+  };
+  const turn = (): Promise<unknown> => client.alertChannels.update({ channel_id: id, enabled: !enabled });
+  return (
+    <>
+      <button type="button" disabled={isTesting} onClick={() => void test()}>
+        Send a test
+      </button>
+      <button type="button" onClick={() => void attempt(turn).then(changed)}>
+        {enabled ? 'Turn off' : 'Turn on'}
+      </button>
+      <button type="button" onClick={() => setOpen('edit')}>
+        <Icon of={icons.edit} />
+        Edit
+      </button>
+      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setOpen('remove')}>
+        <Icon of={icons.trash} />
+      </button>
+      {open === 'edit' && (
+        <Dialog title={`Change ${name}`} onClose={close}>
+          <ChannelForm
+            channel={channel}
+            cancel={close}
+            saved={() => {
+              close();
+              changed();
+            }}
+          />
+        </Dialog>
+      )}
+      {open === 'remove' && (
+        <Confirm
+          title={`Delete ${name}?`}
+          action="Delete the channel"
+          onClose={close}
+          run={async () => {
+            await client.alertChannels.remove({ channel_id: id });
+            go(to('/alerts/channels'));
+          }}
+        >
+          <p>No alert is sent through it any more. Rules that name it send theirs to their other channels.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}

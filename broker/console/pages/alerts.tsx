@@ -1,0 +1,88 @@
+// The page of alerts, with the rules that open them, the channels that send them, and maintenance windows.
+import { AlertList } from '../alerts/alert-list.tsx';
+import { ChannelList } from '../alerts/channel-list.tsx';
+import { WindowList } from '../alerts/maintenance-windows.tsx';
+import { RuleList } from '../alerts/rule-list.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import * as icons from '../parts/icons.ts';
+import { Empty, Page } from '../parts/page.tsx';
+import { LongList } from '../parts/paged-list.tsx';
+import { Choice, Tabs } from '../parts/small-components.tsx';
+import { type Params, place, setQuery, to } from '../router.ts';
+
+export function Alerts({ params: { tab = '' } }: { params: Params }) {
+  const tabs = [
+    { name: '', text: 'Alerts', href: to('/alerts'), icon: icons.alerts },
+    { name: 'rules', text: 'Rules', href: to('/alerts', 'rules'), icon: icons.check },
+    ...(may('webhooks:read')
+      ? [{ name: 'channels', text: 'Channels', href: to('/alerts', 'channels'), icon: icons.webhooks }]
+      : []),
+    { name: 'windows', text: 'Maintenance', href: to('/alerts', 'windows'), icon: icons.maintenance },
+  ];
+  return (
+    <Page title="Alerts">
+      <Tabs label="Alerts" tabs={tabs} current={tab} />
+      {tab === 'rules' && <RuleList />}
+      {tab === 'channels' && <ChannelList />}
+      {tab === 'windows' && <WindowList />}
+      {tab === '' && <AllAlerts />}
+    </Page>
+  );
+}
+
+const views = [
+  ['open', 'Open'],
+  ['acknowledged', 'Acknowledged'],
+  ['held', 'Held back'],
+  ['all', 'All'],
+] as const;
+
+function AllAlerts() {
+  const given = place.value.query.get('status');
+  const status = views.find(([name]) => name === given)?.[0] ?? 'open';
+  return (
+    <>
+      <div class="filters">
+        <Choice
+          label="Status"
+          options={views}
+          value={status}
+          choose={(name) => setQuery({ status: name === 'open' ? '' : name })}
+        />
+      </div>
+      <LongList
+        read={(paging, signal) =>
+          client.alerts.list({ ...paging, ...(status !== 'all' && { status }) }, { signal })
+        }
+        inputs={[status]}
+        when={({ type }) => type.startsWith('alert.')}
+        empty={<NoAlerts status={status} />}
+      >
+        {(items, reload) => <AlertList items={items} reload={reload} />}
+      </LongList>
+    </>
+  );
+}
+
+function NoAlerts({ status }: { status: (typeof views)[number][0] }) {
+  if (status === 'acknowledged' || status === 'held') {
+    return (
+      <Empty icon={icons.alerts} title={`No alert is ${status === 'held' ? 'held back' : status}`}>
+        <p>
+          {status === 'held'
+            ? 'A maintenance window holds back the alerts about its machines until its end.'
+            : 'Acknowledge an open alert to say that somebody works on it. It is not repeated then.'}
+        </p>
+      </Empty>
+    );
+  }
+  return (
+    <Empty icon={icons.alerts} title={status === 'open' ? 'No alert is open' : 'There was no alert yet'}>
+      <p>Rules watch machines, schedules and expiry dates. What they find appears here at once.</p>
+      <a class="button" href={to('/alerts', 'rules')}>
+        Look at the rules
+      </a>
+    </Empty>
+  );
+}

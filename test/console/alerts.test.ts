@@ -1,0 +1,126 @@
+// The pages of alerts: a rule that fires at once, its alert on the list and on the machine, the channel that
+// sends it, and a maintenance window.
+import { expect } from 'vitest';
+import { soon } from '../alerts-fixture.ts';
+import { startReceiver } from '../webhook-receivers.ts';
+import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
+
+browserTest('a rule is refused with the reason, then tested, created, changed and deleted', async () => {
+  const system = await startWithConsole();
+  await startMachine(system, 'web-1', 'web');
+  await startMachine(system, 'db-1', 'db');
+  const { page, faults, open } = await newLogin(system);
+  await open('/alerts/rules');
+  await page.getByText('Nothing is watched yet').waitFor();
+  await page.getByRole('button', { name: 'New rule' }).first().click();
+  await page.getByLabel('Name', { exact: true }).fill('memory');
+  await page.getByLabel('Open an alert when').selectOption('memory');
+  await page.getByLabel('Above, in %').fill('0');
+  await page.getByText(/now it is so for .*web-1 \(\d+ %\)/).waitFor();
+  await page.getByLabel('Only machines tagged').fill('web');
+  await page.getByText(/now it is so for web-1 \(\d+ %\)\./).waitFor();
+  await page.getByLabel('Above, in %').fill('100');
+  await page.getByText('now it would open no alert').waitFor();
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.getByRole('alert').getByText('must be below 100').waitFor();
+  await page.getByLabel('Above, in %').fill('0');
+  await page.getByLabel('Once it has lasted').selectOption('60000');
+  await page.getByRole('button', { name: 'Create' }).click();
+  const row = page.getByRole('row', { name: /memory/ });
+  await row.getByText('memory over 0 % for 1 min, until 0 %').waitFor();
+  await row.getByText('tagged web').waitFor();
+  await page.getByRole('button', { name: 'Turn off memory' }).click();
+  await row.getByText('off', { exact: true }).waitFor();
+  await page.getByRole('button', { name: 'Change memory' }).click();
+  await page.getByLabel('Repeat it').selectOption('900000');
+  await page.getByRole('button', { name: 'Save' }).click();
+  const rules = async () => (await system.client.alertRules.list()).items;
+  await expect
+    .poll(rules)
+    .toMatchObject([
+      { kind: 'memory', above: 0, for: 60_000, tags: ['web'], repeat_every: 900_000, enabled: false },
+    ]);
+  await page.getByRole('button', { name: 'Delete memory' }).click();
+  await page.getByRole('button', { name: 'Delete the rule' }).click();
+  await page.getByText('Nothing is watched yet').waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('an alert appears by itself, on its machine too, and is acknowledged with a note', async () => {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1', 'web');
+  const { page, faults, open } = await newLogin(system);
+  await open('/alerts');
+  await page.getByText('No alert is open').waitFor();
+  await system.client.alertRules.create({ name: 'memory', kind: 'memory', above: 0, for: 0 });
+  await page.getByRole('button', { name: /^Acknowledge: memory usage of web-1/ }).click();
+  await page.getByLabel('Note').fill('more is ordered');
+  await page.getByRole('button', { name: 'Acknowledge', exact: true }).click();
+  await page.getByText('No alert is open').waitFor();
+  await page.getByRole('button', { name: 'Acknowledged' }).click();
+  await page.getByRole('row', { name: /more is ordered/ }).waitFor();
+  await system.client.alertRules.create({ name: 'again', kind: 'memory', above: 0, for: 0 });
+  await open(`/machines/${machine}`);
+  await page.getByText(/memory usage of web-1 is .*, opened/).waitFor();
+  await page.getByRole('link', { name: 'Maintenance' }).click();
+  await page.getByRole('list', { name: 'Chosen machines' }).getByText('web-1').waitFor();
+  await page.getByLabel('Name', { exact: true }).fill('updates');
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page
+    .getByRole('row', { name: /updates/ })
+    .getByText('now')
+    .waitFor();
+  const { items } = await system.client.maintenanceWindows.list();
+  expect(items).toMatchObject([
+    { name: 'updates', machine_ids: [machine], active_until: expect.any(String) },
+  ]);
+  await open(`/machines/${machine}`);
+  await page.getByText('In maintenance').waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('a channel is created and tested; its log has what was sent, and sends it again', async () => {
+  const receiver = await startReceiver();
+  const system = await startWithConsole(['--webhook-allow', '127.0.0.0/8'], { alerts: soon });
+  const { page, faults, open } = await newLogin(system);
+  await open('/alerts/channels');
+  await page.getByText('Alerts are sent nowhere yet').waitFor();
+  await page.getByRole('button', { name: 'New channel' }).first().click();
+  await page.getByLabel('Name', { exact: true }).fill('on call');
+  await page.getByLabel('Address').fill(`http://127.0.0.1:${receiver.port}/services/T000/XXXX`);
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.getByText(`http://127.0.0.1:${receiver.port}/…`).waitFor();
+  await page.getByRole('button', { name: 'Send a test' }).click();
+  await page.getByText('Slack accepted the test').waitFor();
+  expect(await receiver.heard(1)).toHaveLength(1);
+  await system.client.alertRules.create({ name: 'memory', kind: 'memory', above: 0, for: 0 });
+  await startMachine(system, 'web-1');
+  await receiver.heard(2);
+  await page.getByText('alert.notified').click();
+  await page.getByText(/answer 200 in/).waitFor();
+  await page.getByRole('button', { name: 'Send again' }).click();
+  await receiver.heard(3);
+  await page.getByRole('button', { name: 'Turn off' }).click();
+  await page.getByRole('button', { name: 'Turn on' }).waitFor();
+  await page.getByRole('button', { name: 'Delete' }).click();
+  await page.getByRole('button', { name: 'Delete the channel' }).click();
+  await page.getByText('Alerts are sent nowhere yet').waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('a key that may only read sees alerts and rules, and no buttons or channels', async () => {
+  const system = await startWithConsole();
+  await system.client.alertRules.create({ name: 'memory', kind: 'memory', above: 0, for: 0 });
+  await startMachine(system, 'web-1');
+  const { key } = await system.keyed(['machines:read']);
+  const { page, faults, open } = await newLogin(system, { key });
+  await open('/alerts');
+  await page.getByRole('row', { name: /memory usage of web-1/ }).waitFor();
+  expect(await page.getByRole('button', { name: /Acknowledge:/ }).count()).toBe(0);
+  expect(await page.getByRole('link', { name: 'Channels' }).count()).toBe(0);
+  await page.getByRole('link', { name: 'Rules' }).click();
+  const row = page.getByRole('row', { name: /memory over 0 %/ });
+  await row.waitFor();
+  expect(await row.getByRole('button').count()).toBe(0);
+  expect(faults).toEqual([]);
+});
