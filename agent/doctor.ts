@@ -6,6 +6,7 @@ import { findingsText } from '../shared/doctor/check-result.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';
+import { examineUpgrades } from './upgrade/doctor-checks.ts';
 
 const name = 'farhand-agent';
 
@@ -22,5 +23,6 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
     argv: installed ? ['--config', settingsOf({ name }), ...argv] : argv,
     env,
   });
-  return findingsText(await examineAgent(settings.data_dir, settings.broker));
+  const findings = await examineAgent(settings.data_dir, settings.broker);
+  return findingsText([...findings, ...examineUpgrades(settings)]);
 }

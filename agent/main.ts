@@ -19,6 +19,8 @@ import { agentSettings } from './settings-schema.ts';
 import { type Agent, startAgent } from './start.ts';
 
 const program = 'farhand-agent';
+/** Settings of the service, which root's upgrade unit reads. */
+const settingsFile = '/etc/farhand/agent.toml';
 let notify: Notify | undefined;
 
 async function main(): Promise<void> {
@@ -27,10 +29,12 @@ async function main(): Promise<void> {
   nameProcess(program);
   const invocation = { argv: process.argv.slice(2), env: process.env };
   if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
-  if (invocation.argv[0] === 'doctor') return await examine(invocation);
+  const own = verbs[invocation.argv[0] ?? ''];
+  if (own) return await own(invocation);
   if (invocation.argv.includes('--help')) {
     const help = helpText(program, 'connects this machine to a broker', agentSettings);
-    return void process.stdout.write(`${help}${verbsHelp(program)}To find problems: ${program} doctor.\n`);
+    const more = `To find problems: ${program} doctor.\nTo accept signed upgrades: ${program} trust-key FILE.\n`;
+    return void process.stdout.write(`${help}${verbsHelp(program)}${more}`);
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(agentSettings, invocation);
@@ -61,6 +65,20 @@ async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
+
+/** Verbs besides those of services. Their modules are loaded only here. */
+const verbs: Record<string, (invocation: Invocation) => Promise<void>> = {
+  doctor: examine,
+  async 'trust-key'({ argv }) {
+    const { trustKey } = await import('./upgrade/trusted-key.ts');
+    process.stdout.write(await trustKey(argv.slice(1)));
+  },
+  async 'apply-upgrade'({ env }) {
+    const { applyUpgrade } = await import('./upgrade/root-unit/apply.ts');
+    const settings = readSettings(agentSettings, { argv: ['--config', settingsFile], env: {} });
+    await applyUpgrade(settings, createLogger(program, settings.log_level, isJournal(env)));
+  },
+};
 
 async function examine({ argv, env }: Invocation): Promise<void> {
   const { doctor } = await import('./doctor.ts');

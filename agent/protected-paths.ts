@@ -1,6 +1,7 @@
 // Lists the paths that file operations may not change, or may not even read: the agent's keys, settings,
 // service and program. Otherwise a request could change what the machine's owner allows.
 import { basename, dirname, join, resolve } from 'node:path';
+import { upgradeDirectory } from './upgrade/shared-directory.ts';
 
 export interface ProtectedPaths {
   /** Keys, settings and files that start the agent. Requests may neither read nor change them. */
@@ -9,7 +10,7 @@ export interface ProtectedPaths {
   program: string[];
 }
 
-const unit = 'farhand-agent.service';
+const units = ['farhand-agent.service', 'farhand-agent-upgrade.service', 'farhand-agent-upgrade.path'];
 
 /** Directories of systemd's units (`systemd-analyze unit-paths`) and of its own settings. */
 const unitDirectories = [
@@ -25,11 +26,12 @@ const settingDirectories = ['/etc/systemd', '/run/systemd', '/usr/local/lib/syst
 /** Files of the agent's systemd service, its drop-ins, and the links that start it. */
 const service = [
   ...unitDirectories.flatMap((directory) => [
-    `${directory}/${unit}`,
-    `${directory}/${unit}.d`,
-    `${directory}/farhand-.service.d`,
+    ...units.flatMap((unit) => [`${directory}/${unit}`, `${directory}/${unit}.d`]),
+    ...['farhand-.service.d', 'farhand-agent-.service.d', 'farhand-.path.d'].map(
+      (one) => `${directory}/${one}`,
+    ),
   ]),
-  `/etc/systemd/system/multi-user.target.wants/${unit}`,
+  ...units.map((unit) => `/etc/systemd/system/multi-user.target.wants/${unit}`),
   '/etc/default/farhand-agent',
 ];
 
@@ -64,12 +66,18 @@ interface Places {
   data_dir: string;
   config?: string | undefined;
   join_token_file?: string | undefined;
+  upgrade_dir?: string;
 }
 
-export function protectedPathsOf({ data_dir, config, join_token_file }: Places): ProtectedPaths {
+export function protectedPathsOf({
+  data_dir,
+  config,
+  join_token_file,
+  upgrade_dir = upgradeDirectory,
+}: Places): ProtectedPaths {
   const settings = [config, join_token_file].flatMap((path) => (path ? [resolve(path)] : []));
   return {
-    secret: [data_dir, ...parts.map((part) => join(data_dir, part)), ...settings, ...service],
+    secret: [data_dir, ...parts.map((part) => join(data_dir, part)), upgrade_dir, ...settings, ...service],
     program: [process.execPath, ...own(import.meta.filename), ...installed, ...everyService],
   };
 }

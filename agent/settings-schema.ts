@@ -5,6 +5,7 @@ import * as z from 'zod';
 import { label, tags } from '../shared/api/shared-schemas.ts';
 import { common, flag, hostPort, logLevel, type Settings, words } from '../shared/read-settings.ts';
 import { allCapabilities } from './capabilities-by-rpc.ts';
+import { upgradeDirectory } from './upgrade/shared-directory.ts';
 
 const dataDir = z
   .string()
@@ -64,6 +65,19 @@ export const agentSettings = {
     schema: words.default(['/']).pipe(z.array(z.string().startsWith('/', 'must be an absolute path')).min(1)),
     value: 'DIR',
     help: 'directories whose files the broker may use (default /; separate several with commas)',
+  },
+  hold_version: {
+    schema: z.string().min(1).optional(),
+    value: 'VERSION',
+    help: 'the only version to which the broker may upgrade this agent (default: any that is signed)',
+  },
+  upgrade_dir: {
+    schema: z
+      .string()
+      .default(upgradeDirectory)
+      .transform((path) => resolve(path)),
+    value: 'DIR',
+    help: 'directory that root’s upgrade unit shares with the agent',
   },
   log_level: logLevel,
   user: { ...serviceSettings.user, fileOnly: true },

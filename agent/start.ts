@@ -16,7 +16,7 @@ import { MetricsReader } from './metrics.ts';
 import { startProcesses } from './processes/index.ts';
 import { protectedPathsOf } from './protected-paths.ts';
 import type { AgentSettings } from './settings-schema.ts';
-import { createUpgrade } from './upgrade/index.ts';
+import { Upgrades } from './upgrade/index.ts';
 
 export interface Agent {
   machineId: string;
@@ -93,7 +93,10 @@ async function assemble(
   };
 }
 
-type Services = Pick<LinkOptions, 'handlers' | 'missing' | 'journalId' | 'processIds' | 'report'>;
+type Services = Pick<
+  LinkOptions,
+  'handlers' | 'missing' | 'journalId' | 'processIds' | 'report' | 'installation' | 'lastUpgrade'
+>;
 
 /** Opens the services that answer the broker's calls. */
 async function startServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
@@ -107,8 +110,13 @@ async function startServices(settings: AgentSettings, log: Logger, closers: Clos
   const files = await createFiles({ roots, home, forbidden, fixed, processes: own, directory, log });
   const metrics = new MetricsReader();
   const getMetrics = async () => ({ metrics: await metrics.report() });
+  const { upgrade_dir, hold_version: holdVersion } = settings;
+  const upgrades = new Upgrades({ directory: upgrade_dir, holdVersion, processes, log });
+  closers.push(() => upgrades.close());
   return {
-    handlers: { ...files, ...processes, ...createInventory(), ...createUpgrade(), getMetrics },
+    handlers: { ...files, ...processes, ...createInventory(), ...upgrades.handlers, getMetrics },
+    installation: () => upgrades.installation(),
+    lastUpgrade: () => upgrades.lastUpgrade(),
     missing: processes.missing,
     journalId: processes.journalId,
     processIds: () => processes.ids(),

@@ -2,6 +2,7 @@
 import { existsSync } from 'node:fs';
 import { readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { flag, type Invocation, readSettings, type Settings } from '../shared/read-settings.ts';
@@ -13,11 +14,27 @@ import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { checkRoots } from './files/index.ts';
 import { machineIn, readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';
+import { planUpgradeUnit } from './upgrade/install-root-unit.ts';
+import { upgradeDirectory } from './upgrade/shared-directory.ts';
 
-const agent: Service = { name: 'farhand-agent', home: '/home/farhand-agent', settled: isLinked };
+const agent: Service = {
+  name: 'farhand-agent',
+  home: '/home/farhand-agent',
+  helper: { name: 'farhand-agent-upgrade', directory: upgradeDirectory },
+  settled: isLinked,
+};
 const tokenFile = join(dataOf(agent), 'join-token');
 
-const installSettings = { ...agentSettings, ...serviceSettings };
+const installSettings = {
+  ...agentSettings,
+  ...serviceSettings,
+  trust_key: {
+    schema: z.string().optional(),
+    value: 'FILE',
+    help: 'public key (PEM) of whoever signs the packages by which the broker may upgrade this agent',
+    flagOnly: true,
+  },
+};
 
 const uninstallSettings = {
   keep_data: { schema: flag, help: 'keep the identity, settings and account of the agent', flagOnly: true },
@@ -50,7 +67,13 @@ function isLinked({ active, status }: State): boolean {
 }
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
-  const { settled, user, log } = await installCommand(agent, installSettings, from, command, planAgent);
+  const { settled, user, log } = await installCommand(
+    agent,
+    installSettings,
+    from,
+    command,
+    (settings, given) => planAgent(settings, given, command),
+  );
   if (user === 'root')
     say('The agent runs as root: every API key that may run commands is root on this machine.');
   if (settled) return 0;
@@ -64,6 +87,7 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
 async function planAgent(
   settings: Settings<typeof installSettings>,
   { join_token: _, ...given }: Record<string, unknown>,
+  command: readonly string[],
 ): Promise<Plan> {
   const token = await tokenOf(settings);
   needSystemd('install', true);
@@ -71,6 +95,7 @@ async function planAgent(
   await checkMachine(token);
   const { user = agent.name, allow_sudo } = settings;
   const isRoot = user === 'root';
+  const helper = await planUpgradeUnit(command, settings.trust_key);
   return {
     user,
     hidden: isRoot ? [] : ['/root'],
@@ -78,6 +103,7 @@ async function planAgent(
     // The token itself is stored in a file of its own, which the agent removes after use.
     stored: { ...given, user, join_token_file: tokenFile },
     secret: { file: tokenFile, text: token || undefined },
+    ...(helper && { helper }),
   };
 }
 

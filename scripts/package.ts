@@ -1,12 +1,15 @@
-// Makes the packages in dist/: `npm run package [-- --arch x64] [--only npm,tar,deb] [--to DIR]`.
-import { linkSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+// Makes the packages in dist/: `npm run package [-- --arch x64] [--only npm,tar,deb] [--to DIR] [--sign-key FILE]`, and
+// makes keys that sign them: `npm run package -- --make-key FILE [--old-key FILE]`.
+import { linkSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
+import { type SignedPackage, signatureFileOf } from '../shared/package-signature.ts';
 import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
 import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
 import { archive, sha256Of } from './package/reproducible-tar.ts';
 import { type Arch, arches, root, run, version } from './package/run-and-read-json.ts';
+import { makeSigningKey, openSigningKey, type Signer } from './package/signing-key.ts';
 
 const { values } = parseArgs({
   options: {
@@ -15,6 +18,12 @@ const { values } = parseArgs({
     to: { type: 'string', default: join(root, 'dist') },
     /** True to compress less, for tests: larger packages in a third of the time. */
     fast: { type: 'boolean', default: false },
+    /** Private key that signs the agents' packages. */
+    'sign-key': { type: 'string' },
+    /** Makes a private key in this file, and makes no packages. */
+    'make-key': { type: 'string' },
+    /** The key before, which signs the new key. */
+    'old-key': { type: 'string' },
   },
 });
 const dist = resolve(values.to);
@@ -24,6 +33,9 @@ const level = values.fast ? 1 : 6;
 const packages = join(dist, 'packages');
 
 async function main(): Promise<void> {
+  if (values['make-key'] !== undefined)
+    return printFile(await makeSigningKey(values['make-key'], values['old-key']));
+  const signer = values['sign-key'] === undefined ? undefined : await openSigningKey(values['sign-key']);
   if (wanted.length === 0) throw new Error(`--arch must be one of ${arches.join(', ')}`);
   mkdirSync(dist, { recursive: true });
   const scratch = mkdtempSync(join(dist, '.making-'));
@@ -33,44 +45,69 @@ async function main(): Promise<void> {
       await run(process.execPath, ['scripts/generate-proto-types.ts']);
       printFile(await makeNpm(scratch, dist));
     }
-    if (kinds.includes('tar') || kinds.includes('deb')) await makePrograms(scratch);
+    if (kinds.includes('tar') || kinds.includes('deb')) await makePrograms(scratch, signer);
   } finally {
     rmSync(scratch, { recursive: true, force: true });
   }
 }
 
 /** Makes the agents before the brokers, because brokers contain the agents' packages. */
-async function makePrograms(scratch: string): Promise<void> {
-  const agents: string[] = [];
-  for (const arch of wanted) agents.push(await make('farhand-agent', arch, scratch));
+async function makePrograms(scratch: string, signer: Signer | undefined): Promise<void> {
+  const agents: AgentPackage[] = [];
+  for (const arch of wanted) agents.push(...(await make('farhand-agent', arch, scratch, signer)));
   rmSync(packages, { recursive: true, force: true });
   mkdirSync(packages);
   const sums: string[] = [];
-  for (const file of agents.sort()) {
-    linkSync(file, join(packages, basename(file)));
-    sums.push(`${await sha256Of(file)}  ${basename(file)}\n`);
+  for (const { file, arch, kind } of agents) {
+    const name = basename(file);
+    linkSync(file, join(packages, name));
+    const sha256 = await sha256Of(file);
+    sums.push(`${sha256}  ${name}\n`);
+    if (!signer) continue;
+    const signature = join(packages, signatureFileOf(name));
+    const { size } = statSync(file);
+    writeFileSync(signature, signer.sign({ version, arch, kind, size, sha256 }));
+    sums.push(`${await sha256Of(signature)}  ${basename(signature)}\n`);
   }
-  writeFileSync(join(packages, 'SHA256SUMS'), sums.join(''));
-  for (const arch of wanted) await make('farhand-broker', arch, scratch);
+  writeFileSync(join(packages, 'SHA256SUMS'), sums.sort(byName).join(''));
+  for (const arch of wanted) await make('farhand-broker', arch, scratch, signer);
 }
 
-/** Makes a program's packages. Returns the path of the tar.gz, which is made for an agent in any case. */
-async function make(name: Program, arch: Arch, scratch: string): Promise<string> {
+const byName = (a: string, b: string): number => (a.slice(66) < b.slice(66) ? -1 : 1);
+
+interface AgentPackage {
+  file: string;
+  arch: Arch;
+  kind: SignedPackage['kind'];
+}
+
+/** Makes a program's packages. Those of an agent include the tar.gz in any case. */
+async function make(
+  name: Program,
+  arch: Arch,
+  scratch: string,
+  signer: Signer | undefined,
+): Promise<AgentPackage[]> {
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);
   if (name === 'farhand-broker') addPackages(program, packages);
+  // An agent that is installed from a signed package trusts its key, unless it trusts one already.
+  else if (signer) writeFileSync(join(program, 'trusted-key.pem'), signer.publicPem);
+  const made: AgentPackage[] = [];
   const file = join(dist, `${basename(program)}.tar.gz`);
   if (kinds.includes('tar') || name === 'farhand-agent') {
     rmSync(file, { force: true });
     await archive(program, file, level);
     printFile(file);
+    made.push({ file, arch, kind: 'tar.gz' });
   }
   if (kinds.includes('deb')) {
     const deb = join(dist, debName(name, arch));
     await makeDeb(name, arch, { program, scratch: join(scratch, `${name}-${arch}-deb`), file: deb, level });
     printFile(deb);
+    made.push({ file: deb, arch, kind: 'deb' });
   }
-  return file;
+  return made;
 }
 
 function printFile(file: string): void {

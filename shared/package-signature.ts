@@ -32,8 +32,8 @@ export interface PackageSignature {
 
 /** Most changes of the key in one signature. */
 const mostKeyChanges = 32;
-/** Largest signature file in bytes. */
-export const mostSignatureBytes = 64 * 1024;
+/** Largest package in bytes. */
+const mostPackageBytes = 1024 ** 3;
 
 const base64 = (bytes: number): z.ZodType<Buffer, string> =>
   z.base64().transform((text, context) => {
@@ -43,22 +43,40 @@ const base64 = (bytes: number): z.ZodType<Buffer, string> =>
     return z.NEVER;
   });
 
-export const signedPackageSchema = z.object({
+const signedPackageSchema = z.object({
   version: z.string().regex(/^\d[\w.+-]{0,63}$/),
   arch: z.string().regex(/^\w{1,32}$/),
   kind: z.enum(['tar.gz', 'deb']),
-  size: z.int().min(1),
+  size: z.int().min(1).max(mostPackageBytes),
   sha256: z.string().regex(/^[0-9a-f]{64}$/),
 });
 
-export const packageSignatureSchema = z.object({
+export const keyChangesSchema = z
+  .array(z.object({ public_key: base64(32), signature: base64(64) }))
+  .max(mostKeyChanges);
+
+const packageSignatureSchema = z.object({
   public_key: base64(32),
   signature: base64(64),
-  key_changes: z.array(z.object({ public_key: base64(32), signature: base64(64) })).max(mostKeyChanges),
+  key_changes: keyChangesSchema,
 });
 
 /** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
 export const signatureFileSchema = signedPackageSchema.extend(packageSignatureSchema.shape);
+
+/** The content of a signature file, to be written as JSON. */
+export function signatureJson(
+  { version, arch, kind, size, sha256 }: SignedPackage,
+  { public_key, signature, key_changes }: PackageSignature,
+): object {
+  const text = (bytes: Buffer): string => bytes.toString('base64');
+  const changes = key_changes.map((change) => ({
+    public_key: text(change.public_key),
+    signature: text(change.signature),
+  }));
+  const signed = { version, arch, kind, size, sha256 };
+  return { ...signed, public_key: text(public_key), signature: text(signature), key_changes: changes };
+}
 
 /** Name of a package's signature file. */
 export const signatureFileOf = (file: string): string => `${file}.sig`;

@@ -7,6 +7,8 @@ import type { Metrics } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
+import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
 import { type Method, methods, protocolVersion, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { backoff } from '../../shared/backoff.ts';
 import { clockFault } from '../../shared/certificate-clock-error.ts';
@@ -39,6 +41,9 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   processIds(): string[];
   /** Machine facts; null if the owner does not allow metrics. */
   report(): Promise<Metrics | null>;
+  /** How this agent is installed, and what became of its last upgrade. */
+  installation(): Installation;
+  lastUpgrade(): LastUpgrade | null;
   /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean): void;
   /**
@@ -122,6 +127,8 @@ class Connection {
   #silenceMs = dialMs;
   #stopBeating = (): void => {};
   #welcomed = false;
+  /** The last upgrade as the broker knows it, in JSON. */
+  #reported = '';
 
   constructor(options: LinkOptions, line: Dial, linked: () => void) {
     this.#options = options;
@@ -183,6 +190,8 @@ class Connection {
   async #sendHello(nonce: Buffer): Promise<void> {
     const { identity, capabilities, roots, missing, journalId, processIds, report } = this.#options;
     const { machineId: machine_id, fingerprint } = identity;
+    const installation = this.#options.installation();
+    this.#reported = JSON.stringify(installation.last_upgrade);
     this.#send({
       hello: {
         machine_id,
@@ -199,6 +208,7 @@ class Connection {
         host: { hostname: hostname(), os: process.platform, arch: arch() },
         metrics: await report(),
         process_ids: processIds(),
+        installation,
       },
     });
   }
@@ -210,7 +220,7 @@ class Connection {
     const beatMs = Math.min(Math.max(heartbeatMs, shortestBeatMs), longestBeatMs);
     this.#stopBeating = every(beatMs, () => {
       this.#options.report().then(
-        (metrics) => this.#send({ heartbeat: { metrics } }),
+        (metrics) => this.#send({ heartbeat: { metrics, ...this.#changedUpgrade() } }),
         (error: unknown) =>
           this.#options.log.warn(
             { err: error },
@@ -221,6 +231,15 @@ class Connection {
     this.#linked();
     this.#options.log.info({ broker: this.#options.broker }, 'linked');
     this.#options.onLinkChange?.(true);
+  }
+
+  /** The last upgrade, if it has changed since the broker last heard of it. */
+  #changedUpgrade(): { last_upgrade?: LastUpgrade } {
+    const last_upgrade = this.#options.lastUpgrade();
+    const text = JSON.stringify(last_upgrade);
+    if (text === this.#reported || !last_upgrade) return {};
+    this.#reported = text;
+    return { last_upgrade };
   }
 
   #call(call: Call__Output): void {

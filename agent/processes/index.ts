@@ -37,6 +37,10 @@ export interface Processes extends Methods {
   pids: () => number[];
   /** Ids of the commands and terminals whose results the broker has not acknowledged. */
   ids: () => string[];
+  /** Number of commands and terminals that run or are about to start. */
+  running: () => number;
+  /** While set, commands and terminals are refused with `unavailable`. */
+  refuseStarts: (refuse: boolean) => void;
   /** Stops all processes. Those still running are killed and count as lost. */
   stop: () => Promise<void>;
 }
@@ -79,6 +83,10 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
     missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
     pids: () => spawners.pids,
     ids: () => tables.flatMap((table) => table.ids()),
+    running: () => tables.reduce((sum, table) => sum + table.runningCount, 0),
+    refuseStarts(refuse) {
+      for (const table of tables) table.refusesStarts = refuse;
+    },
     async killProcess({ id, grace_ms }) {
       const found = tables.some((table) => table.kill(id, grace_ms));
       if (!found && !journal.wasForgotten(id)) throw commands.notFound(id);

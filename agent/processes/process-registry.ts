@@ -98,6 +98,8 @@ export abstract class ProcessTable<T extends Tracked> {
   readonly #open = new Set<T>();
   readonly #closed = new Wake();
   #stopping = false;
+  /** True if no new process may start, because an upgrade restarts the agent. */
+  refusesStarts = false;
 
   constructor(parts: Parts, kind: Kind) {
     this.#parts = parts;
@@ -113,6 +115,11 @@ export abstract class ProcessTable<T extends Tracked> {
 
   ids(): string[] {
     return [...this.#entries].filter(([, { forgotten }]) => !forgotten).map(([id]) => id);
+  }
+
+  /** Number of processes that run or are about to start. */
+  get runningCount(): number {
+    return [...this.#open].filter(({ exit }) => !exit).length;
   }
 
   all(): Iterable<T> {
@@ -218,8 +225,9 @@ export abstract class ProcessTable<T extends Tracked> {
         'invalid_request',
         `the id of a ${name} must consist of 1 to 100 letters, digits, - or _`,
       );
-    if (this.#stopping) throw new AppError('unavailable', 'the agent is stopping; try again later');
-    if ([...this.#open].filter(({ exit }) => !exit).length >= limit) {
+    if (this.#stopping || this.refusesStarts)
+      throw new AppError('unavailable', 'the agent is stopping; try again later');
+    if (this.runningCount >= limit) {
       throw new AppError(
         'unavailable',
         `this machine already runs ${limit} ${name}s, the most allowed; try again later`,

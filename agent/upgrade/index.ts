@@ -1,16 +1,220 @@
-// The rpc StageUpgrade, by which the broker replaces the agent by the version of a signed package.
+// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root's upgrade unit to
+// replace the agent. The agent itself may not write where its program lies.
+import { existsSync } from 'node:fs';
+import { rm, unlink } from 'node:fs/promises';
+import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
+import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
-import { AppError } from '../../shared/errors.ts';
+import { monotonic, sleep } from '../../shared/clock.ts';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { AppError, isErrno } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
+import { home } from '../../shared/shipped-files.ts';
+import type { Processes } from '../processes/index.ts';
+import {
+  acceptOpen,
+  type Open,
+  type Opened,
+  openOf,
+  receivePackage,
+  refusal,
+  type StageRequests,
+} from './receive-package.ts';
+import { installedKind, kindOfHome, readResult, upgradePaths } from './shared-directory.ts';
+import { readTrustedKey } from './trusted-key.ts';
 
-export function createUpgrade(): Pick<AgentMethods, 'stageUpgrade'> {
-  return {
-    async *stageUpgrade() {
-      yield* refused();
-    },
-  };
+export interface UpgradesOptions {
+  /** Directory shared with root's upgrade unit; see shared-directory.ts. */
+  directory: string;
+  /** The only version that the machine's owner accepts; undefined: any. */
+  holdVersion: string | undefined;
+  processes: Pick<Processes, 'running' | 'refuseStarts'>;
+  log: Logger;
 }
 
-function refused(): never[] {
-  const message = 'this agent cannot be upgraded by its broker; upgrade it by hand';
-  throw new AppError('not_supported', message, { reason: 'no_upgrade_unit' });
+const pollMs = 250;
+/** Milliseconds between two messages about running processes, so that the call does not count as idle. */
+const reportMs = 20_000;
+/** Milliseconds in which root's unit must take a request. systemd starts it at once. */
+const takenMs = 30_000;
+/** Milliseconds from the request to the restart of the agent, after which processes may start again. */
+const switchMs = 15 * 60_000;
+const longestWaitMs = 3_600_000;
+
+export class Upgrades {
+  readonly #options: UpgradesOptions;
+  readonly #closing = new AbortController();
+  /** True while a package is received, waits or is installed by root. */
+  #busy = false;
+
+  constructor(options: UpgradesOptions) {
+    this.#options = options;
+  }
+
+  readonly handlers: Pick<AgentMethods, 'stageUpgrade'> = {
+    stageUpgrade: (requests, { signal }) => this.#stage(requests, signal),
+  };
+
+  /** How this agent is installed and what became of its last upgrade, for each hello. */
+  installation(): Installation {
+    const { directory, holdVersion = '' } = this.#options;
+    const installed = installedKind(directory);
+    return {
+      kind: kinds[installed ?? kindOfHome(home) ?? 'none'],
+      upgrade_unit: installed !== undefined,
+      trusted_key: fingerprintIn(directory),
+      hold_version: holdVersion,
+      last_upgrade: this.lastUpgrade(),
+    };
+  }
+
+  lastUpgrade(): LastUpgrade | null {
+    const result = readResult(this.#options.directory);
+    if (!result) return null;
+    const { outcome, finished_at_ms, ...facts } = result;
+    const finished = finished_at_ms === undefined ? {} : { finished_at_ms };
+    return { ...facts, ...finished, outcome: `UPGRADE_OUTCOME_${outcome}` };
+  }
+
+  close(): void {
+    this.#closing.abort();
+  }
+
+  async *#stage(
+    requests: StageRequests,
+    signal: AbortSignal,
+  ): ReturnType<AgentMethods['stageUpgrade']> extends AsyncIterable<infer T> ? AsyncGenerator<T> : never {
+    if (this.#busy) throw refusal('conflict', 'in_progress', 'another upgrade of this machine is running');
+    this.#busy = true;
+    let handedOver: Promise<void> | undefined;
+    try {
+      const opened = await this.#receive(requests, signal);
+      yield { staged: {} };
+      for await (const processes of this.#waiting(opened.open, signal)) yield { waiting: { processes } };
+      handedOver = this.#handOver(opened);
+      yield { switching: {} };
+      await Promise.race([handedOver, aborted(signal)]);
+    } finally {
+      if (!handedOver) {
+        await rm(upgradePaths(this.#options.directory).package, { force: true });
+        this.#busy = false;
+      }
+    }
+  }
+
+  /** Checks the description of a package, and then receives it. */
+  async #receive(requests: StageRequests, signal: AbortSignal): Promise<Opened> {
+    const { directory, holdVersion } = this.#options;
+    const incoming = requests[Symbol.asyncIterator]();
+    const open = await openOf(incoming);
+    const opened = acceptOpen(open, {
+      installed: installedKind(directory),
+      packaged: kindOfHome(home) !== undefined,
+      holdVersion,
+      trusted: readTrustedKey(directory),
+      last: readResult(directory),
+    });
+    await receivePackage(upgradePaths(directory).package, opened.request, incoming, signal);
+    return opened;
+  }
+
+  /** Yields the number of running processes until there are none. Throws if they run for too long. */
+  async *#waiting({ running, wait_ms }: Open, signal: AbortSignal): AsyncGenerator<number> {
+    if (running === 'RUNNING_PROCESSES_END') return;
+    const { processes } = this.#options;
+    const until = monotonic() + (wait_ms || longestWaitMs);
+    let reported: { count: number; at: number } | undefined;
+    for (let count = processes.running(); count > 0; count = processes.running()) {
+      if (monotonic() > until)
+        throw refusal(
+          'conflict',
+          'processes_running',
+          `${count} processes run on this machine; try again later`,
+        );
+      if (reported?.count !== count || monotonic() - reported.at >= reportMs) {
+        reported = { count, at: monotonic() };
+        yield count;
+      }
+      await sleep(pollMs, signal);
+      signal.throwIfAborted();
+    }
+  }
+
+  /**
+   * Asks root to install the package. From then on no process starts, because the restart would end it. The
+   * result is pending until root refuses the package, or the agent stops.
+   */
+  #handOver(opened: Opened): Promise<void> {
+    const { processes, log } = this.#options;
+    processes.refuseStarts(true);
+    const done = this.#switch(opened).finally(() => {
+      processes.refuseStarts(false);
+      this.#busy = false;
+    });
+    // The call may end before, with its link. The upgrade goes on.
+    done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));
+    return done;
+  }
+
+  async #switch({ request }: Opened): Promise<void> {
+    const { directory } = this.#options;
+    const file = upgradePaths(directory).request;
+    const { upgrade_id, link_timeout_ms } = request;
+    const json = { ...signatureJson(request, request), upgrade_id, link_timeout_ms };
+    await writeDurably(file, JSON.stringify(json));
+    const begun = monotonic();
+    while (!this.#closing.signal.aborted && monotonic() - begun < switchMs) {
+      const result = readResult(directory);
+      if (result?.upgrade_id === upgrade_id && result.outcome !== 'RUNNING')
+        throw refusal(
+          'machine_error',
+          'refused',
+          `root's unit did not install the package: ${result.reason}`,
+        );
+      // Root takes the request by a rename, so it cannot be both taken and removed.
+      if (monotonic() - begun > takenMs && existsSync(file) && (await removed(file)))
+        throw refusal(
+          'not_supported',
+          'no_upgrade_unit',
+          'farhand-agent-upgrade.path does not run; run farhand-agent install as root',
+        );
+      await sleep(pollMs, this.#closing.signal);
+    }
+  }
+}
+
+const kinds = {
+  'tar.gz': 'PACKAGE_KIND_TAR_GZ',
+  deb: 'PACKAGE_KIND_DEB',
+  none: 'PACKAGE_KIND_UNSPECIFIED',
+} as const;
+
+function fingerprintIn(directory: string): string {
+  try {
+    const key = readTrustedKey(directory);
+    return key ? fingerprintOf(key) : '';
+  } catch {
+    // A damaged file counts as no key here. A call names what is wrong with it.
+    return '';
+  }
+}
+
+/** Removes a file. Returns false if it was missing. */
+async function removed(file: string): Promise<boolean> {
+  try {
+    await unlink(file);
+    return true;
+  } catch (error) {
+    if (isErrno(error, 'ENOENT')) return false;
+    throw error;
+  }
+}
+
+function aborted(signal: AbortSignal): Promise<void> {
+  return new Promise((_resolve, reject) => {
+    const fail = (): void => reject(signal.reason ?? new AppError('unavailable', 'the call has ended'));
+    if (signal.aborted) fail();
+    else signal.addEventListener('abort', fail, { once: true });
+  });
 }

@@ -21,7 +21,7 @@ export interface Packages {
 
 const pieceBytes = 64 * 1024;
 const sumsFile = 'SHA256SUMS';
-const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
+const sumsLine = /^([0-9a-f]{64}) {2}([\w.~+-]+\.(?:tar\.gz|deb)(?:\.sig)?)$/;
 
 /**
  * Returns the default directory of the packages. It is beside the installed programs; in a checkout it is the output

@@ -149,6 +149,9 @@ function addUnits(folder: string, names: readonly Entry[]): void {
     const unit = `farhand-${program}.service`;
     if (names.includes(`farhand-${program}`)) cpSync(join(root, program, unit), join(folder, unit));
   }
+  if (!names.includes('farhand-agent')) return;
+  for (const unit of ['farhand-agent-upgrade.service', 'farhand-agent-upgrade.path'])
+    cpSync(join(root, 'agent', unit), join(folder, unit));
 }
 
 function addBrokerFiles(folder: string): void {

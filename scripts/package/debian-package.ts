@@ -97,6 +97,9 @@ Description: ${programs[name].summary}
  */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
+  // Root's upgrade unit restarts the service itself, because it watches how the new version starts.
+  const restarts = isAgent ? '[ -z "$FARHAND_UPGRADE" ] && ' : '';
+  const upgrade = isAgent ? `${name}-upgrade` : '';
   const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;
   const units = '/etc/systemd/system';
   const unit = `${units}/${name}.service`;
@@ -106,7 +109,7 @@ function scriptsOf(name: Program): Record<string, string> {
     postinst: `#!/bin/sh
 set -e
 # After an upgrade, a running service is restarted as the new version, with that version's unit file.
-if [ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ] && ${isOurs}; then
+if ${restarts}[ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ] && ${isOurs}; then
   if systemctl is-active --quiet ${name}.service; then /usr/bin/${name} install || true; fi
 fi
 `,
@@ -123,7 +126,11 @@ set -e
 if [ "$1" = purge ] && { [ ! -e ${unit} ] || ${isOurs}; }; then
   rm -f ${unit} ${units}/multi-user.target.wants/${name}.service
   rm -rf ${added.join(' ')}
-  rm -rf /var/lib/${name} ${settings}
+${
+  upgrade &&
+  `  rm -f ${units}/${upgrade}.service ${units}/${upgrade}.path ${units}/multi-user.target.wants/${upgrade}.path
+`
+}  rm -rf /var/lib/${name} ${upgrade && `/var/lib/${upgrade} `}${settings}
   rmdir /etc/farhand 2>/dev/null || true
   if getent passwd ${name} >/dev/null; then
     accounthome=$(getent passwd ${name} | cut -d: -f6)

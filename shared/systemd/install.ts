@@ -1,7 +1,7 @@
 // Installs a program as a systemd service, or uninstalls it.
 import { existsSync, lstatSync, readFileSync } from 'node:fs';
 import { chmod, mkdir, realpath, rm, rmdir } from 'node:fs/promises';
-import { dirname, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { monotonic, now, sleep } from '../clock.ts';
 import { writeDurably } from '../durable-file.ts';
 import { StartError } from '../errors.ts';
@@ -23,6 +23,8 @@ export interface Service {
   name: string;
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
+  /** A unit of root's beside the service: NAME.path starts NAME.service. `directory` is theirs. */
+  helper?: { name: string; directory: string };
   /** True if a running service is in the state for which its installation waits. */
   settled(state: State): boolean;
 }
@@ -44,6 +46,14 @@ export interface Installation extends UnitValues {
    * A file that only the service's account may read. If `text` is undefined, an existing file is not changed.
    */
   secret?: { file: string; text: string | undefined };
+  /** Installs the service's helper; absent if there is none on this machine. */
+  helper?: {
+    blocks: readonly string[];
+    /** The start of the helper's command line. */
+    command: readonly string[];
+    /** Fills the helper's directory. `account`: the service's own. */
+    prepare(account: { uid: number; gid: number }): Promise<void>;
+  };
 }
 
 export interface Report extends State {
@@ -56,7 +66,9 @@ const settleMs = 30_000;
 const mostRestarts = 3;
 
 export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;
-const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.service`;
+const unitOf = ({ name }: Pick<Service, 'name'>): string => `/etc/systemd/system/${name}.service`;
+const unitsOf = ({ helper }: Service): string[] =>
+  helper ? [unitOf(helper), unitOf(helper).replace(/service$/, 'path')] : [];
 export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
@@ -67,7 +79,12 @@ type Undo = (() => Promise<unknown>)[];
 export async function install(service: Service, installation: Installation): Promise<Report> {
   const { name } = service;
   await refuseHidden(installation);
-  const files = [settingsOf(service), unitOf(service), installation.secret?.file ?? []].flat();
+  const files = [
+    settingsOf(service),
+    unitOf(service),
+    unitsOf(service),
+    installation.secret?.file ?? [],
+  ].flat();
   // All files are read before any is changed, because the account may have replaced one by a FIFO or a link.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
@@ -82,6 +99,7 @@ export async function install(service: Service, installation: Installation): Pro
     );
     await must('systemctl', ['daemon-reload']);
     await must('systemctl', ['enable', '--quiet', name]);
+    await startHelper(service, installation, undo);
     await must('systemctl', ['restart', name]);
     return await settle(service);
   } catch (error) {
@@ -106,15 +124,51 @@ async function putFiles(
   if (!existsSync(dataOf(service))) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
   undo.push(() => restore(service.name, before.active));
   await takeOver(service.name, dataOf(service), account);
-  const put = async (file: string, content: FileContent): Promise<void> => {
+  const put: Put = async (file, content) => {
     undo.push(() => place(file, old.get(file)));
     await place(file, content);
   };
-  const unit = unitText(service.name, await systemdVersion(), installation);
+  const unit = unitText(`${service.name}.service`, await systemdVersion(), installation);
   await put(settingsOf(service), { text: settings, mode: 0o640, uid: 0, gid: account.gid });
   await put(unitOf(service), { text: unit, mode: 0o644, uid: 0, gid: 0 });
+  await putHelper(service, installation, account, { put, undo });
   if (secret?.text === undefined) return;
   await put(secret.file, { text: secret.text, mode: 0o600, uid: account.uid, gid: account.gid });
+}
+
+type Put = (file: string, content: FileContent | undefined) => Promise<void>;
+
+/** Writes the units and the directory of the service's helper, or removes its units. */
+async function putHelper(
+  service: Service,
+  { helper: planned, user }: Installation,
+  account: Account,
+  { put, undo }: { put: Put; undo: Undo },
+): Promise<void> {
+  if (!service.helper) return;
+  const { name, directory } = service.helper;
+  const present = existsSync(directory);
+  if (!planned && unitsOf(service).some((file) => existsSync(file)))
+    await run('systemctl', ['disable', '--now', '--quiet', `${name}.path`]);
+  if (planned && !present) undo.push(() => must('rm', ['-rf', '--', directory]));
+  await planned?.prepare(account);
+  const version = await systemdVersion();
+  for (const file of unitsOf(service)) {
+    const text = planned && unitText(basename(file), version, { ...planned, user });
+    await put(file, text === undefined ? undefined : { text, mode: 0o644, uid: 0, gid: 0 });
+  }
+}
+
+async function startHelper(
+  { helper }: Service,
+  { helper: planned }: Installation,
+  undo: Undo,
+): Promise<void> {
+  if (!helper || !planned) return;
+  const unit = `${helper.name}.path`;
+  const { code } = await run('systemctl', ['is-enabled', '--quiet', unit]);
+  if (code !== 0) undo.push(() => must('systemctl', ['disable', '--now', '--quiet', unit]));
+  await must('systemctl', ['enable', '--now', '--quiet', unit]);
 }
 
 async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
@@ -176,17 +230,19 @@ async function settle({ name, settled }: Service): Promise<Report> {
  */
 export async function uninstall(service: Service, keep: boolean): Promise<void> {
   needSystemd('uninstall', true);
-  const { name, home } = service;
+  const { name, home, helper } = service;
+  if (helper) await run('systemctl', ['disable', '--now', '--quiet', `${helper.name}.path`]);
   // Directories of drop-ins, including those that an administrator added by `systemctl edit`.
   const places = ['/etc/systemd/system', '/etc/systemd/system.control', '/run/systemd/system'];
   await run('systemctl', ['disable', '--now', '--quiet', name]);
-  await must('rm', ['-rf', '--', unitOf(service), ...places.map((one) => `${one}/${name}.service.d`)]);
+  const dropIns = places.map((one) => `${one}/${name}.service.d`);
+  await must('rm', ['-rf', '--', unitOf(service), ...unitsOf(service), ...dropIns]);
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   if (keep) return;
   // The program rm is used here, because the owner of the directory could redirect Node's own removal to another
   // path.
-  await must('rm', ['-rf', '--', dataOf(service)]);
+  await must('rm', ['-rf', '--', dataOf(service), ...(helper ? [helper.directory] : [])]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
     const way = `end the processes of user ${name}, then uninstall again`;
@@ -194,11 +250,13 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   });
 }
 
-/** Returns the unit file of `farhand-agent` or `farhand-broker`. `systemd`: the version of systemd. */
-export function unitText(name: string, systemd: number, { command, user, blocks }: UnitValues): string {
-  const file = layout.shipped(`${name}.service`, () =>
-    join(layout.home, name.replace('farhand-', ''), `${name}.service`),
-  );
+/**
+ * Returns the text of a unit, such as `farhand-agent.service`, with the values filled in. `systemd`: the version of
+ * systemd.
+ */
+export function unitText(unit: string, systemd: number, { command, user, blocks }: UnitValues): string {
+  const folder = unit.startsWith('farhand-agent') ? 'agent' : 'broker';
+  const file = layout.shipped(unit, () => join(layout.home, folder, unit));
   const applies = [...blocks, ...(systemd >= 254 ? ['systemd-254'] : [])];
   return readFileSync(file, 'utf8')
     .replace(/^# if ([\w-]+)\n([\s\S]*?)^# end\n/gm, (_whole, block: string, lines: string) =>

@@ -21,7 +21,7 @@ import { execute } from './boot-container.ts';
 
 const command = ['/opt/some where/node', '/opt/50%/$main', '--config', '/etc/farhand/x.toml'];
 const unit = (name: string, user: string, ...blocks: string[]): string =>
-  unitText(name, 252, { command, user, blocks });
+  unitText(`${name}.service`, 252, { command, user, blocks });
 const units = {
   'agent of its own user': unit('farhand-agent', 'farhand-agent', 'locked'),
   'agent that may use sudo': unit('farhand-agent', 'farhand-agent'),
@@ -133,7 +133,7 @@ describe('a unit', () => {
       'ExecStart="/opt/some where/node" /opt/50%%/$$main --config /etc/farhand/x.toml\n',
     );
     expect(units.broker).not.toContain('RestartSteps');
-    const later = unitText('farhand-broker', 254, { command, user: 'x', blocks: [] });
+    const later = unitText('farhand-broker.service', 254, { command, user: 'x', blocks: [] });
     expect(later).toContain('RestartSteps=5\n');
     expect(units['agent of its own user']).toContain('NoNewPrivileges=yes');
     expect(units['agent that may use sudo']).not.toContain('NoNewPrivileges');
@@ -238,6 +238,7 @@ describe('an agent', () => {
       missing: [],
       journalId: 'j',
       processIds: () => [],
+      installation: () => ({}),
       report: () => {
         asked.resolve();
         return stuck.promise;

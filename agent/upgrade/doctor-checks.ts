@@ -1,0 +1,50 @@
+// The checks of `farhand-agent doctor` for upgrades by the broker: the trusted key, root's unit, the last upgrade.
+import { existsSync } from 'node:fs';
+import { type Finding, ok, warn } from '../../shared/doctor/check-result.ts';
+import { StartError } from '../../shared/errors.ts';
+import { fingerprintOf } from '../../shared/package-signature.ts';
+import { home } from '../../shared/shipped-files.ts';
+import type { AgentSettings } from '../settings-schema.ts';
+import { installedKind, kindOfHome, readResult } from './shared-directory.ts';
+import { readTrustedKey } from './trusted-key.ts';
+
+const unit = '/etc/systemd/system/farhand-agent-upgrade.path';
+const byHand = 'upgrade this agent by hand, as docs/upgrading.md describes';
+
+/** Returns no finding if the owner does not allow upgrades, or if the agent is from no package. */
+export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings): Finding[] {
+  if (!allow.includes('upgrade') || (!kindOfHome(home) && !installedKind(directory))) return [];
+  const last = readResult(directory);
+  const failed = last?.outcome === 'FAILED' || last?.outcome === 'ROLLED_BACK';
+  return [
+    installedKind(directory) && existsSync(unit)
+      ? ok('upgrades', 'the broker can upgrade this agent by signed packages')
+      : warn(
+          'upgrades',
+          'root’s upgrade unit is not installed, so the broker cannot upgrade this agent',
+          `run farhand-agent install, or ${byHand}`,
+        ),
+    trusted(directory),
+    ...(failed
+      ? [
+          warn(
+            'last upgrade',
+            `to ${last.to_version}: ${last.reason}`,
+            'see journalctl -u farhand-agent-upgrade',
+          ),
+        ]
+      : []),
+  ];
+}
+
+function trusted(directory: string): Finding {
+  const pin = 'farhand-agent trust-key FILE, with the public key of whoever builds your packages';
+  try {
+    const key = readTrustedKey(directory);
+    if (key) return ok('trusted key', fingerprintOf(key));
+    return warn('trusted key', 'this machine trusts no key, so it accepts no upgrade from the broker', pin);
+  } catch (error) {
+    if (!(error instanceof StartError)) throw error;
+    return warn('trusted key', error.message, pin);
+  }
+}

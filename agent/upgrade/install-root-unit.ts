@@ -1,0 +1,52 @@
+// Plans root's upgrade unit for `farhand-agent install`: its directory, and the key that the machine trusts.
+import { existsSync } from 'node:fs';
+import { chmod, chown, mkdir, realpath } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { StartError } from '../../shared/errors.ts';
+import { home, shipped } from '../../shared/shipped-files.ts';
+import type { Installation } from '../../shared/systemd/install.ts';
+import { kindOfHome, upgradeDirectory, upgradePaths } from './shared-directory.ts';
+import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
+
+/** Launchers of the packages, which stay the same in every version. */
+const launchers = ['/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
+
+/**
+ * Returns undefined if the agent cannot be replaced by a package, because it runs from a checkout or npm. `trustKey`:
+ * file with the key to pin; otherwise the package's own key is pinned if the machine trusts none yet.
+ */
+export async function planUpgradeUnit(
+  command: readonly string[],
+  trustKey: string | undefined,
+): Promise<Installation['helper']> {
+  const [launcher = ''] = command;
+  const kind = launchers.includes(launcher) ? kindOfHome(await homeOf(launcher)) : undefined;
+  const given = trustKey === undefined ? undefined : readPublicKey(trustKey);
+  if (!kind) {
+    if (given) throw new StartError('--trust-key: only an agent of a package can be upgraded by its broker');
+    return undefined;
+  }
+  const carried = shipped('trusted-key.pem', () => '');
+  const first = existsSync(carried) && !readTrustedKey(upgradeDirectory) ? readPublicKey(carried) : undefined;
+  const key = given ?? first;
+  return {
+    blocks: [kind === 'deb' ? 'deb' : 'tar'],
+    command: [launcher],
+    async prepare({ uid, gid }) {
+      const { incoming, installed } = upgradePaths(upgradeDirectory);
+      await mkdir(incoming, { recursive: true });
+      await chmod(upgradeDirectory, 0o755);
+      await chown(incoming, uid, gid);
+      await chmod(incoming, 0o700);
+      await writeDurably(installed, JSON.stringify({ kind }), { mode: 0o644 });
+      if (key) await pinKey(upgradeDirectory, key);
+    },
+  };
+}
+
+/** The directory of the package that a launcher starts. */
+async function homeOf(launcher: string): Promise<string> {
+  const real = await realpath(launcher).catch(() => '');
+  return real.endsWith('/bin/farhand-agent') ? dirname(dirname(real)) : home;
+}

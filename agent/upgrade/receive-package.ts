@@ -1,0 +1,177 @@
+// Decides whether the agent accepts an upgrade that the broker describes, and writes the package to the disk.
+import { createHash } from 'node:crypto';
+import { open, rm } from 'node:fs/promises';
+import * as z from 'zod';
+import type { StageUpgradeOpen__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeOpen.ts';
+import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
+import { signatureFault } from '../../shared/package-signature.ts';
+import { version } from '../../shared/version.ts';
+import {
+  type PackageKind,
+  requestSchema,
+  type UpgradeRequest,
+  type UpgradeResult,
+} from './shared-directory.ts';
+
+export type StageRequests = AsyncIterable<StageUpgradeRequest__Output>;
+export type Open = StageUpgradeOpen__Output;
+
+/** An accepted upgrade. */
+export interface Opened {
+  open: Open;
+  request: UpgradeRequest;
+}
+
+interface Machine {
+  /** The kind of package that root's unit replaces; undefined without that unit. */
+  installed: PackageKind | undefined;
+  /** True if the program is from a package. */
+  packaged: boolean;
+  holdVersion: string | undefined;
+  trusted: Buffer | undefined;
+  last: UpgradeResult | undefined;
+}
+
+const defaultLinkTimeoutMs = 120_000;
+
+/** An error of StageUpgrade; `reason` is one of docs/agent-protocol.md. */
+export function refusal(code: Code, reason: string, message: string): AppError {
+  return new AppError(code, message, { reason });
+}
+
+/** Returns the first message of the request. */
+export async function openOf(incoming: AsyncIterator<StageUpgradeRequest__Output>): Promise<Open> {
+  const first = await incoming.next();
+  const found = first.done ? undefined : first.value.open;
+  if (!found) throw new AppError('invalid_request', 'the first message of StageUpgrade must be `open`');
+  return found;
+}
+
+/** Checks everything that needs no bytes of the package, its signature included. Throws AppError. */
+export function acceptOpen(open: Open, machine: Machine): Opened {
+  const request = requestOf(open);
+  const fault = faultOf(request, machine);
+  if (fault) throw refusal(...fault);
+  return { open, request };
+}
+
+type Fault = [code: Code, reason: string, message: string];
+
+function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
+  const { installed, packaged, last } = machine;
+  if (!installed)
+    return packaged
+      ? [
+          'not_supported',
+          'no_upgrade_unit',
+          'upgrade this machine by hand once: root’s upgrade unit is missing',
+        ]
+      : ['not_supported', 'not_installed', 'this agent is no service of a package; upgrade it by hand'];
+  if (last?.upgrade_id === request.upgrade_id)
+    return ['conflict', 'already_taken', `this machine has had the upgrade ${request.upgrade_id} already`];
+  if (last?.outcome === 'RUNNING')
+    return ['conflict', 'in_progress', `the upgrade ${last.upgrade_id} of this machine is running`];
+  return fitFault(request, machine) ?? signerFault(request, machine.trusted);
+}
+
+/** Returns why a package does not fit this machine; undefined if it does. Root's unit asks it again. */
+export function fitFault(
+  { version: wanted, kind, arch }: Pick<UpgradeRequest, 'version' | 'kind' | 'arch'>,
+  { installed, holdVersion }: Pick<Machine, 'installed' | 'holdVersion'>,
+): Fault | undefined {
+  if (arch !== process.arch)
+    return [
+      'validation_failed',
+      'wrong_architecture',
+      `the package is for ${arch}, this machine is ${process.arch}`,
+    ];
+  if (kind !== installed)
+    return [
+      'validation_failed',
+      'wrong_kind',
+      `the package is a ${kind}; this agent was installed from a ${installed}`,
+    ];
+  if (holdVersion !== undefined && wanted !== holdVersion)
+    return [
+      'permission_denied',
+      'held',
+      `the owner of this machine accepts version ${holdVersion} only (--hold-version)`,
+    ];
+  if (wanted === version) return ['conflict', 'same_version', `this machine runs version ${version} already`];
+  return undefined;
+}
+
+/** Returns what is wrong with the signature of a package; undefined if this machine trusts it. */
+export function signerFault(request: UpgradeRequest, trusted: Buffer | undefined): Fault | undefined {
+  if (!trusted)
+    return [
+      'precondition_failed',
+      'no_trusted_key',
+      'this machine trusts no key yet; upgrade it by hand once, or run farhand-agent trust-key FILE as root',
+    ];
+  const fault = signatureFault(request, request, trusted);
+  if (fault === 'untrusted_key')
+    return [
+      'precondition_failed',
+      fault,
+      'the package is signed by another key than the one this machine trusts',
+    ];
+  return fault && ['validation_failed', fault, 'the signature is not one of this package'];
+}
+
+const kinds: Partial<Record<Open['kind'], string>> = {
+  PACKAGE_KIND_TAR_GZ: 'tar.gz',
+  PACKAGE_KIND_DEB: 'deb',
+};
+
+function requestOf({ kind, sha256, signature, ...open }: Open): UpgradeRequest {
+  const base64 = (bytes: Buffer | undefined): string => (bytes ?? Buffer.alloc(0)).toString('base64');
+  const parsed = requestSchema.safeParse({
+    ...open,
+    kind: kinds[kind],
+    sha256: sha256.toString('hex'),
+    link_timeout_ms: open.link_timeout_ms || defaultLinkTimeoutMs,
+    public_key: base64(signature?.public_key),
+    signature: base64(signature?.signature),
+    key_changes: signature?.key_changes.map((change) => ({
+      public_key: base64(change.public_key),
+      signature: base64(change.signature),
+    })),
+  });
+  if (parsed.success) return parsed.data;
+  throw new AppError('invalid_request', z.prettifyError(parsed.error));
+}
+
+/** Writes the package, and throws wrong_hash unless its size and hash are those of the request. */
+export async function receivePackage(
+  file: string,
+  { size, sha256 }: UpgradeRequest,
+  incoming: AsyncIterator<StageUpgradeRequest__Output>,
+  signal: AbortSignal,
+): Promise<void> {
+  await rm(file, { force: true });
+  await using handle = await open(file, 'wx', 0o600);
+  const hash = createHash('sha256');
+  const wrong = (): AppError =>
+    refusal(
+      'validation_failed',
+      'wrong_hash',
+      'the package has another size or SHA-256 than its signature says',
+    );
+  for (let received = 0; ; ) {
+    const next = await incoming.next();
+    signal.throwIfAborted();
+    if (next.done) throw new AppError('invalid_request', 'StageUpgrade ended before `commit`');
+    const { chunk, commit } = next.value;
+    if (commit) {
+      if (received !== size || hash.digest('hex') !== sha256) throw wrong();
+      return await handle.sync();
+    }
+    if (!chunk) throw new AppError('invalid_request', 'StageUpgrade takes chunks and `commit` after `open`');
+    received += chunk.length;
+    if (received > size) throw wrong();
+    hash.update(chunk);
+    await handle.writeFile(chunk);
+  }
+}

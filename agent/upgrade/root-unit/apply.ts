@@ -1,0 +1,208 @@
+// The program of root's upgrade unit, `farhand-agent apply-upgrade`: takes the agent's request, verifies the package
+// itself, replaces the agent, and goes back to the version before if the new one does not link.
+import { existsSync, readFileSync } from 'node:fs';
+import { rm } from 'node:fs/promises';
+import * as z from 'zod';
+import { now, sleep } from '../../../shared/clock.ts';
+import { writeDurably } from '../../../shared/durable-file.ts';
+import { StartError } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import { version } from '../../../shared/version.ts';
+import type { AgentSettings } from '../../settings-schema.ts';
+import { type UpgradeResult, upgradePaths } from '../shared-directory.ts';
+import { pinKey } from '../trusted-key.ts';
+import { DebianPackage } from './debian-package.ts';
+import { dropRequest, takeRequest, verifiedCopy } from './take-request.ts';
+import { TarVersions } from './tar-versions.ts';
+import { faultOfNewVersion, startVersion } from './try-version.ts';
+
+/** The step of a running upgrade. It is on the disk before the step begins, so that a reboot cannot lose it. */
+const stateSchema = z.object({
+  upgrade_id: z.string(),
+  kind: z.enum(['tar.gz', 'deb']),
+  from_version: z.string(),
+  to_version: z.string(),
+  link_timeout_ms: z.number(),
+  /** The key to trust after a success: base64. */
+  public_key: z.string(),
+  phase: z.enum(['switching', 'rolling_back']),
+  /** How often this phase has begun. */
+  begun: z.number(),
+  /** Why it rolls back. */
+  reason: z.string(),
+  /** Names of the version before and the new one below /opt/farhand-agent; empty for a Debian package. */
+  before: z.string(),
+  after: z.string(),
+});
+type State = z.output<typeof stateSchema>;
+
+/** How programs of one kind of package are replaced. */
+export interface Installer {
+  /** The command that starts the installed version. */
+  readonly command: string;
+  /** Makes the new version ready without replacing the installed one. Throws if it is not what it should be. */
+  prepare(version: string): Promise<Pick<State, 'before' | 'after'>>;
+  /** Replaces the installed version by the new one. May be repeated. */
+  forward(state: State): Promise<void>;
+  /** Puts the version before in place again. May be repeated. */
+  back(state: State): Promise<void>;
+  /** Removes what neither the running version nor a return to the version before needs. */
+  sweep(running: string): Promise<void>;
+}
+
+/** Most attempts of one phase: the first, and one after an interruption. */
+const mostSwitches = 2;
+const mostRollbacks = 5;
+const retryMs = 10_000;
+
+export async function applyUpgrade(settings: AgentSettings, log: Logger): Promise<void> {
+  if (process.getuid?.() !== 0) throw new StartError('apply-upgrade must be run as root by its unit', 1);
+  const upgrade = new Upgrade(settings, log);
+  try {
+    if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
+    else await upgrade.begin();
+  } catch (error) {
+    // systemd starts the unit again at once if a state or request is still there.
+    await sleep(retryMs);
+    throw error;
+  }
+}
+
+class Upgrade {
+  readonly #settings: AgentSettings;
+  readonly #directory: string;
+  readonly #paths: ReturnType<typeof upgradePaths>;
+  readonly #log: Logger;
+
+  constructor(settings: AgentSettings, log: Logger) {
+    this.#settings = settings;
+    this.#log = log;
+    this.#directory = settings.upgrade_dir;
+    this.#paths = upgradePaths(this.#directory);
+  }
+
+  /**
+   * Takes a request, and makes the new version ready. A failure changes nothing. At the end systemd starts the unit
+   * again because of the stored state, and then it runs the copy of this version in `rescue`.
+   */
+  async begin(): Promise<void> {
+    const taken = await takeRequest(this.#directory);
+    if (!taken) return;
+    const { request, interrupted } = taken;
+    const { upgrade_id, version: to_version, kind, link_timeout_ms } = request;
+    const facts = { upgrade_id, from_version: version, to_version };
+    this.#log.info(facts, 'an upgrade begins');
+    await this.#report({ ...facts, outcome: 'RUNNING', reason: '' });
+    try {
+      if (interrupted)
+        throw new StartError('the machine or its upgrade unit was interrupted before the switch');
+      await verifiedCopy(this.#directory, request, this.#settings);
+      const names = await this.#installer(kind).prepare(to_version);
+      const public_key = request.public_key.toString('base64');
+      const start = { phase: 'switching', begun: 0, reason: '', ...names } as const;
+      await this.#store({ ...facts, kind, link_timeout_ms, public_key, ...start });
+    } catch (error) {
+      const reason = messageOf(error);
+      this.#log.error({ ...facts, reason }, 'the package was refused; nothing was changed');
+      await this.#report({ ...facts, outcome: 'FAILED', reason, finished_at_ms: now() });
+      await this.#clean();
+    }
+    await dropRequest(this.#directory);
+  }
+
+  /** Brings an upgrade to its end, from whichever step a reboot or crash has left. */
+  async finish(): Promise<void> {
+    const state = await this.#begun(this.#read());
+    if (state.phase === 'rolling_back') return await this.#rollBack(state);
+    const reason =
+      state.begun > mostSwitches
+        ? 'the machine or its upgrade unit was interrupted twice while the new version was tried'
+        : await this.#faultOf(state);
+    if (reason === undefined) return await this.#succeed(state);
+    this.#log.error({ to_version: state.to_version, reason }, 'the new version is not used; going back');
+    const back = { ...state, phase: 'rolling_back', begun: 0, reason } as const;
+    await this.#store(back);
+    await this.#rollBack(await this.#begun(back));
+  }
+
+  /** Switches to the new version and tries it. Returns why it is not good. */
+  async #faultOf(state: State): Promise<string | undefined> {
+    const installer = this.#installer(state.kind);
+    try {
+      await installer.forward(state);
+      const output = await startVersion(installer.command);
+      return await faultOfNewVersion(state.to_version, state.link_timeout_ms, output);
+    } catch (error) {
+      return messageOf(error);
+    }
+  }
+
+  async #succeed(state: State): Promise<void> {
+    await pinKey(this.#directory, Buffer.from(state.public_key, 'base64'));
+    await this.#end(state, 'SUCCEEDED', '');
+    await this.#installer(state.kind).sweep(state.after);
+  }
+
+  async #rollBack(state: State): Promise<void> {
+    const installer = this.#installer(state.kind);
+    const { reason } = state;
+    try {
+      await installer.back(state);
+    } catch (error) {
+      const failure = `${reason}; the version before could not be restored: ${messageOf(error)}`;
+      this.#log.error({ reason: failure }, 'going back failed');
+      if (state.begun >= mostRollbacks) return await this.#end(state, 'FAILED', failure);
+      throw error;
+    }
+    // The outcome is on the disk before the version before starts, whose hello reports it.
+    const { upgrade_id, from_version, to_version } = state;
+    const facts = { upgrade_id, from_version, to_version };
+    await this.#report({ ...facts, outcome: 'ROLLED_BACK', reason, finished_at_ms: now() });
+    await startVersion(installer.command);
+    await this.#end(state, 'ROLLED_BACK', reason);
+    await installer.sweep(state.before);
+  }
+
+  async #end(state: State, outcome: UpgradeResult['outcome'], reason: string): Promise<void> {
+    const { upgrade_id, from_version, to_version } = state;
+    this.#log.info({ outcome, to_version, reason }, 'the upgrade is over');
+    await this.#report({ upgrade_id, from_version, to_version, outcome, reason, finished_at_ms: now() });
+    await rm(this.#paths.state, { force: true });
+    await this.#clean();
+  }
+
+  #installer(kind: State['kind']): Installer {
+    return kind === 'deb' ? new DebianPackage(this.#paths) : new TarVersions(this.#paths);
+  }
+
+  #read(): State {
+    return stateSchema.parse(JSON.parse(readFileSync(this.#paths.state, 'utf8')));
+  }
+
+  async #begun(state: State): Promise<State> {
+    const next = { ...state, begun: state.begun + 1 };
+    await this.#store(next);
+    return next;
+  }
+
+  async #store(state: State): Promise<void> {
+    await writeDurably(this.#paths.state, JSON.stringify(state));
+  }
+
+  async #report(result: UpgradeResult): Promise<void> {
+    await writeDurably(this.#paths.result, JSON.stringify(result), { mode: 0o644 });
+  }
+
+  /** Removes the copies of the package. The program that runs may be in `rescue`, so nothing is loaded after this. */
+  async #clean(): Promise<void> {
+    await rm(this.#paths.copy, { force: true });
+    await rm(this.#paths.rescue, { recursive: true, force: true });
+    // The agent may have put anything there. A name that cannot be removed is left to it.
+    await rm(this.#paths.package, { force: true }).catch(() => undefined);
+  }
+}
+
+function messageOf(error: unknown): string {
+  const text = error instanceof Error ? error.message : String(error);
+  return text.slice(0, 1_000);
+}

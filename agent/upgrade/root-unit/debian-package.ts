@@ -1,0 +1,102 @@
+// Replaces an agent that was installed from a Debian package, by dpkg. The version before is packed again first, so
+// that it can be put back; that package stays until the next upgrade.
+import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
+import { mkdtemp, rename, rm } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { monotonic, sleep } from '../../../shared/clock.ts';
+import { StartError } from '../../../shared/errors.ts';
+import { must, run } from '../../../shared/systemd/control.ts';
+import type { upgradePaths } from '../shared-directory.ts';
+import type { Installer } from './apply.ts';
+import { assertRuns } from './try-version.ts';
+
+const name = 'farhand-agent';
+const home = `/usr/lib/${name}`;
+const information = '/var/lib/dpkg/info';
+const scripts = ['postinst', 'prerm', 'postrm'];
+/** Milliseconds for which the lock of dpkg may be in use, for example by unattended-upgrades. */
+const lockMs = 5 * 60_000;
+const retryMs = 5_000;
+
+export class DebianPackage implements Installer {
+  readonly command = '/usr/bin/farhand-agent';
+  readonly #paths: ReturnType<typeof upgradePaths>;
+
+  constructor(paths: ReturnType<typeof upgradePaths>) {
+    this.#paths = paths;
+  }
+
+  async prepare(version: string): Promise<{ before: string; after: string }> {
+    const { copy, rescue } = this.#paths;
+    const directory = dirname(copy);
+    const found = (await must('dpkg-deb', ['--field', copy, 'Package', 'Version'])).trim();
+    if (found !== `Package: ${name}\nVersion: ${version}`)
+      throw new StartError(`the package says of itself: ${found.replace('\n', ', ')}`);
+    const folder = await mkdtemp(join(directory, '.new-'));
+    try {
+      await must('dpkg-deb', ['--extract', copy, folder]);
+      await assertRuns(join(folder, home), version);
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+    await packInstalled(directory, this.#paths.previousDeb);
+    await rm(rescue, { recursive: true, force: true });
+    await must('cp', ['-a', home, rescue]);
+    await must('sync', ['-f', directory]);
+    return { before: '', after: '' };
+  }
+
+  async forward(): Promise<void> {
+    await install(this.#paths.copy);
+  }
+
+  async back(): Promise<void> {
+    await install(this.#paths.previousDeb);
+  }
+
+  async sweep(): Promise<void> {
+    // dpkg has removed the files of the other version.
+  }
+}
+
+/** Makes a package of the installed version, from its files and from what dpkg knows of it. */
+async function packInstalled(directory: string, file: string): Promise<void> {
+  const folder = await mkdtemp(join(directory, '.pack-'));
+  const fresh = `${folder}.deb`;
+  try {
+    const control = join(folder, 'DEBIAN');
+    mkdirSync(control, { mode: 0o755 });
+    const status = await must('dpkg-query', ['--status', name]);
+    writeFileSync(join(control, 'control'), status.replace(/^(Status|Config-Version): .*\n/gm, ''));
+    for (const script of scripts) copyFileSync(join(information, `${name}.${script}`), join(control, script));
+    const paths = (await must('dpkg-query', ['--listfiles', name])).trim().split('\n');
+    // dpkg lists documentation too that its settings may have left out.
+    const files = paths.filter((path) => lstatSync(path, { throwIfNoEntry: false })?.isDirectory() === false);
+    await must('cp', ['--archive', '--parents', `--target-directory=${folder}`, '--', ...files]);
+    await must('chmod', ['0755', folder]);
+    await must('dpkg-deb', ['--root-owner-group', '-Zgzip', '-z1', '--build', folder, fresh]);
+    await rename(fresh, file);
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+    await rm(fresh, { force: true });
+  }
+}
+
+/** Installs a package file, also an older version. Waits while another program uses dpkg. */
+async function install(file: string): Promise<void> {
+  for (const until = monotonic() + lockMs; ; await sleep(retryMs)) {
+    // The variable prevents that the package's own script restarts the service.
+    const words = [
+      'LC_ALL=C',
+      'FARHAND_UPGRADE=1',
+      'DEBIAN_FRONTEND=noninteractive',
+      'dpkg',
+      '--install',
+      file,
+    ];
+    const { code, stderr } = await run('env', words);
+    if (code === 0) return;
+    if (!/\block\b/.test(stderr) || monotonic() > until)
+      throw new StartError(`dpkg could not install the package: ${stderr.trim().slice(-500)}`);
+  }
+}

@@ -1,0 +1,87 @@
+// Takes the agent's request and package as root. Both lie in a directory of the agent's user, so root follows no link
+// there, and verifies its own copy of the bytes.
+import { createHash } from 'node:crypto';
+import { constants, existsSync } from 'node:fs';
+import { open, rename, rm } from 'node:fs/promises';
+import { isErrno, StartError } from '../../../shared/errors.ts';
+import { readRegularJson } from '../../../shared/regular-file.ts';
+import { must } from '../../../shared/systemd/control.ts';
+import type { AgentSettings } from '../../settings-schema.ts';
+import { fitFault, signerFault } from '../receive-package.ts';
+import { installedKind, requestSchema, type UpgradeRequest, upgradePaths } from '../shared-directory.ts';
+import { readTrustedKey } from '../trusted-key.ts';
+
+const { O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
+const pieceBytes = 1024 * 1024;
+
+/**
+ * Takes the request away from the agent; undefined if there is none. `interrupted`: true if an earlier run took it and
+ * did not come to its end. Throws if it is no request.
+ */
+export async function takeRequest(
+  directory: string,
+): Promise<{ request: UpgradeRequest; interrupted: boolean } | undefined> {
+  const { request, taken } = upgradePaths(directory);
+  const interrupted = existsSync(taken);
+  try {
+    // The agent can no longer replace the file after the rename. Either root takes it or the agent removes it.
+    if (!interrupted) await rename(request, taken);
+  } catch (error) {
+    if (isErrno(error, 'ENOENT')) return undefined;
+    throw error;
+  }
+  try {
+    return { request: requestSchema.parse(await readRegularJson(taken)), interrupted };
+  } catch (error) {
+    await dropRequest(directory);
+    throw error;
+  }
+}
+
+/** Removes a request that was taken. Uses rm, because the agent could redirect Node's own removal of a directory. */
+export async function dropRequest(directory: string): Promise<void> {
+  await must('rm', ['-rf', '--', upgradePaths(directory).taken]);
+}
+
+/**
+ * Copies the package to root's directory. Throws StartError if the owner's lock, this machine or the trusted key
+ * forbid it, or if the bytes of the copy are not the signed ones.
+ */
+export async function verifiedCopy(
+  directory: string,
+  request: UpgradeRequest,
+  { allow, hold_version: holdVersion }: AgentSettings,
+): Promise<void> {
+  if (!allow.includes('upgrade')) throw new StartError('the owner does not allow upgrade (--allow)');
+  const installed = installedKind(directory);
+  const fault =
+    fitFault(request, { installed, holdVersion }) ?? signerFault(request, readTrustedKey(directory));
+  if (fault) throw new StartError(fault[2]);
+  await copyVerified(upgradePaths(directory), request);
+}
+
+async function copyVerified(
+  { package: from, copy }: ReturnType<typeof upgradePaths>,
+  { size, sha256 }: UpgradeRequest,
+): Promise<void> {
+  await rm(copy, { force: true });
+  await using source = await open(from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!(await source.stat()).isFile()) throw new StartError('the package is not a regular file');
+  await using target = await open(copy, 'wx', 0o600);
+  const hash = createHash('sha256');
+  const buffer = Buffer.alloc(pieceBytes);
+  let copied = 0;
+  for (;;) {
+    const { bytesRead } = await source.read(buffer, 0, pieceBytes);
+    if (bytesRead === 0) break;
+    copied += bytesRead;
+    // The agent may let the file grow while it is read.
+    if (copied > size) break;
+    const piece = buffer.subarray(0, bytesRead);
+    hash.update(piece);
+    await target.writeFile(piece);
+  }
+  await target.sync();
+  if (copied !== size || hash.digest('hex') !== sha256)
+    throw new StartError('the package has another size or SHA-256 than its signature says');
+}

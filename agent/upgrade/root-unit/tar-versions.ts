@@ -1,0 +1,73 @@
+// Replaces an agent that was installed from a tar.gz: versions lie side by side in /opt/farhand-agent, and the link
+// `current` points to the running one.
+import { mkdtemp, readdir, readlink, rename, rm, symlink } from 'node:fs/promises';
+import { join } from 'node:path';
+import { syncDirectory } from '../../../shared/durable-file.ts';
+import { must } from '../../../shared/systemd/control.ts';
+import type { upgradePaths } from '../shared-directory.ts';
+import type { Installer } from './apply.ts';
+import { assertRuns } from './try-version.ts';
+
+const place = '/opt/farhand-agent';
+const current = join(place, 'current');
+
+export class TarVersions implements Installer {
+  readonly command = '/usr/local/bin/farhand-agent';
+  readonly #paths: ReturnType<typeof upgradePaths>;
+
+  constructor(paths: ReturnType<typeof upgradePaths>) {
+    this.#paths = paths;
+  }
+
+  async prepare(version: string): Promise<{ before: string; after: string }> {
+    const before = await readlink(current);
+    const folder = await mkdtemp(join(place, '.new-'));
+    const after = `${version}-${folder.slice(-6)}`;
+    try {
+      await must('tar', ['-xzf', this.#paths.copy, '-C', folder, '--no-same-owner', '--strip-components=1']);
+      await must('chmod', ['0755', folder]);
+      await assertRuns(folder, version);
+      // Without this, a power failure could leave the link in place and the files empty.
+      await must('sync', ['-f', folder]);
+      await rename(folder, join(place, after));
+    } catch (error) {
+      await rm(folder, { recursive: true, force: true });
+      throw error;
+    }
+    await rm(this.#paths.rescue, { recursive: true, force: true });
+    await symlink(join(place, before), this.#paths.rescue);
+    return { before, after };
+  }
+
+  async forward({ after }: { after: string }): Promise<void> {
+    await point(after);
+  }
+
+  async back({ before }: { before: string }): Promise<void> {
+    await point(before);
+  }
+
+  /** Leaves the running version, and the one before for a return by hand. */
+  async sweep(running: string): Promise<void> {
+    const before = await readlink(join(place, 'previous')).catch(() => '');
+    const kept = ['current', 'previous', running, before];
+    for (const name of await readdir(place)) {
+      if (!kept.includes(name)) await rm(join(place, name), { recursive: true, force: true });
+    }
+  }
+}
+
+/** Makes `current` point to a version, and `previous` to the one before, each in one step. */
+async function point(name: string): Promise<void> {
+  const before = await readlink(current).catch(() => name);
+  if (before !== name) await link('previous', before);
+  await link('current', name);
+  await syncDirectory(place);
+}
+
+async function link(path: string, target: string): Promise<void> {
+  const fresh = join(place, `.${path}-new`);
+  await rm(fresh, { force: true });
+  await symlink(target, fresh);
+  await rename(fresh, join(place, path));
+}

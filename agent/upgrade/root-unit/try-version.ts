@@ -1,0 +1,56 @@
+// Starts a version of the agent as the service, and finds out whether it is good.
+import { join } from 'node:path';
+import { monotonic, sleep } from '../../../shared/clock.ts';
+import { StartError } from '../../../shared/errors.ts';
+import { run, stateOf } from '../../../shared/systemd/control.ts';
+import { linkIn } from '../../../shared/systemd/link-status-text.ts';
+
+const service = 'farhand-agent';
+const pollMs = 500;
+/** Milliseconds for which the new version must stay linked. */
+const stayMs = 10_000;
+/** A service with this many restarts counts as failed. */
+const mostRestarts = 3;
+
+/** Throws StartError unless the program in this directory starts and is of this version. */
+export async function assertRuns(home: string, version: string): Promise<void> {
+  const { code, stdout, stderr } = await run(join(home, 'bin', service), ['--version']);
+  if (code !== 0) throw new StartError(`the new version does not start: ${stderr.trim().slice(-500)}`);
+  if (stdout.trim() !== version)
+    throw new StartError(
+      `the program in the package is version ${stdout.trim().slice(0, 64)}, not ${version}`,
+    );
+}
+
+/**
+ * Writes the units of the installed version and restarts the service. Returns what it prints if the service did not
+ * start or link; the caller finds out by the state of the service.
+ */
+export async function startVersion(command: string): Promise<string> {
+  const { code, stdout, stderr } = await run(command, ['install']);
+  return code === 0 ? '' : (stderr || stdout).trim();
+}
+
+/** Waits until this version is linked and stays so. Returns why it is not good. `output`: of its start. */
+export async function faultOfNewVersion(
+  version: string,
+  timeoutMs: number,
+  output: string,
+): Promise<string | undefined> {
+  const until = monotonic() + timeoutMs;
+  let linkedSince: number | undefined;
+  let restarts = 0;
+  for (;;) {
+    const state = await stateOf(service);
+    const linked = state.active === 'active' && linkIn(state.status)?.machineId !== undefined;
+    if (!linked || state.version !== version || state.restarts !== restarts) linkedSince = undefined;
+    else linkedSince ??= monotonic();
+    restarts = state.restarts;
+    if (linkedSince !== undefined && monotonic() - linkedSince >= stayMs) return undefined;
+    if (state.active === 'failed' || restarts >= mostRestarts)
+      return `the new version fails at every start: ${output || state.status || state.result}`;
+    if (monotonic() > until && linkedSince === undefined)
+      return `the new version did not link within ${timeoutMs / 1000} s: ${state.status || output}`;
+    await sleep(pollMs);
+  }
+}

@@ -1,0 +1,60 @@
+// The key that this machine trusts to sign packages, and the verb `farhand-agent trust-key`, by which root pins it.
+import { createPublicKey } from 'node:crypto';
+import { existsSync, readFileSync } from 'node:fs';
+import { chmod, mkdir } from 'node:fs/promises';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { StartError, UsageError } from '../../shared/errors.ts';
+import { publicKeyOf, rawPublicKey } from '../../shared/identity-proof.ts';
+import { fingerprintOf } from '../../shared/package-signature.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
+import { upgradeDirectory, upgradePaths } from './shared-directory.ts';
+
+const usage = 'farhand-agent trust-key FILE: trusts the packages that the owner of this key signs';
+
+/** Reads the trusted key: raw, 32 bytes. Returns undefined if none is pinned. Throws StartError. */
+export function readTrustedKey(directory: string): Buffer | undefined {
+  const file = upgradePaths(directory).trustedKey;
+  return existsSync(file) ? readPublicKey(file) : undefined;
+}
+
+/** Reads an Ed25519 public key in PEM. Throws StartError unless the file contains one. */
+export function readPublicKey(file: string): Buffer {
+  let text: string;
+  try {
+    text = readFileSync(file, 'utf8');
+  } catch (error) {
+    throw new StartError(reasonOf(error));
+  }
+  try {
+    if (text.includes('PRIVATE KEY')) throw new StartError('');
+    const key = createPublicKey(text);
+    if (key.asymmetricKeyType === 'ed25519') return rawPublicKey(key);
+  } catch {
+    // The error below says the same of all files.
+  }
+  throw new StartError(
+    `${file} is no Ed25519 public key in PEM; npm run package -- --make-key FILE writes one to FILE.pub`,
+  );
+}
+
+/** Pins a key. The caller is root, to whom the directory belongs. */
+export async function pinKey(directory: string, key: Buffer): Promise<void> {
+  await mkdir(directory, { recursive: true });
+  // The agent must be able to enter the directory, whatever root's umask is.
+  await chmod(directory, 0o755);
+  const pem = publicKeyOf(key).export({ format: 'pem', type: 'spki' });
+  await writeDurably(upgradePaths(directory).trustedKey, pem, { mode: 0o644 });
+}
+
+/** Runs `farhand-agent trust-key FILE`. Returns the text to print. */
+export async function trustKey(argv: readonly string[], directory = upgradeDirectory): Promise<string> {
+  const [file, ...more] = argv;
+  if (argv.includes('--help')) return `${usage}\n`;
+  if (file === undefined || more.length > 0 || file.startsWith('-')) throw new UsageError(usage);
+  if (process.getuid?.() !== 0) throw new StartError('trust-key must be run as root; use sudo', 1);
+  const key = readPublicKey(file);
+  const before = readTrustedKey(directory);
+  await pinKey(directory, key);
+  const replaced = before && !before.equals(key) ? `, and no longer ${fingerprintOf(before)}` : '';
+  return `This machine now accepts packages signed by ${fingerprintOf(key)}${replaced}.\n`;
+}

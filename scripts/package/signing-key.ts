@@ -1,0 +1,108 @@
+// The key that signs the agents' packages: makes one, and signs with it. Its file is PEM, encrypted by a passphrase.
+import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { password } from '@clack/prompts';
+import { rawPublicKey } from '../../shared/identity-proof.ts';
+import {
+  fingerprintOf,
+  type KeyChange,
+  keyChangesSchema,
+  type SignedPackage,
+  signatureJson,
+  signKeyChange,
+  signPackage,
+} from '../../shared/package-signature.ts';
+
+export interface Signer {
+  /** The public key, as PEM. */
+  publicPem: string;
+  /** Returns the content of the signature file of a package. */
+  sign(what: SignedPackage): string;
+}
+
+/** Variable with the passphrase, for builds without a terminal; and the one of the key before. */
+const variable = 'FARHAND_SIGN_PASSPHRASE';
+const oldVariable = 'FARHAND_OLD_SIGN_PASSPHRASE';
+
+/** File beside a key that leads from earlier keys to it. */
+const changesFileOf = (file: string): string => `${file}.changes`;
+
+/**
+ * Makes a key in FILE, its public key in FILE.pub, and with the key before the proof of the change in FILE.changes.
+ * Returns the path of the public key.
+ */
+export async function makeSigningKey(file: string, oldFile: string | undefined): Promise<string> {
+  if (existsSync(file)) throw new Error(`${file} exists already; choose another name`);
+  const old = oldFile === undefined ? undefined : await readPrivateKey(oldFile, oldVariable);
+  const { privateKey, publicKey } = generateKeyPairSync('ed25519');
+  const passphrase = await passphraseFor(`Passphrase of the new key ${file}`, variable);
+  if (passphrase.length < 8) throw new Error('the passphrase must have at least 8 characters');
+  const pem = privateKey.export({ format: 'pem', type: 'pkcs8', cipher: 'aes-256-cbc', passphrase });
+  writeFileSync(file, pem, { mode: 0o600, flag: 'wx' });
+  const raw = rawPublicKey(publicKey);
+  if (old && oldFile !== undefined) {
+    const changes = [...changesOf(oldFile), signKeyChange(raw, old)];
+    writeFileSync(changesFileOf(file), changesText(changes));
+  }
+  writeFileSync(`${file}.pub`, pemOf(publicKey));
+  process.stderr.write(`fingerprint: ${fingerprintOf(raw)}\n`);
+  return `${file}.pub`;
+}
+
+/** Opens a key for signing. Asks for its passphrase, unless FARHAND_SIGN_PASSPHRASE has it. */
+export async function openSigningKey(file: string): Promise<Signer> {
+  const key = await readPrivateKey(file, variable);
+  const publicKey = createPublicKey(key);
+  const raw = rawPublicKey(publicKey);
+  const key_changes = changesOf(file);
+  const last = key_changes.at(-1);
+  if (last && !last.public_key.equals(raw))
+    throw new Error(
+      `${changesFileOf(file)} does not end at the key ${file}; use the file that --make-key wrote`,
+    );
+  return {
+    publicPem: pemOf(publicKey),
+    sign(what) {
+      const signature = signPackage(what, key);
+      return `${JSON.stringify(signatureJson(what, { public_key: raw, signature, key_changes }), undefined, 2)}\n`;
+    },
+  };
+}
+
+async function readPrivateKey(file: string, passphraseVariable: string): Promise<KeyObject> {
+  const pem = readFileSync(file, 'utf8');
+  const isEncrypted = pem.includes('ENCRYPTED');
+  if (!isEncrypted)
+    process.stderr.write(`${file} has no passphrase: who reads this file can sign packages\n`);
+  const passphrase = isEncrypted
+    ? await passphraseFor(`Passphrase of ${file}`, passphraseVariable)
+    : undefined;
+  const key = createPrivateKey({ key: pem, ...(passphrase !== undefined && { passphrase }) });
+  if (key.asymmetricKeyType !== 'ed25519')
+    throw new Error(`${file} is no Ed25519 key; make one with --make-key`);
+  return key;
+}
+
+async function passphraseFor(message: string, name: string): Promise<string> {
+  const given = process.env[name];
+  if (given !== undefined) return given;
+  if (!process.stdin.isTTY) throw new Error(`no terminal to ask for a passphrase; set ${name}`);
+  const typed = await password({ message });
+  if (typeof typed !== 'string') throw new Error('cancelled');
+  return typed;
+}
+
+const pemOf = (key: KeyObject): string => key.export({ format: 'pem', type: 'spki' }).toString();
+
+function changesOf(file: string): KeyChange[] {
+  const changes = changesFileOf(file);
+  return existsSync(changes) ? keyChangesSchema.parse(JSON.parse(readFileSync(changes, 'utf8'))) : [];
+}
+
+function changesText(changes: readonly KeyChange[]): string {
+  const texts = changes.map(({ public_key, signature }) => ({
+    public_key: public_key.toString('base64'),
+    signature: signature.toString('base64'),
+  }));
+  return `${JSON.stringify(texts, undefined, 2)}\n`;
+}
