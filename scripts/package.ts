@@ -9,7 +9,7 @@ import { makeNpm } from './package/npm-package.ts';
 import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
 import { archive, sha256Of } from './package/reproducible-tar.ts';
 import { type Arch, arches, root, run, version } from './package/run-and-read-json.ts';
-import { makeSigningKey, openSigningKey, type Signer } from './package/signing-key.ts';
+import { loadSigningKey, makeSigningKey, type Signer } from './package/signing-key.ts';
 
 const { values } = parseArgs({
   options: {
@@ -35,7 +35,7 @@ const packages = join(dist, 'packages');
 async function main(): Promise<void> {
   if (values['make-key'] !== undefined)
     return printFile(await makeSigningKey(values['make-key'], values['old-key']));
-  const signer = values['sign-key'] === undefined ? undefined : await openSigningKey(values['sign-key']);
+  const signer = values['sign-key'] === undefined ? undefined : await loadSigningKey(values['sign-key']);
   if (wanted.length === 0) throw new Error(`--arch must be one of ${arches.join(', ')}`);
   mkdirSync(dist, { recursive: true });
   const scratch = mkdtempSync(join(dist, '.making-'));

@@ -38,7 +38,7 @@ export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings
 }
 
 function trusted(directory: string): Finding {
-  const pin = 'farhand-agent trust-key FILE, with the public key of whoever builds your packages';
+  const pin = 'farhand-agent trust-key FILE, with the public key that signs your packages';
   try {
     const key = readTrustedKey(directory);
     if (key) return ok('trusted key', fingerprintOf(key));

@@ -13,10 +13,10 @@ import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts'
 import { home } from '../../shared/shipped-files.ts';
 import type { Processes } from '../processes/index.ts';
 import {
-  acceptOpen,
+  acceptUpgrade,
+  firstMessage,
   type Open,
   type Opened,
-  openOf,
   receivePackage,
   refusal,
   type StageRequests,
@@ -107,8 +107,8 @@ export class Upgrades {
   async #receive(requests: StageRequests, signal: AbortSignal): Promise<Opened> {
     const { directory, holdVersion } = this.#options;
     const incoming = requests[Symbol.asyncIterator]();
-    const open = await openOf(incoming);
-    const opened = acceptOpen(open, {
+    const open = await firstMessage(incoming);
+    const opened = acceptUpgrade(open, {
       installed: installedKind(directory),
       packaged: kindOfHome(home) !== undefined,
       holdVersion,

@@ -41,7 +41,7 @@ export function refusal(code: Code, reason: string, message: string): AppError {
 }
 
 /** Returns the first message of the request. */
-export async function openOf(incoming: AsyncIterator<StageUpgradeRequest__Output>): Promise<Open> {
+export async function firstMessage(incoming: AsyncIterator<StageUpgradeRequest__Output>): Promise<Open> {
   const first = await incoming.next();
   const found = first.done ? undefined : first.value.open;
   if (!found) throw new AppError('invalid_request', 'the first message of StageUpgrade must be `open`');
@@ -49,7 +49,7 @@ export async function openOf(incoming: AsyncIterator<StageUpgradeRequest__Output
 }
 
 /** Checks everything that needs no bytes of the package, its signature included. Throws AppError. */
-export function acceptOpen(open: Open, machine: Machine): Opened {
+export function acceptUpgrade(open: Open, machine: Machine): Opened {
   const request = requestOf(open);
   const fault = faultOf(request, machine);
   if (fault) throw refusal(...fault);

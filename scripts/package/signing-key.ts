@@ -49,8 +49,8 @@ export async function makeSigningKey(file: string, oldFile: string | undefined):
   return `${file}.pub`;
 }
 
-/** Opens a key for signing. Asks for its passphrase, unless FARHAND_SIGN_PASSPHRASE has it. */
-export async function openSigningKey(file: string): Promise<Signer> {
+/** Loads a key for signing. Asks for its passphrase, unless FARHAND_SIGN_PASSPHRASE has it. */
+export async function loadSigningKey(file: string): Promise<Signer> {
   const key = await readPrivateKey(file, variable);
   const publicKey = createPublicKey(key);
   const raw = rawPublicKey(publicKey);

@@ -12,6 +12,7 @@ import type { AgentSettings } from '../../settings-schema.ts';
 import { type UpgradeResult, upgradePaths } from '../shared-directory.ts';
 import { pinKey } from '../trusted-key.ts';
 import { DebianPackage } from './debian-package.ts';
+import type { Installer } from './installer.ts';
 import { dropRequest, takeRequest, verifiedCopy } from './take-request.ts';
 import { TarVersions } from './tar-versions.ts';
 import { faultOfNewVersion, startVersion } from './try-version.ts';
@@ -35,20 +36,6 @@ const stateSchema = z.object({
   after: z.string(),
 });
 type State = z.output<typeof stateSchema>;
-
-/** How programs of one kind of package are replaced. */
-export interface Installer {
-  /** The command that starts the installed version. */
-  readonly command: string;
-  /** Makes the new version ready without replacing the installed one. Throws if it is not what it should be. */
-  prepare(version: string): Promise<Pick<State, 'before' | 'after'>>;
-  /** Replaces the installed version by the new one. May be repeated. */
-  forward(state: State): Promise<void>;
-  /** Puts the version before in place again. May be repeated. */
-  back(state: State): Promise<void>;
-  /** Removes what neither the running version nor a return to the version before needs. */
-  sweep(running: string): Promise<void>;
-}
 
 /** Most attempts of one phase: the first, and one after an interruption. */
 const mostSwitches = 2;

@@ -7,7 +7,7 @@ import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { must, run } from '../../../shared/systemd/control.ts';
 import type { upgradePaths } from '../shared-directory.ts';
-import type { Installer } from './apply.ts';
+import type { Installer, VersionNames } from './installer.ts';
 import { assertRuns } from './try-version.ts';
 
 const name = 'farhand-agent';
@@ -26,7 +26,7 @@ export class DebianPackage implements Installer {
     this.#paths = paths;
   }
 
-  async prepare(version: string): Promise<{ before: string; after: string }> {
+  async prepare(version: string): Promise<VersionNames> {
     const { copy, rescue } = this.#paths;
     const directory = dirname(copy);
     const found = (await must('dpkg-deb', ['--field', copy, 'Package', 'Version'])).trim();

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { syncDirectory } from '../../../shared/durable-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
 import type { upgradePaths } from '../shared-directory.ts';
-import type { Installer } from './apply.ts';
+import type { Installer, VersionNames } from './installer.ts';
 import { assertRuns } from './try-version.ts';
 
 const place = '/opt/farhand-agent';
@@ -19,7 +19,7 @@ export class TarVersions implements Installer {
     this.#paths = paths;
   }
 
-  async prepare(version: string): Promise<{ before: string; after: string }> {
+  async prepare(version: string): Promise<VersionNames> {
     const before = await readlink(current);
     const folder = await mkdtemp(join(place, '.new-'));
     const after = `${version}-${folder.slice(-6)}`;
@@ -39,11 +39,11 @@ export class TarVersions implements Installer {
     return { before, after };
   }
 
-  async forward({ after }: { after: string }): Promise<void> {
+  async forward({ after }: VersionNames): Promise<void> {
     await point(after);
   }
 
-  async back({ before }: { before: string }): Promise<void> {
+  async back({ before }: VersionNames): Promise<void> {
     await point(before);
   }
 
