@@ -38,7 +38,7 @@ export function makeSigner(): Signer {
 }
 
 /** The first message of StageUpgrade for a signed package. */
-export function openFor(signed: SignedUpgrade, more: object = {}): object {
+export function firstMessageFor(signed: SignedUpgrade, more: object = {}): object {
   const { kind, sha256, public_key, signature, key_changes, ...what } = signed;
   return {
     ...what,

@@ -25,7 +25,7 @@ import { fingerprintOf, signatureJson, signKeyChange } from '../../shared/packag
 import { readSettings } from '../../shared/read-settings.ts';
 import { version } from '../../shared/version.ts';
 import { atEnd } from '../close-after-tests.ts';
-import { makeSigner, openFor, type SignedUpgrade } from '../sign-packages.ts';
+import { firstMessageFor, makeSigner, type SignedUpgrade } from '../sign-packages.ts';
 import { quiet, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 
@@ -71,8 +71,8 @@ async function stage(
   upgrades: Upgrades,
   messages: object[],
   signal = new AbortController().signal,
+  answers: string[] = [],
 ): Promise<{ answers: string[]; error: unknown }> {
-  const answers: string[] = [];
   try {
     const call = { call_id: 'c', request_id: 'r', signal };
     for await (const answer of upgrades.handlers.stageUpgrade(overWire(...messages), call))
@@ -111,13 +111,13 @@ describe('the agent refuses', () => {
   ];
   test.each(cases)('%s', async (_what, upgrade, code, reason) => {
     const directory = machine();
-    const { answers, error } = await stage(upgradesOf(directory), packageMessages(openFor(upgrade)));
+    const { answers, error } = await stage(upgradesOf(directory), packageMessages(firstMessageFor(upgrade)));
     expect([answers, error]).toEqual([[], refused(code, reason)]);
     expect(readdirSync(upgradePaths(directory).incoming)).toEqual([]);
   });
 
   test('any package before a key is trusted, or without root’s unit, or if its owner accepts another version', async () => {
-    const open = packageMessages(openFor(signed));
+    const open = packageMessages(firstMessageFor(signed));
     const without = upgradesOf(machine(''));
     expect((await stage(without, open)).error).toEqual(refused('precondition_failed', 'no_trusted_key'));
     const checkout = upgradesOf(machine(owner.pem, ''));
@@ -139,16 +139,19 @@ describe('the agent refuses', () => {
     ['longer', Buffer.concat([bytes, Buffer.from('more')])],
   ])('%s bytes, and leaves none of them', async (_what, content) => {
     const directory = machine();
-    const { answers, error } = await stage(upgradesOf(directory), packageMessages(openFor(signed), content));
+    const { answers, error } = await stage(
+      upgradesOf(directory),
+      packageMessages(firstMessageFor(signed), content),
+    );
     expect([answers, error]).toEqual([[], refused('validation_failed', 'wrong_hash')]);
     expect(readdirSync(upgradePaths(directory).incoming)).toEqual([]);
   });
 
   test('a request without commit, and an id that names a path', async () => {
     const directory = machine();
-    const cut = packageMessages(openFor(signed)).slice(0, -1);
+    const cut = packageMessages(firstMessageFor(signed)).slice(0, -1);
     expect((await stage(upgradesOf(directory), cut)).error).toMatchObject({ code: 'invalid_request' });
-    const named = packageMessages(openFor(signed, { upgrade_id: '../x' }));
+    const named = packageMessages(firstMessageFor(signed, { upgrade_id: '../x' }));
     expect((await stage(upgradesOf(directory), named)).error).toMatchObject({ code: 'invalid_request' });
     expect(readdirSync(upgradePaths(directory).incoming)).toEqual([]);
   });
@@ -159,13 +162,14 @@ describe('the agent refuses', () => {
     const processes = { running: () => 2, refuseStarts: () => (started = false) };
     const upgrades = upgradesOf(directory, { processes });
     const stopping = new AbortController();
-    const first = stage(upgrades, packageMessages(openFor(signed)), stopping.signal);
-    await waitFor(() => expect(existsSync(upgradePaths(directory).package)).toBe(true));
-    const second = await stage(upgrades, packageMessages(openFor(signed)));
+    const answers: string[] = [];
+    const first = stage(upgrades, packageMessages(firstMessageFor(signed)), stopping.signal, answers);
+    await waitFor(() => expect(answers).toEqual(['staged', 'waiting']));
+    const second = await stage(upgrades, packageMessages(firstMessageFor(signed)));
     expect(second.error).toEqual(refused('conflict', 'in_progress'));
     stopping.abort();
-    expect((await first).answers).toEqual(['staged', 'waiting']);
-    const late = await stage(upgrades, packageMessages(openFor(signed, { wait_ms: 1 })));
+    expect((await first).error).toBe(stopping.signal.reason);
+    const late = await stage(upgrades, packageMessages(firstMessageFor(signed, { wait_ms: 1 })));
     expect(late.error).toEqual(refused('conflict', 'processes_running'));
     expect([started, readdirSync(upgradePaths(directory).incoming)]).toEqual([true, []]);
   });
@@ -181,7 +185,10 @@ test('a package that is right is handed to root, nothing starts meanwhile, and r
     refuseStarts: (refuse: boolean) => void starts.push(refuse),
   };
   const upgrades = upgradesOf(directory, { processes });
-  const ended = stage(upgrades, packageMessages(openFor(owner.sign(bytes), { link_timeout_ms: 20_000 })));
+  const ended = stage(
+    upgrades,
+    packageMessages(firstMessageFor(owner.sign(bytes), { link_timeout_ms: 20_000 })),
+  );
   await waitFor(() => expect(existsSync(request)).toBe(true));
   expect(starts).toEqual([true]);
   const { request: found } = (await takeRequest(directory)) ?? {};
@@ -194,7 +201,7 @@ test('a package that is right is handed to root, nothing starts meanwhile, and r
   expect(error).toMatchObject({ code: 'machine_error', message: expect.stringContaining('disk full') });
   expect(starts).toEqual([true, false]);
   expect(upgrades.lastUpgrade()).toEqual({ ...last, outcome: 'UPGRADE_OUTCOME_FAILED', finished_at_ms: 5 });
-  const again = await stage(upgrades, packageMessages(openFor(owner.sign(bytes))));
+  const again = await stage(upgrades, packageMessages(firstMessageFor(owner.sign(bytes))));
   expect(again.error).toEqual(refused('conflict', 'already_taken'));
 });
 
@@ -204,14 +211,17 @@ test('packages of a new key are accepted by the signature of the old one, over s
   for (const trusted of [owner, second, third]) {
     const directory = machine(trusted.pem);
     const stopping = new AbortController();
-    const messages = packageMessages(openFor(third.sign(bytes, {}, changes)));
+    const messages = packageMessages(firstMessageFor(third.sign(bytes, {}, changes)));
     const staged = stage(upgradesOf(directory), messages, stopping.signal);
     await waitFor(() => expect(existsSync(upgradePaths(directory).request)).toBe(true));
     stopping.abort();
     expect((await staged).answers).toEqual(['staged', 'switching']);
   }
   // The old key is no longer trusted after the change.
-  const old = await stage(upgradesOf(machine(third.pem)), packageMessages(openFor(owner.sign(bytes))));
+  const old = await stage(
+    upgradesOf(machine(third.pem)),
+    packageMessages(firstMessageFor(owner.sign(bytes))),
+  );
   expect(old.error).toEqual(refused('precondition_failed', 'untrusted_key'));
 });
 
