@@ -27,6 +27,8 @@ export const codes = {
   rule_not_found: 404,
   channel_not_found: 404,
   window_not_found: 404,
+  upgrade_not_found: 404,
+  package_not_found: 404,
   route_not_found: 404,
   file_not_found: 404,
   method_not_allowed: 405,

@@ -3,15 +3,24 @@ import { createHash } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { packages as routes } from '../../shared/api/packages.ts';
 import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/shipped-files.ts';
+import { pageOf } from '../paging.ts';
+import { Catalog, packagesIn, toJson, uploadedPackages } from './catalog.ts';
 import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
+import { uploadHandlers } from './uploads.ts';
+
+export { type AgentPackage, Catalog } from './catalog.ts';
+export { removeUnfinishedUploads } from './uploads.ts';
 
 export interface Packages {
   handlers: Handlers['packages'];
   /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens include; undefined if there are no packages. */
   hash(): string | undefined;
+  /** The packages that upgrades can install, as they are now on the disk. */
+  catalog(): Catalog;
   /**
    * The command line that installs an agent with this token and optional name,
    * or the reason why there is none.
@@ -36,10 +45,14 @@ interface Offer {
 }
 
 /**
- * Finds the packages in `directory`, the value of --packages. Throws StartError if it is set but has no
- * packages.
+ * Finds the packages in `directory`, the value of --packages, and the uploaded ones in `uploads`. Throws StartError
+ * if `directory` is set but has no packages.
  */
-export function createPackages(directory: string | undefined, addresses: () => Addresses): Packages {
+export function createPackages(
+  directory: string | undefined,
+  uploads: string,
+  addresses: () => Addresses,
+): Packages {
   const folder = directory ?? defaultDirectory();
   // The list of packages is read at each use, because npm run package may replace it while the broker runs.
   const offered = (): Offer | undefined => completeOffer(folder);
@@ -47,8 +60,12 @@ export function createPackages(directory: string | undefined, addresses: () => A
     throw new StartError(
       `--packages ${directory}: this directory has no ${sumsFile}; choose the output of npm run package`,
     );
+  const catalog = (): Catalog =>
+    new Catalog([...packagesIn(folder, offered()?.files ?? []), ...uploadedPackages(uploads)]);
   return {
     handlers: {
+      list: (input) => pageOf(routes.list, catalog().packages.map(toJson), input),
+      ...uploadHandlers(uploads, catalog),
       script() {
         assertOffer(offered());
         return { type: 'text/x-shellscript', body: scriptFor(addresses()) };
@@ -70,6 +87,7 @@ export function createPackages(directory: string | undefined, addresses: () => A
       },
     },
     hash: () => offered()?.hash,
+    catalog,
     installLine: (token, name) =>
       offered() ? installLineFor(token, name, addresses()) : { install: null, install_missing: missing },
   };

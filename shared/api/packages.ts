@@ -1,6 +1,31 @@
-// REST routes of the install script and the agent packages, which a new machine downloads from its broker.
+// REST routes of the install script and of the agent packages: those that new machines download, and those that
+// upgrades install.
 import * as z from 'zod';
-import { outgoing, raw } from './define-route.ts';
+import { list } from './define-list-route.ts';
+import { incoming, outgoing, raw, single } from './define-route.ts';
+import { deleted, named } from './shared-schemas.ts';
+
+const agentPackage = named('AgentPackage', {
+  id: z.string().meta({
+    description: 'Name of the file',
+    examples: ['farhand-agent-1.2.3-linux-x64.tar.gz'],
+  }),
+  version: z.string().describe('Version of the agent'),
+  arch: z.enum(['x64', 'arm64']).describe('CPU architecture, as Node names it'),
+  kind: z.enum(['tar.gz', 'deb']).describe('Kind of the package'),
+  size: z.number().describe('Bytes'),
+  sha256: z.string().describe('SHA-256 of the file, in hexadecimal'),
+  signed_by: z
+    .string()
+    .nullable()
+    .describe(
+      'Fingerprint of the key that signed it; null: not signed, so no machine accepts it as an upgrade',
+    ),
+  uploaded: z
+    .boolean()
+    .describe('True if it was uploaded; false if it is part of the broker, or of --packages'),
+  created_at: z.string().describe('Time of the file').meta({ format: 'date-time' }),
+});
 
 export const packages = {
   script: raw('/install.sh', 'everybody', {
@@ -18,4 +43,41 @@ export const packages = {
     }),
     base: '' as const,
   },
+  list: list('/packages', 'machines:read', {
+    summary: 'List the agent packages that upgrades can install',
+    sort: ['version', 'created_at'],
+    defaultSort: 'version',
+    fields: agentPackage.pick({ arch: true, kind: true, uploaded: true }),
+    reply: agentPackage,
+  }),
+  upload: incoming('bytes', 'PUT', '/packages/{package}', 'admin', {
+    summary: 'Upload a signed agent package, so that upgrades can install it',
+    description:
+      'The body is the package. It must have the size and the SHA-256 of its signature. Machines check the signature themselves, with the key that they have pinned.',
+    query: {
+      signature: z
+        .string()
+        .min(1)
+        .max(4096)
+        .describe(
+          'Text of the signature file that `npm run package -- --sign-key` writes beside the package',
+        ),
+    },
+    reply: agentPackage,
+    errors: [
+      'validation_failed',
+      'already_exists',
+      'payload_too_large',
+      'unavailable',
+      'no_space',
+      'io_error',
+    ],
+    status: 201,
+  }),
+  remove: single('DELETE', '/packages/{package}', 'admin', {
+    summary: 'Delete an uploaded agent package',
+    description: 'Packages that are part of the broker cannot be deleted.',
+    reply: deleted,
+    errors: ['package_not_found', 'conflict'],
+  }),
 };

@@ -1,0 +1,131 @@
+// The agent packages that this broker can send: those of its own directory, and those that were uploaded.
+import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Api, Reply } from '../../shared/api/route-table.ts';
+import { iso } from '../../shared/clock.ts';
+import {
+  fingerprintOf,
+  type PackageSignature,
+  type SignedPackage,
+  signatureFileOf,
+  signatureFileSchema,
+} from '../../shared/package-signature.ts';
+
+type Arch = 'x64' | 'arm64';
+type Kind = SignedPackage['kind'];
+
+/** What the name of a package's file says. */
+export interface PackageName {
+  version: string;
+  arch: Arch;
+  kind: Kind;
+}
+
+export interface AgentPackage extends PackageName {
+  file: string;
+  path: string;
+  size: number;
+  /** Hexadecimal. */
+  sha256: string;
+  /** Undefined if it is not signed, or if its signature is of another file. */
+  signature: PackageSignature | undefined;
+  uploaded: boolean;
+  /** Milliseconds since 1970. */
+  created_at: number;
+}
+
+/** Largest signature file in bytes. */
+const maxSignatureBytes = 64 * 1024;
+const tarName = /^farhand-agent-(\d[\w.+-]{0,63})-linux-(x64|arm64)\.tar\.gz$/;
+const debName = /^farhand-agent_(\d[\w.+~-]{0,63})_(amd64|arm64)\.deb$/;
+const archOfDebian: Readonly<Record<string, Arch>> = { amd64: 'x64', arm64: 'arm64' };
+
+/** Parses the name of a package's file; undefined for any other file. */
+export function parsePackageName(file: string): PackageName | undefined {
+  const [, version, arch] = tarName.exec(file) ?? [];
+  if (version && arch) return { version, arch: arch as Arch, kind: 'tar.gz' };
+  const [, debian, debianArch = ''] = debName.exec(file) ?? [];
+  const known = archOfDebian[debianArch];
+  return debian && known ? { version: debian, arch: known, kind: 'deb' } : undefined;
+}
+
+/** Parses the text of a signature file; undefined if it is none. */
+export function parseSignatureFile(text: string) {
+  try {
+    return signatureFileSchema.safeParse(JSON.parse(text)).data;
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Returns the packages that a list of files with their SHA-256 names. Files that are no agent packages, such as the
+ * list itself, are left out.
+ */
+export function packagesIn(directory: string, files: Iterable<readonly [string, string]>): AgentPackage[] {
+  return [...files].flatMap(([file, sha256]) => packageAt(directory, file, sha256, false) ?? []);
+}
+
+/** Returns the uploaded packages of a directory. An upload that has not ended has no signature file. */
+export function uploadedPackages(directory: string): AgentPackage[] {
+  if (!existsSync(directory)) return [];
+  return readdirSync(directory).flatMap((file) => packageAt(directory, file, undefined, true) ?? []);
+}
+
+/** Without `sha256`, the file must be signed, and has the hash that its signature says. */
+function packageAt(
+  directory: string,
+  file: string,
+  sha256: string | undefined,
+  uploaded: boolean,
+): AgentPackage | undefined {
+  const name = parsePackageName(file);
+  if (!name) return undefined;
+  const path = join(directory, file);
+  // The file may be removed meanwhile.
+  const stat = statSync(path, { throwIfNoEntry: false });
+  if (!stat) return undefined;
+  const signed = signatureOf(path);
+  const fits = signed && signed.size === stat.size && (sha256 ?? signed.sha256) === signed.sha256;
+  const hash = sha256 ?? (fits ? signed.sha256 : undefined);
+  if (hash === undefined) return undefined;
+  return {
+    ...{ ...name, file, path, size: stat.size, sha256: hash, uploaded },
+    ...{ signature: fits && isSigned(name, signed) ? signed : undefined, created_at: stat.mtimeMs },
+  };
+}
+
+/** True if a signature is of a package with this name. */
+export const isSigned = (name: PackageName, signed: SignedPackage): boolean =>
+  name.version === signed.version && name.arch === signed.arch && name.kind === signed.kind;
+
+function signatureOf(path: string) {
+  const file = signatureFileOf(path);
+  const stat = statSync(file, { throwIfNoEntry: false });
+  if (!stat || stat.size > maxSignatureBytes) return undefined;
+  return parseSignatureFile(readFileSync(file, 'utf8'));
+}
+
+/** Converts a package to the JSON of the REST API. */
+export function toJson(one: AgentPackage): Reply<Api['packages']['upload']> {
+  const { file, version, arch, kind, size, sha256, signature, uploaded, created_at } = one;
+  const signed_by = signature ? fingerprintOf(signature.public_key) : null;
+  return { id: file, version, arch, kind, size, sha256, signed_by, uploaded, created_at: iso(created_at) };
+}
+
+/** The packages of one moment. */
+export class Catalog {
+  readonly packages: readonly AgentPackage[];
+
+  constructor(packages: readonly AgentPackage[]) {
+    this.packages = packages;
+  }
+
+  /** Finds the package of a version for a kind of installation. A signed one is preferred. */
+  find({ version, arch, kind }: { version: string; arch: string; kind: string }): AgentPackage | undefined {
+    const found = this.packages.filter(
+      (one) => one.version === version && one.arch === arch && one.kind === kind,
+    );
+    return found.find(({ signature }) => signature) ?? found[0];
+  }
+}

@@ -1,0 +1,154 @@
+// Uploaded agent packages: each is checked while it arrives, and stored with its signature.
+import { createHash } from 'node:crypto';
+import { constants } from 'node:fs';
+import { type FileHandle, mkdir, open, readdir, rename, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
+import { AppError, fieldError, fromErrno } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { type SignedPackage, signatureFileOf } from '../../shared/package-signature.ts';
+import {
+  type AgentPackage,
+  type Catalog,
+  isSigned,
+  parsePackageName,
+  parseSignatureFile,
+  toJson,
+} from './catalog.ts';
+
+/** Largest package in bytes. */
+const mostBytes = 512 * 1024 * 1024;
+/** Maximum number of uploads at a time. */
+const mostUploads = 4;
+const temporary = '.upload-';
+
+/** Deletes what a killed broker has left of uploads. */
+export async function removeUnfinishedUploads(directory: string): Promise<void> {
+  const names = await readdir(directory).catch((): string[] => []);
+  for (const name of names.filter((one) => one.startsWith(temporary)))
+    await rm(join(directory, name), { force: true });
+}
+
+/** The handlers that add and remove packages in `directory`. `catalog` returns all packages of the broker. */
+export function uploadHandlers(
+  directory: string,
+  catalog: () => Catalog,
+): Pick<Handlers['packages'], 'upload' | 'remove'> {
+  let uploads = 0;
+  return {
+    async upload(input, caller) {
+      if (uploads >= mostUploads)
+        throw new AppError('unavailable', `${mostUploads} packages are being uploaded already: try again`);
+      uploads += 1;
+      try {
+        return await upload(directory, catalog, input, caller);
+      } finally {
+        uploads -= 1;
+      }
+    },
+    async remove({ package: file }) {
+      const { path } = uploaded(catalog(), file);
+      // The signature is removed first, because a package without one is not listed.
+      await rm(signatureFileOf(path), { force: true });
+      await rm(path, { force: true });
+      return { deleted: true };
+    },
+  };
+}
+
+function uploaded({ packages }: Catalog, file: string): AgentPackage {
+  const found = packages.filter((one) => one.file === file);
+  const own = found.find((one) => one.uploaded);
+  if (own) return own;
+  const details = { file: file.slice(0, 200) };
+  if (found.length === 0)
+    throw new AppError('package_not_found', `this broker has no package ${file.slice(0, 200)}`, details);
+  throw new AppError('conflict', `${file} is part of the broker and cannot be deleted`, details);
+}
+
+async function upload(
+  directory: string,
+  catalog: () => Catalog,
+  { package: file, signature: text, content }: Input<Api['packages']['upload']>,
+  caller: Caller,
+) {
+  const signed = checked(file, text);
+  const find = () => catalog().packages.find((one) => one.file === file && one.signature !== undefined);
+  assertSame(find(), signed, file);
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  const part = join(directory, `${temporary}${newId('call')}`);
+  const path = join(directory, file);
+  try {
+    await store(part, signed, content.chunks);
+    const same = find();
+    assertSame(same, signed, file);
+    if (!same) {
+      await rename(part, path);
+      await syncDirectory(directory);
+      await writeDurably(signatureFileOf(path), text);
+    }
+  } catch (error) {
+    throw fromErrno(error, file);
+  } finally {
+    await rm(part, { force: true });
+  }
+  caller.headers.set('Location', `/packages/${file}`);
+  const stored = find();
+  if (stored) return toJson(stored);
+  throw new AppError('unavailable', `${file} was deleted while it was stored: upload it again`);
+}
+
+/** Checks that a signature file is of a package with this name. */
+function checked(file: string, text: string): SignedPackage {
+  const name = parsePackageName(file);
+  if (!name) {
+    const message =
+      'must be the name of an agent package, such as farhand-agent-1.2.3-linux-x64.tar.gz: do not rename it';
+    throw fieldError('path', 'package', message);
+  }
+  const signed = parseSignatureFile(text);
+  if (!signed) throw fieldError('query', 'signature', `must be the text of the file ${file}.sig`);
+  if (!isSigned(name, signed)) {
+    const of = `${signed.version} for ${signed.arch} (${signed.kind})`;
+    throw fieldError('query', 'signature', `is the signature of version ${of}, not of ${file}`);
+  }
+  if (signed.size > mostBytes)
+    throw new AppError('payload_too_large', `the package is larger than ${mostBytes} bytes`, {
+      limit: mostBytes,
+    });
+  return signed;
+}
+
+/** A version has one package of each kind, because machines that have it would not get another. */
+function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage, file: string): void {
+  if (!stored || stored.sha256 === sha256) return;
+  const message = `this broker has another package ${file}: build a new version, or delete that one first`;
+  throw new AppError('already_exists', message, { file });
+}
+
+/** Writes a package to the disk. Throws validation_failed unless it is the one that was signed. */
+async function store(
+  path: string,
+  { size, sha256 }: SignedPackage,
+  chunks: AsyncIterable<Uint8Array>,
+): Promise<void> {
+  const hash = createHash('sha256');
+  let written = 0;
+  await using handle: FileHandle = await open(
+    path,
+    constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL,
+    0o600,
+  );
+  for await (const chunk of chunks) {
+    written += chunk.length;
+    if (written > size) break;
+    hash.update(chunk);
+    await handle.writeFile(chunk);
+  }
+  if (written !== size || hash.digest('hex') !== sha256) {
+    const message = 'the body is not the package that was signed: its size or SHA-256 differs; send it again';
+    throw new AppError('validation_failed', message, { size, sha256 });
+  }
+  await handle.sync();
+}
