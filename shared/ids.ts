@@ -20,6 +20,7 @@ export const prefixes = {
   alertRule: 'rule',
   channel: 'chan',
   window: 'win',
+  upgrade: 'upg',
   event: 'evt',
   key: 'key',
   login: 'login',

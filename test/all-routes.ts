@@ -18,6 +18,7 @@ import {
   type TestSystem,
   temporaryFolder,
 } from './start-farhand.ts';
+import { packageOf, signingKey } from './upgrades-fixture.ts';
 
 // ---- Requests made from the schemas of a route
 
@@ -174,6 +175,7 @@ export async function startScene(): Promise<Scene> {
   ]);
   await settled(system);
   const reach = { machine_ids: [here.machine], tags: ['here'] };
+  const uploaded = packageOf('9.0.0', signingKey(), fileBytes);
   return {
     system,
     folder,
@@ -181,6 +183,8 @@ export async function startScene(): Promise<Scene> {
       path: join(folder, 'file'),
       command: `touch ${folder}/ran`,
       file: 'page.js',
+      package: uploaded.file,
+      signature: uploaded.signature,
       topics: 'machines',
       since: '2026-11-21T10:00:00Z',
     },
@@ -198,11 +202,12 @@ export async function startScene(): Promise<Scene> {
  * compile.
  */
 async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
-  const [session, command, batch, key, token, login] = await Promise.all([
+  const [session, command, batch, upgrade, key, token, login] = await Promise.all([
     system.client.sessions.create({ machine_id: machine, shell: 'cat' }),
     // The wait is long enough for the event of the start.
     system.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
     system.client.batches.create({ machine_ids: [machine], command: 'true' }),
+    system.client.upgrades.create({ machine_ids: [machine] }),
     system.client.keys.create({ name: tag, scopes: ['files:read'] }),
     system.client.joinTokens.create({ name: tag }),
     system.client.logins.create({ name: tag }),
@@ -218,6 +223,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
     session: session.id,
     command: command.id,
     batch: batch.id,
+    upgrade: upgrade.id,
     key: key.id,
     login: login.id,
     join_token: token.id,
@@ -295,6 +301,7 @@ export const onMachine: Record<IdNoun, boolean> = {
   machine: true,
   command: true,
   batch: true,
+  upgrade: true,
   schedule: true,
   run: true,
   session: true,
@@ -346,12 +353,15 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
   return answer;
 }
 
+/** The bytes of an uploaded file, which are also an empty archive. */
+const fileBytes = Buffer.alloc(1024);
+
 /**
  * Returns a body that is not JSON: the bytes of a file, which are also an empty archive, or a form with these
  * bytes.
  */
 function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body?: unknown; type?: string } {
-  const bytes = '\0'.repeat(1024);
+  const bytes = fileBytes.toString();
   if (accepts === 'bytes') return { body: bytes, type: 'application/octet-stream' };
   if (accepts !== 'form') return { body };
   const part = (name: string, value: string) =>

@@ -6,6 +6,7 @@ import { list, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { addMachineInventory } from './inventory.ts';
 import { record, size, span, when } from './print.ts';
+import { addMachineUpgrade } from './upgrades.ts';
 import { printView, routeVerb } from './verb-from-route.ts';
 
 type Machine = Awaited<ReturnType<Farhand['machines']['get']>>;
@@ -60,6 +61,7 @@ export function addMachines(program: Command): void {
   });
   routeVerb(machines, 'status', 'machines', 'status', { text: statusText });
   addMachineInventory(machines);
+  addMachineUpgrade(machines);
   const tag = {
     about: 'add, remove or replace the tags of a machine',
     examples: ['add web-1 web,eu', 'remove web-1 eu', 'set web-1 db'].map(

@@ -18,6 +18,8 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
   batches: async () => (await import('./commands-batches-sessions.ts')).addBatches,
   sessions: async () => (await import('./commands-batches-sessions.ts')).addSessions,
   schedules: async () => (await import('./schedules.ts')).addSchedules,
+  upgrades: async () => (await import('./upgrades.ts')).addUpgrades,
+  packages: async () => (await import('./upgrades.ts')).addPackages,
   alerts: async () => (await import('./alerts.ts')).addAlerts,
   'alert-rules': async () => (await import('./alerts.ts')).addAlertRules,
   'alert-channels': async () => (await import('./alerts.ts')).addAlertChannels,

@@ -1,10 +1,11 @@
 // REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
-import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
+import { batches as routes } from '../../shared/api/batches.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { machinesNamedOrTagged } from '../machines/named-or-tagged.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
 import { type Batch, type Command, commandOf, specOf, type Tally } from './command-record.ts';
@@ -125,7 +126,7 @@ export class Batches {
     const { scheduler, store, log } = this.#context;
     const { id: batch_id, created_at } = batch;
     const { key_id, request_id } = caller;
-    const machines = this.#machinesFor(params, caller);
+    const machines = machinesNamedOrTagged(params, caller, this.#context.state);
     const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
     try {
       while (members.length < machines.length) {
@@ -185,28 +186,6 @@ export class Batches {
       // Other requests run between two slices.
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
-  }
-
-  /**
-   * Returns the machines that a request names, or all machines that have every tag and that the caller may
-   * use.
-   */
-  #machinesFor({ machine_ids, tags }: CreateParams, caller: Caller): MachineId[] {
-    if (machine_ids) return [...new Set(machine_ids)];
-    // An empty list of tags would match every machine. A batch on all machines must not be started by
-    // mistake.
-    const named = tags && tags.length > 0;
-    const matching = [...this.#context.state.machines.values()].filter(
-      (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
-    );
-    if (matching.length === 0 || matching.length > mostMachines) {
-      const some =
-        matching.length === 0 ? 'no machine has all of them' : `more than ${mostMachines} machines have them`;
-      const message = named ? some : 'must name at least one tag';
-      const issues = [{ path: 'tags', message }];
-      throw new AppError('validation_failed', `body: tags: ${message}`, { issues });
-    }
-    return matching.map((machine) => machine.id);
   }
 }
 

@@ -26,6 +26,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   files: ['Files', 'Files and directories on machines: read, write, transfer, search and watch them.'],
   commands: ['Commands', 'Programs on machines: run, follow, signal and cancel them, and send them input.'],
   batches: ['Batches', 'One command on many machines.'],
+  upgrades: ['Upgrades', 'Another version of the agent for many machines, a wave at a time.'],
   schedules: ['Schedules', 'Commands by cron expression, and the history of their runs.'],
   sessions: [
     'Sessions',
@@ -44,7 +45,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   maintenanceWindows: ['Maintenance windows', 'When and of which machines alerts are held back.'],
   alerts: ['Alerts', 'What is or was wrong: from the opening to the end.'],
   audit: ['Audit log', 'The append-only record of every call that changes or runs something.'],
-  packages: ['Packages', 'The install script and the agent packages for new machines.'],
+  packages: ['Packages', 'The install script, and the agent packages for new machines and for upgrades.'],
   service: ['Service', 'Version, health and metrics of the broker, and this document.'],
 };
 

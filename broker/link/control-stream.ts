@@ -16,6 +16,7 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
+import { installationOf, lastUpgradeOf } from '../presence/installation.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
@@ -247,7 +248,8 @@ class AgentLink {
     const { host, agent_version, metrics } = hello;
     const { hostname = '', os = '', arch = '' } = host ?? {};
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
-    const facts = { hostname, os, arch, agent_version, capabilities, ip: address };
+    const installation = installationOf(hello.installation);
+    const facts = { hostname, os, arch, agent_version, capabilities, ip: address, installation };
     await cluster?.take(this.#link.machineId, this.#link.id);
     await machineFacts.hello(this.#link.machineId, facts, metrics);
     if (cluster && !cluster.owns(this.#link.machineId)) return this.#close({ drain: { retry_after_ms: 0 } });
@@ -310,6 +312,8 @@ class AgentLink {
     if (heartbeat) {
       this.#services.machineFacts.heard(this.#link.machineId, heartbeat.metrics);
       this.#watchClock();
+      const upgrade = lastUpgradeOf(heartbeat.last_upgrade);
+      if (upgrade) this.#services.machineFacts.upgraded(this.#link.machineId, upgrade);
     }
     if (farewell) this.#end();
   }

@@ -5,22 +5,17 @@ import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
+import type { Packages } from '../packages/index.ts';
 import type { Declared, Machine, State } from '../state/in-memory-state.ts';
 import { MachineLists } from './machine-lists.ts';
-import {
-  detailOf,
-  includedFields,
-  itemOf,
-  liveOf,
-  type MachineSources,
-  statusOf,
-} from './machine-to-json.ts';
+import { detailOf, extraFields, itemOf, liveOf, type MachineSources, statusOf } from './machine-to-json.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 
 interface MachineServices extends MachineSources {
   state: State;
   events: Events;
+  packages: Pick<Packages, 'catalog'>;
 }
 
 const hour = 3_600_000;
@@ -38,10 +33,8 @@ function readHandlers(
     list(input, caller) {
       const { include, ...selection } = input;
       const page = lists.page(selection, caller.reachable());
-      const itemWith = (one: Machine): Item => ({
-        ...itemOf(services, one),
-        ...includedFields(services, one.id, include),
-      });
+      const extras = extraFields(services, include);
+      const itemWith = (one: Machine): Item => ({ ...itemOf(services, one), ...extras(one) });
       return { items: page.items.map(itemWith), total: page.total };
     },
     statuses(input, caller) {
@@ -52,7 +45,7 @@ function readHandlers(
       });
       return { items: items.map(withHour), total };
     },
-    get: ({ machine_id }) => detailOf(services, find(machine_id, state)),
+    get: ({ machine_id, include }) => detailOf(services, find(machine_id, state), include !== undefined),
     status: ({ machine_id }) => statusOf(services, find(machine_id, state)),
     async metrics({ machine_id, since, until, step = 300 }) {
       const { id } = find(machine_id, state);
@@ -72,7 +65,7 @@ function readHandlers(
 function changeHandlers(services: MachineServices): Pick<Handlers['machines'], 'update' | 'remove'> {
   const { state, events, presence, machineFacts } = services;
   return {
-    async update({ machine_id, name, tags }, caller) {
+    async update({ machine_id, name, tags, agent_pin, agent_hold }, caller) {
       const machine = await state.change((transaction) => {
         const before = find(machine_id, transaction.before);
         const rights = caller.during(transaction);
@@ -85,12 +78,13 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
           const text = 'tags decide what some keys may use: changing them needs the scope admin';
           throw new AppError('forbidden', text, { required_scope: 'admin' });
         }
-        const changed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
+        const renamed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
+        const changed = withPolicy(renamed, agent_pin, agent_hold);
         transaction.put('machines', changed);
         caller.commit(transaction);
         return changed;
       });
-      return detailOf(services, machine);
+      return detailOf(services, machine, agent_pin !== undefined || agent_hold !== undefined);
     },
     async remove({ machine_id }, caller) {
       await state.change((transaction) => {
@@ -106,6 +100,21 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
       machineFacts.remove(machine_id);
       return { deleted: true };
     },
+  };
+}
+
+/** Sets what upgrades may install on a machine; undefined leaves a value as it is. */
+function withPolicy(
+  { agent_pin, agent_hold, ...machine }: Machine,
+  pin: string | null | undefined,
+  hold: boolean | undefined,
+): Machine {
+  const newPin = pin === undefined ? agent_pin : (pin ?? undefined);
+  const isHeld = hold ?? agent_hold === true;
+  return {
+    ...machine,
+    ...(newPin !== undefined && { agent_pin: newPin }),
+    ...(isHeld && { agent_hold: true as const }),
   };
 }
 

@@ -3,6 +3,8 @@ import { includedIn } from '../../shared/api/machines.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { upgradeStateOf } from '../packages/eligibility.ts';
+import type { Catalog, Packages } from '../packages/index.ts';
 import type { Facts, MachineFacts, Report } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Machine } from '../state/in-memory-state.ts';
@@ -16,6 +18,7 @@ export interface MachineSources {
   presence: Presence;
   machineFacts: MachineFacts;
 }
+type Catalogs = { packages: Pick<Packages, 'catalog'> };
 
 /** The texts of last_seen stay in memory, because making them takes a tenth of the time of a list of machines. */
 const seenTexts = new WeakMap<Facts, string>();
@@ -46,22 +49,40 @@ function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   return offset === undefined ? {} : { clock_offset_ms: offset };
 }
 
-/** Returns the extra fields that the parameter `include` of a list selects. */
-export function includedFields(
-  { machineFacts }: MachineSources,
-  id: string,
+/** Returns the function that makes the extra fields which the parameter `include` of a list selects. */
+export function extraFields(
+  { machineFacts, packages }: MachineSources & Catalogs,
   text: string | undefined,
+): (machine: Machine) => Partial<Item> {
+  const fields = includedIn(text);
+  // The packages are read once for the whole list.
+  const catalog = fields.includes('upgrade') ? packages.catalog() : undefined;
+  return (machine) => extrasOf(machine, machineFacts.of(machine.id), fields, catalog);
+}
+
+function extrasOf(
+  machine: Machine,
+  facts: Facts | undefined,
+  fields: readonly string[],
+  catalog: Catalog | undefined,
 ): Partial<Item> {
-  const [fields, facts] = [includedIn(text), machineFacts.of(id)];
   return {
+    ...(catalog && { upgrade: upgradeStateOf(machine, facts, catalog) }),
     ...(fields.includes('agent_version') && { agent_version: facts?.agent_version ?? '' }),
     ...(fields.includes('clock_offset_ms') && clockOf(facts)),
   };
 }
 
-export function detailOf(services: MachineSources, machine: Machine): Detail {
-  const { ip = '', agent_version = '', capabilities = [] } = services.machineFacts.of(machine.id) ?? {};
-  return { ...itemOf(services, machine), ip, agent_version, capabilities };
+export function detailOf(
+  services: MachineSources & Catalogs,
+  machine: Machine,
+  withUpgrade: boolean,
+): Detail {
+  const facts = services.machineFacts.of(machine.id);
+  const { ip = '', agent_version = '', capabilities = [] } = facts ?? {};
+  const detail = { ...itemOf(services, machine), ip, agent_version, capabilities };
+  if (!withUpgrade) return detail;
+  return { ...detail, upgrade: upgradeStateOf(machine, facts, services.packages.catalog()) };
 }
 
 export function statusOf({ presence, machineFacts }: MachineSources, { id: machine_id }: Machine): Status {

@@ -14,6 +14,7 @@ import {
   type Row,
   textIn,
 } from '../history/history.ts';
+import type { Installation, LastUpgrade } from './installation.ts';
 import { LastHour } from './metrics-last-hour.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
@@ -59,6 +60,8 @@ export interface Facts extends z.output<typeof hostSchema> {
   /** Milliseconds since 1970. */
   last_seen: number;
   report: Report | undefined;
+  /** Absent if the agent knows no upgrades. */
+  installation?: Installation | undefined;
 }
 
 interface FactsEntry extends OutboxEntry {
@@ -122,6 +125,7 @@ export class MachineFacts {
   readonly #unsampled = new Set<string>();
   readonly #stops: (() => void)[];
   readonly #watchers = new Set<(machineId: string) => void>();
+  readonly #upgradeWatchers = new Set<(machineId: string) => void>();
   #version = 0;
 
   private constructor(history: History, facts: Map<string, Facts>, sampleMs: number) {
@@ -213,14 +217,14 @@ export class MachineFacts {
    */
   async hello(
     machineId: string,
-    { ip, ...host }: Omit<Facts, 'last_seen' | 'report'>,
+    { ip, installation, ...host }: Omit<Facts, 'last_seen' | 'report'>,
     metrics: Metrics__Output | null | undefined,
   ): Promise<void> {
     const parsed = hostSchema.safeParse(host);
     if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
     const before = this.of(machineId);
     const report = reportOf(metrics) ?? before?.report;
-    const facts = { ...parsed.data, ip, last_seen: now(), report };
+    const facts = { ...parsed.data, ip, last_seen: now(), report, ...(installation && { installation }) };
     this.#set(machineId, facts);
     this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
@@ -243,6 +247,21 @@ export class MachineFacts {
     this.#unsampled.add(machineId);
     this.#addToHour(machineId);
     for (const watcher of this.#watchers) watcher(machineId);
+  }
+
+  /** Records the outcome of an upgrade that a machine has reported since its hello. */
+  upgraded(machineId: string, last_upgrade: LastUpgrade): void {
+    const before = this.of(machineId);
+    if (!before?.installation) return;
+    this.#facts.set(machineId, { ...before, installation: { ...before.installation, last_upgrade } });
+    this.#unsaved.add(machineId);
+    for (const watcher of this.#upgradeWatchers) watcher(machineId);
+  }
+
+  /** Calls `watcher` after each upgraded(). Call the returned function to stop. */
+  watchUpgrades(watcher: (machineId: string) => void): () => void {
+    this.#upgradeWatchers.add(watcher);
+    return () => void this.#upgradeWatchers.delete(watcher);
   }
 
   /**

@@ -32,7 +32,7 @@ import { Logins } from '../logins/index.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { recordMachineEvents } from '../machines/online-offline-events.ts';
 import { tagHandlers } from '../machines/tags.ts';
-import { createPackages } from '../packages/index.ts';
+import { createPackages, removeUnfinishedUploads } from '../packages/index.ts';
 import { MachineFacts } from '../presence/facts-and-metrics.ts';
 import { Presence } from '../presence/index.ts';
 import { createAuditRecorder } from '../request-checks/audit-request.ts';
@@ -44,6 +44,7 @@ import { ScheduleRecords } from '../schedules/run-records.ts';
 import { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import type { State } from '../state/in-memory-state.ts';
+import { Upgrades } from '../upgrades/index.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
 import { createStores } from './open-state-and-history.ts';
@@ -202,7 +203,9 @@ async function createNouns(
   closers.push(() => logins.close());
   const keys = await Keys.open(state, history, (caller) => logins.ofCaller(caller), log);
   closers.push(() => keys.close());
-  const packages = createPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
+  const uploads = join(settings.data_dir, 'packages');
+  await removeUnfinishedUploads(uploads);
+  const packages = createPackages(settings.packages, uploads, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens({ state, events, fingerprint: authority.fingerprint, packages });
   const audit = await createAudit(history, settings.keep_audit);
   const records = await ScheduleRecords.open(stores, keepMs);
@@ -233,9 +236,10 @@ async function createNouns(
     log,
   );
   closers.push(() => alerts.close());
+  const upgrades = await Upgrades.open({ ...stores, packages, rightsOf: rightsIn(state) }, keepMs, log);
   return {
     ...{ keys, logins, live, inventories, packages, joinTokens, commands, schedules, sessions },
-    ...{ alerts, audit },
+    ...{ alerts, audit, upgrades },
   };
 }
 
@@ -250,6 +254,7 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     files: fileHandlers({ ...parts, log, contents }),
     commands: parts.commands.handlers,
     batches: parts.commands.batches.handlers,
+    upgrades: parts.upgrades.handlers,
     schedules: parts.schedules.handlers,
     sessions: parts.sessions.handlers,
     events: parts.events.handlers,
@@ -266,7 +271,7 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 }
 
 function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
-  const { alerts, commands, schedules, sessions, webhooks } = nouns;
+  const { alerts, commands, schedules, sessions, upgrades, webhooks } = nouns;
   return {
     // The facts of a removed machine are not deleted, so that lists can still be filtered by its id.
     machine: {
@@ -282,6 +287,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
             (filters ? await schedules.machineOfCommand(id) : undefined),
         ),
     },
+    upgrade: { stored: async (id) => belongingTo(...(await upgrades.machinesOf(id))) },
     batch: { stored: async (id) => belongingTo(...(await commands.batches.machinesOf(id))) },
     schedule: {
       present: (id, { schedules }) => belongingTo(schedules.get(id)?.machine_id),

@@ -109,7 +109,7 @@ async function startParts(
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const opening = { settings, tuning, status, closers, log };
   const parts = await createParts(opening);
-  const { alerts, events, live, presence, commands, schedules, sessions } = parts;
+  const { alerts, events, live, presence, commands, schedules, sessions, upgrades } = parts;
   const { owners } = parts;
   const peering = owners && !settings.local ? await createPeering(opening, { ...parts, owners }) : undefined;
   const peers = peering?.peers;
@@ -130,7 +130,7 @@ async function startParts(
   // The stop of the servers is registered before any server listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
-    for (const part of [alerts, schedules, streams, events, live, commands]) part.stop();
+    for (const part of [alerts, upgrades, schedules, streams, events, live, commands]) part.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([leaving, ...stops.map((stop) => stop())]);
@@ -184,6 +184,7 @@ async function startServers(
   app.deliveries.guard.protect([port, agents.port]);
   await app.webhooks.start();
   await app.alerts.start();
+  await app.upgrades.start();
 }
 
 /** Opens the port to which other brokers forward requests. */

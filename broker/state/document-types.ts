@@ -29,6 +29,10 @@ const machine = z.strictObject({
   public_key: z.string(),
   join_token_id: joinTokenId,
   created_at: z.string(),
+  /** The only version that upgrades may install. Absent: any. */
+  agent_pin: z.string().optional(),
+  /** Present if upgrades skip the machine. */
+  agent_hold: z.literal(true).optional(),
 });
 export type Machine = z.output<typeof machine>;
 

@@ -32,6 +32,16 @@ export const groups = {
     scope: 'machines:read',
     types: ['alert.opened', 'alert.acknowledged', 'alert.repeated', 'alert.resolved'],
   },
+  upgrade: {
+    scope: 'machines:read',
+    types: [
+      'upgrade.started',
+      'upgrade.wave_started',
+      'upgrade.machine_upgraded',
+      'upgrade.machine_failed',
+      'upgrade.finished',
+    ],
+  },
 } as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
 
 export const families = Object.keys(groups) as (keyof typeof groups)[];
@@ -52,7 +62,7 @@ export function typesOf(events: readonly string[]): string[] {
   return webhookTypes.filter((type) => names(events, type));
 }
 
-/** Event types: those of spec 6.1, those of alerts, and four that occur only in the event log, not in webhooks. */
+/** Event types: those of spec 6.1, those of alerts and upgrades, and four that occur only in the event log, not in webhooks. */
 export const eventTypes = [
   ...webhookTypes,
   'machine.removed',
@@ -129,6 +139,17 @@ const dataOfFamily = {
     message: z.string().describe('The alert in words'),
     value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
     reason: z.string().nullable().describe('Why the alert was resolved; null before that'),
+  }),
+  // Only events about one machine have a machine.
+  upgrade: ofMachine.partial().extend({
+    upgrade_id: z.string().describe('Id of the upgrade'),
+    version: z.string().describe('Version that the machines get'),
+    status: z.string().describe('Status of the machine, or of the upgrade'),
+    wave: z.number().describe('Number of the wave, from 1; 0 before the first one'),
+    waves: z.number().describe('Number of waves'),
+    from_version: z.string().optional().describe('Version before; only of a machine'),
+    reason: z.string().nullable().optional().describe('Why the machine has failed; only of a machine'),
+    message: z.string().nullable().optional().describe('The reason in words; only of a machine'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);

@@ -13,6 +13,7 @@ import {
   tags,
   timestamp,
 } from './shared-schemas.ts';
+import { machineUpgrade, upgradePolicy } from './upgrades.ts';
 
 const machine = z.object({
   id: machineId,
@@ -31,10 +32,14 @@ const ahead =
 const clockOffset = z.number().optional().describe(ahead);
 
 const agentVersion = z.string().describe('Version of the machine’s agent');
-const extras = ['agent_version', 'clock_offset_ms'] as const;
+const extras = ['agent_version', 'clock_offset_ms', 'upgrade'] as const;
 /** A machine in a list: the fields of the spec, and extra fields if the parameter `include` names them. */
 const listItem = machine
-  .extend({ agent_version: agentVersion.optional(), clock_offset_ms: clockOffset })
+  .extend({
+    agent_version: agentVersion.optional(),
+    clock_offset_ms: clockOffset,
+    upgrade: machineUpgrade.optional(),
+  })
   .meta({ id: 'Machine' });
 
 const machineDetail = machine
@@ -44,6 +49,9 @@ const machineDetail = machine
     capabilities: z
       .array(z.string())
       .describe('What the machine’s owner allows the broker to do, such as `files:read`'),
+    upgrade: machineUpgrade
+      .optional()
+      .describe('Present if `include` names it, or if the request changed it'),
   })
   .meta({ id: 'MachineDetail' });
 
@@ -178,6 +186,7 @@ export const machines = {
   }),
   get: single('GET', '/machines/{machine_id}', 'machines:read', {
     summary: 'Get a machine',
+    query: { include: z.literal('upgrade').optional().describe('More fields: upgrade') },
     reply: machineDetail,
   }),
   status: single('GET', '/machines/{machine_id}/status', 'machines:read', {
@@ -197,11 +206,12 @@ export const machines = {
     reply: metrics,
   }),
   update: single('PATCH', '/machines/{machine_id}', 'machines:write', {
-    summary: 'Rename or retag a machine',
+    summary: 'Rename or retag a machine, or set what upgrades may install on it',
     description: 'A change of tags needs the scope `admin` while any API key is limited by tags.',
     body: z.strictObject({
       name: label(1, 100).optional().describe('New name'),
       tags: tags.optional().describe('New tags, which replace all old ones'),
+      ...upgradePolicy,
     }),
     example: { name: 'web-1', tags: ['web', 'eu'] },
     reply: machineDetail,

@@ -22,6 +22,7 @@ import { schedules } from './schedules.ts';
 import { sessions } from './sessions.ts';
 import type { KeyId, LoginId, MachineId } from './shared-schemas.ts';
 import { terminal } from './terminal.ts';
+import { upgrades } from './upgrades.ts';
 import { webhooks } from './webhooks.ts';
 
 export const api = {
@@ -32,6 +33,7 @@ export const api = {
   files,
   commands,
   batches,
+  upgrades,
   schedules,
   sessions: { ...sessions, terminal },
   events,

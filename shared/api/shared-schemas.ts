@@ -169,6 +169,8 @@ export const channelId = id('chan', 'channel').brand<'ChannelId'>();
 export type ChannelId = z.output<typeof channelId>;
 export const windowId = id('win', 'maintenance window').brand<'WindowId'>();
 export type WindowId = z.output<typeof windowId>;
+export const upgradeId = id('upg', 'upgrade').brand<'UpgradeId'>();
+export type UpgradeId = z.output<typeof upgradeId>;
 
 /** Every id schema by the noun of its object. */
 export const idSchemas = {
@@ -187,6 +189,7 @@ export const idSchemas = {
   rule: ruleId,
   channel: channelId,
   window: windowId,
+  upgrade: upgradeId,
 } as const;
 export type IdNoun = keyof typeof idSchemas;
 

@@ -1,0 +1,203 @@
+// The verbs farhand machines upgrade, pin and hold, farhand upgrades, and farhand packages: agents get another version.
+import { openAsBlob } from 'node:fs';
+import { readFile } from 'node:fs/promises';
+import { basename } from 'node:path';
+import type { Command } from 'commander';
+import { sleep } from '../../shared/clock.ts';
+import { UsageError } from '../../shared/errors.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { atPath } from '../../shared/system-errors.ts';
+import { given, verb } from './declare-verb.ts';
+import { findMachine } from './find-by-name.ts';
+import { Exit, onStop, writeNow } from './output-and-signals.ts';
+import { clean, hint, print, record, size, when } from './print.ts';
+import { latest, ofMachine, printView, routeVerb } from './verb-from-route.ts';
+
+type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
+
+/** Milliseconds between two looks at an upgrade. */
+const pollMs = 1_000;
+/** Maximum number of failed machines whose messages are printed. */
+const mostFailures = 20;
+
+const upgradeSpec = {
+  about: 'install another version of the agent on machines, a wave at a time',
+  examples: [
+    'farhand machines upgrade web-1',
+    'farhand machines upgrade --tags web --wave 10% --pause 5m --max-failures 2',
+    'farhand machines upgrade --tags web --to 1.2.3 --running end --detach',
+  ],
+  flags: {
+    '--tags <list>': 'upgrade every machine with all of these tags',
+    '--to <version>': 'version to install, also an older one (default: the one of the broker)',
+    '--wave <size>': 'machines of one wave: a number, or a percentage of all (default: 10%)',
+    '--pause <duration>': 'pause between two waves (default: 1m)',
+    '--max-failures <number>': 'stop after more than NUMBER failures (default: 0)',
+    '--running <wait|end>': 'wait for running commands and terminals (default), or end them',
+    '--wait-for <duration>': 'skip a machine that is busy for longer (default: 1h)',
+    '--queue-for <duration>': 'skip a machine that is offline for longer (default: 1h)',
+    '--probe-timeout <duration>': 'time in which the new agent must connect (default: 2m)',
+    '--detach': 'print the id of the upgrade, and do not wait for its end',
+  },
+} as const;
+
+export function addMachineUpgrade(machines: Command): void {
+  verb(machines, 'upgrade [machines...]', upgradeSpec, async (client, names, options) => {
+    const { tags, to: version, wave, pause, running, detach, output } = options;
+    const { maxFailures: max_failures, waitFor: wait_for, queueFor: queue_for } = options;
+    if ((names.length === 0) === (tags === undefined))
+      throw new UsageError('choose the machines either by name or by --tags');
+    const machine_ids = tags ? undefined : await Promise.all(names.map((text) => findMachine(client, text)));
+    const limits = { max_failures, wait_for, queue_for, probe_timeout: options.probeTimeout };
+    const made = await client.upgrades.create(
+      given({ machine_ids, tags, version, wave, pause, running, ...limits }),
+    );
+    if (detach) return print(output, made, () => [made.id]);
+    const ended = await followUpgrade(client, made);
+    await print(output, ended, () => upgradeText(ended, client));
+    if (ended.status !== 'completed') throw new Exit(1);
+  });
+  routeVerb(machines, 'pin <agent-pin>', 'machines', 'update', {
+    about: 'let upgrades install only one version of the agent, or "any" again',
+    examples: ['1.2.3', 'any'],
+    input: (options) => (options['agent-pin'] === 'any' ? { agent_pin: null } : {}),
+  });
+  routeVerb(machines, 'hold', 'machines', 'update', {
+    about: 'let upgrades skip a machine',
+    examples: ['', '--release'],
+    flags: { '--release': 'let upgrades install other versions again' },
+    input: ({ release }) => ({ agent_hold: !release }),
+  });
+}
+
+export function addUpgrades(program: Command): void {
+  const upgrades = program.command('upgrades').description('inspect and cancel upgrades of agents');
+  routeVerb(upgrades, 'list', 'upgrades', 'list', {
+    examples: ['--status running', '--machine web-1'],
+    flags: {
+      ...ofMachine,
+      '--status <running|completed|failed|cancelled>': 'only upgrades with this status',
+      ...latest,
+    },
+    view: {
+      fields: 'id status version wave machines started=created_at',
+      cells: {
+        wave: ({ current_wave, waves }) => `${current_wave} of ${waves}`,
+        machines: countsText,
+      },
+    },
+  });
+  routeVerb(upgrades, 'get', 'upgrades', 'get', { text: upgradeText });
+  routeVerb(upgrades, 'machines', 'upgrades', 'machines', {
+    about: 'list the machines of an upgrade',
+    examples: ['', '--status failed'],
+    defaults: { sort: 'wave' },
+    flags: {
+      '--status <status>':
+        'only machines with this status: waiting, offline, staging, busy, switching, upgraded, failed, skipped or cancelled',
+      '--limit <count>': 'print at most COUNT machines (default: 50)',
+    },
+    view: { fields: 'machine=machine_name wave status reason from=from_version message' },
+  });
+  routeVerb(upgrades, 'cancel', 'upgrades', 'cancel', {
+    about: 'cancel an upgrade; machines that start the new version already go on',
+    text: upgradeText,
+  });
+}
+
+const countsText = ({ counts }: Pick<Upgrade, 'counts'>): string =>
+  Object.entries(counts)
+    .filter(([, count]) => count > 0)
+    .map(([status, count]) => `${count} ${status}`)
+    .join(', ');
+
+/** Returns an upgrade as text, with the machines that have failed or were skipped. */
+async function upgradeText(upgrade: Upgrade, client: Farhand): Promise<string> {
+  const text = await record({
+    id: upgrade.id,
+    status: upgrade.status,
+    version: upgrade.version,
+    wave: `${upgrade.current_wave} of ${upgrade.waves} (${upgrade.wave})`,
+    'next wave': upgrade.next_wave_at && when(upgrade.next_wave_at),
+    machines: countsText(upgrade),
+    started: when(upgrade.created_at),
+    ended: upgrade.finished_at && when(upgrade.finished_at),
+  });
+  const lines: string[] = [];
+  for (const status of ['failed', 'skipped'] as const) {
+    if (upgrade.counts[status] === 0) continue;
+    const { items } = await client.upgrades.machines({
+      ...{ upgrade_id: upgrade.id, status, sort: 'wave', limit: mostFailures },
+    });
+    for (const { machine_name, machine_id, reason, message } of items)
+      lines.push(clean(`${status}: ${machine_name || machine_id}: ${message ?? reason ?? ''}`));
+    const others = upgrade.counts[status] - items.length;
+    if (others > 0) lines.push(`${status}: ${others} more; see farhand upgrades machines ${upgrade.id}`);
+  }
+  return [text, ...lines].join('\n');
+}
+
+/** Prints the progress of an upgrade until its end. A signal ends this program, and the upgrade goes on. */
+async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade> {
+  const upgrade_id = upgrade.id;
+  const { isTTY } = process.stderr;
+  const stopping = new AbortController();
+  let code = 0;
+  const forget = onStop((as) => {
+    code = as;
+    stopping.abort();
+  });
+  let line = '';
+  try {
+    for (let now = upgrade; ; now = await client.upgrades.get({ upgrade_id })) {
+      const next = `wave ${now.current_wave} of ${now.waves}: ${countsText(now)}`;
+      if (isTTY) writeNow('stderr', `\r\x1b[K${next}`);
+      else if (next !== line) hint(next);
+      line = next;
+      if (now.finished_at !== null) return now;
+      await sleep(pollMs, stopping.signal);
+      if (stopping.signal.aborted) {
+        const advice = `farhand upgrades get ${upgrade_id}, or farhand upgrades cancel ${upgrade_id}`;
+        throw new Exit(code, `the upgrade goes on; see ${advice}`);
+      }
+    }
+  } finally {
+    if (isTTY) writeNow('stderr', '\n');
+    forget();
+  }
+}
+
+const uploadSpec = {
+  about: 'upload signed agent packages to the broker; each needs its .sig file beside it',
+  examples: ['farhand packages upload dist/packages/farhand-agent-1.2.3-linux-x64.tar.gz'],
+};
+
+export function addPackages(program: Command): void {
+  const packages = program.command('packages').description('manage the agent packages that upgrades install');
+  routeVerb(packages, 'list', 'packages', 'list', {
+    flags: { '--limit <count>': 'print at most COUNT packages (default: 50)' },
+    view: {
+      fields: 'file version arch kind size signed_by uploaded',
+      cells: { file: ({ id }) => id, size: (one) => size(one.size), signed_by: keyText },
+    },
+  });
+  verb(packages, 'upload <files...>', uploadSpec, async (client, files, { output }) => {
+    const stored = [];
+    for (const file of files) {
+      const signature = await readFile(`${file}.sig`, 'utf8').catch((error: unknown) => {
+        throw atPath(error, `${file}.sig`);
+      });
+      const content = await openAsBlob(file);
+      stored.push(await client.packages.upload({ package: basename(file), signature, content }));
+    }
+    await printView(client, output, stored, { fields: 'file=id version arch kind signed_by' });
+  });
+  routeVerb(packages, 'delete', 'packages', 'remove', {
+    about: 'delete an uploaded package',
+    destroys: ['delete the package', 'deleted'],
+  });
+}
+
+/** The first digits of a fingerprint; the whole one is in the JSON. */
+const keyText = ({ signed_by }: { signed_by: string | null }): string | null =>
+  signed_by && `${signed_by.slice(0, 16)}…`;

@@ -1,0 +1,34 @@
+// Selects the machines that a request names, or that have all tags of a request.
+import { mostMachines } from '../../shared/api/batches.ts';
+import type { Caller } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Declared } from '../state/in-memory-state.ts';
+
+/**
+ * Returns the machines that a request names, or all machines that have every tag and that the caller may use. Throws
+ * validation_failed if there is none, or if there are too many.
+ */
+export function machinesNamedOrTagged(
+  {
+    machine_ids,
+    tags,
+  }: { machine_ids?: readonly MachineId[] | undefined; tags?: readonly string[] | undefined },
+  caller: Caller,
+  { machines }: Pick<Declared, 'machines'>,
+): MachineId[] {
+  if (machine_ids) return [...new Set(machine_ids)];
+  // An empty list of tags would match every machine. A change of all machines must not be started by mistake.
+  const named = tags && tags.length > 0;
+  const matching = [...machines.values()].filter(
+    (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
+  );
+  if (matching.length === 0 || matching.length > mostMachines) {
+    const some =
+      matching.length === 0 ? 'no machine has all of them' : `more than ${mostMachines} machines have them`;
+    const message = named ? some : 'must name at least one tag';
+    const issues = [{ path: 'tags', message }];
+    throw new AppError('validation_failed', `body: tags: ${message}`, { issues });
+  }
+  return matching.map((machine) => machine.id);
+}

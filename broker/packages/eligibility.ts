@@ -1,0 +1,89 @@
+// Decides whether the agent of a machine can be upgraded to a version, before the agent is asked.
+import type { Api, Reply } from '../../shared/api/route-table.ts';
+import type { Obstacle } from '../../shared/api/upgrades.ts';
+import { fingerprintOf } from '../../shared/package-signature.ts';
+import { version as brokerVersion } from '../../shared/version.ts';
+import type { Facts } from '../presence/facts-and-metrics.ts';
+import type { Machine } from '../state/in-memory-state.ts';
+import type { AgentPackage, Catalog } from './catalog.ts';
+
+/** Why a machine cannot be upgraded. */
+export interface Refusal {
+  reason: Obstacle;
+  message: string;
+}
+
+const byHand = 'upgrade it by hand once, as docs/upgrading.md describes';
+
+/** Returns the package to send, or why there is none. */
+export function packageFor(
+  machine: Machine,
+  facts: Facts | undefined,
+  target: string,
+  catalog: Catalog,
+): AgentPackage | Refusal {
+  const { installation, agent_version = '', arch = '', capabilities = [] } = facts ?? {};
+  if (agent_version === target) return refusal('current', `the agent has version ${target} already`);
+  if (machine.agent_hold) return refusal('held', 'the machine is on hold: set agent_hold to false');
+  if (machine.agent_pin !== undefined && machine.agent_pin !== target)
+    return refusal('pinned', `the machine is pinned to ${machine.agent_pin}: change agent_pin`);
+  if (!installation)
+    return refusal('not_supported', `the agent ${agent_version} knows no upgrades: ${byHand}`);
+  const { kind, upgrade_unit, trusted_key, hold_version } = installation;
+  if (kind === null)
+    return refusal(
+      'not_supported',
+      'the agent is no service of a tar.gz or .deb package: upgrade it by hand',
+    );
+  if (!upgrade_unit) return refusal('not_supported', `the machine has no unit for upgrades: ${byHand}`);
+  if (hold_version !== '' && hold_version !== target)
+    return refusal('held', `the machine’s owner accepts only version ${hold_version} (--hold-version)`);
+  if (!capabilities.includes('upgrade'))
+    return refusal('not_allowed', 'the machine’s owner does not allow upgrade: see --allow of its agent');
+  if (trusted_key === '')
+    return refusal('no_key', 'the machine trusts no signing key: run farhand-agent trust-key there');
+  return signedPackage(catalog, { version: target, arch, kind }, trusted_key);
+}
+
+function signedPackage(
+  catalog: Catalog,
+  what: { version: string; arch: string; kind: string },
+  trustedKey: string,
+): AgentPackage | Refusal {
+  const found = catalog.find(what);
+  const name = `${what.version} for ${what.arch} (${what.kind})`;
+  if (!found)
+    return refusal('no_package', `this broker has no agent package ${name}: upload it with farhand packages`);
+  if (!found.signature)
+    return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
+  const { public_key, key_changes } = found.signature;
+  // A chain of changes may begin at the key of the machine, which only the machine itself can verify.
+  if (key_changes.length > 0 || fingerprintOf(public_key) === trustedKey) return found;
+  return refusal('other_key', `the package ${found.file} is signed by another key than the machine trusts`);
+}
+
+const refusal = (reason: Obstacle, message: string): Refusal => ({ reason, message });
+
+export const isRefusal = (one: AgentPackage | Refusal): one is Refusal => 'reason' in one;
+
+type State = Reply<Api['machines']['get']>['upgrade'];
+
+/** Returns what the API shows of a machine's upgrades. */
+export function upgradeStateOf(machine: Machine, facts: Facts | undefined, catalog: Catalog): State {
+  const target = machine.agent_pin ?? brokerVersion;
+  const found = packageFor(machine, facts, target, catalog);
+  const { kind = null, trusted_key = '', hold_version = '', last_upgrade = null } = facts?.installation ?? {};
+  const refused = isRefusal(found) ? found : undefined;
+  return {
+    available: refused?.reason === 'current' || refused?.reason === 'no_package' ? null : target,
+    possible: refused === undefined,
+    reason: refused?.reason ?? null,
+    message: refused?.message ?? null,
+    pin: machine.agent_pin ?? null,
+    hold: machine.agent_hold ?? false,
+    kind,
+    key: trusted_key || null,
+    hold_version: hold_version || null,
+    last: last_upgrade,
+  };
+}

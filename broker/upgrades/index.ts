@@ -1,0 +1,193 @@
+// Upgrades: another version of the agent for many machines, a wave at a time.
+
+import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
+import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
+import { upgrades as routes } from '../../shared/api/upgrades.ts';
+import { iso, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
+import { version as brokerVersion } from '../../shared/version.ts';
+import type { History } from '../history/history.ts';
+import { machinesNamedOrTagged } from '../machines/named-or-tagged.ts';
+import { isRefusal, packageFor } from '../packages/eligibility.ts';
+import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { Rollout, type RolloutServices } from './rollout.ts';
+import {
+  type Member,
+  memberColumns,
+  memberFromRow,
+  textOf,
+  type Upgrade,
+  UpgradeRecords,
+  upgradeColumns,
+  upgradeFromRow,
+  upgradeToJson,
+} from './upgrade-records.ts';
+
+interface UpgradeServices extends RolloutServices {
+  history: History;
+}
+
+type Served = Reply<Api['upgrades']['get']>;
+
+export class Upgrades {
+  readonly #services: UpgradeServices;
+  readonly #records: UpgradeRecords;
+  readonly #rollout: Rollout;
+  /** Upgrades are stored one after another, so that a machine is in one open upgrade at most. */
+  readonly #storing = new Semaphore(1);
+
+  private constructor(services: UpgradeServices, records: UpgradeRecords, log: Logger) {
+    this.#services = services;
+    this.#records = records;
+    this.#rollout = new Rollout(services, records, log);
+  }
+
+  /** Opens the stored upgrades. Those that have ended are deleted `keepMs` after they began. */
+  static async open(services: UpgradeServices, keepMs: number, log: Logger): Promise<Upgrades> {
+    return new Upgrades(services, await UpgradeRecords.open(services, keepMs), log);
+  }
+
+  /** Goes on with the upgrades of an earlier broker process. */
+  start(): Promise<void> {
+    return this.#rollout.start();
+  }
+
+  stop(): void {
+    this.#rollout.stop();
+  }
+
+  /** The machines of an upgrade; none if it does not exist. */
+  machinesOf(id: string): Promise<MachineId[]> {
+    return this.#records.machinesOf(id);
+  }
+
+  readonly handlers: Handlers['upgrades'] = {
+    create: (input, caller) => this.#create(input, caller),
+    list: async (input, caller) => {
+      const reachable = caller.reachable();
+      const page = await pageOfRows(
+        this.#records.history,
+        { table: 'upgrades', columns: upgradeColumns },
+        [
+          reachable && hasMember(reachableOnly(reachable)),
+          input.machine_id && hasMember(['machine_id = ?', input.machine_id]),
+          ...filtersOf(routes.list, input, { machine_id: undefined }),
+        ],
+        input,
+      );
+      const items = page.items.map((row) => this.#serialize(upgradeFromRow(row), caller));
+      return { items: await Promise.all(items), total: page.total };
+    },
+    get: async ({ upgrade_id }, caller) => this.#serialize(await this.#records.get(upgrade_id), caller),
+    machines: async (input, caller) => {
+      const { upgrade_id, ...query } = input;
+      const { items, total } = await pageOfRows(
+        this.#records.history,
+        { table: 'upgrade_machines', columns: memberColumns, tie: ['machine_id'] },
+        [
+          ['upgrade_id = ?', upgrade_id],
+          reachableOnly(caller.reachable()),
+          ...filtersOf(routes.machines, query),
+        ],
+        query,
+      );
+      return { items: items.map((row) => this.#memberToJson(memberFromRow(row))), total };
+    },
+    cancel: async ({ upgrade_id: id }, caller) => {
+      const { status } = await this.#records.get(id);
+      if (!(await this.machinesOf(id)).every((machine) => caller.reaches(machine))) {
+        const message = `upgrade ${id} has machines that this key is not allowed to use, so this key cannot cancel it`;
+        throw new AppError('forbidden', message, { upgrade_id: id });
+      }
+      if (status === 'running') {
+        await this.#records.cancel(id, (transaction) => caller.commit(transaction));
+        this.#rollout.advance(id);
+      }
+      return this.#serialize(await this.#records.get(id), caller);
+    },
+  };
+
+  async #serialize(upgrade: Upgrade, caller: Caller): Promise<Served> {
+    return upgradeToJson(upgrade, await this.#records.counts(upgrade.id, caller.reachable()));
+  }
+
+  #memberToJson({ upgrade_id: _, until: __, ...member }: Member) {
+    return {
+      ...member,
+      machine_name: this.#services.state.machines.get(member.machine_id)?.name ?? '',
+      created_at: iso(member.created_at),
+      started_at: textOf(member.started_at),
+      finished_at: textOf(member.finished_at),
+    };
+  }
+
+  async #create(input: Input<Api['upgrades']['create']>, caller: Caller): Promise<Served> {
+    const { machine_ids, tags, version = brokerVersion, ...plan } = input;
+    const machines = machinesNamedOrTagged({ machine_ids, tags }, caller, this.#services.state);
+    const id = newId('upgrade') as UpgradeId;
+    const created_at = now();
+    const upgrade = await this.#storing.run(caller.signal, async () => {
+      const members = this.#members(id, machines, version, await this.#records.busyMachines());
+      const waves = divide(members, plan.wave);
+      const made: Upgrade = {
+        ...{ id, status: 'running', version, ...plan, current_wave: 0, waves, next_wave_at: null },
+        ...{ failures: 0, created_at, finished_at: null, requested_by: caller.key_id },
+      };
+      await this.#records.insert(made, members, (transaction, some, more) =>
+        caller.commit(transaction, { upgrade_id: id }, some, more),
+      );
+      return made;
+    });
+    this.#rollout.begin(upgrade);
+    return this.#serialize(upgrade, caller);
+  }
+
+  /** The machines of a new upgrade. Those that cannot be upgraded are done already. */
+  #members(
+    upgrade_id: UpgradeId,
+    machines: readonly MachineId[],
+    version: string,
+    busy: ReadonlySet<string>,
+  ): Member[] {
+    const { state, machineFacts, packages } = this.#services;
+    const catalog = packages.catalog();
+    const created_at = now();
+    const of = { upgrade_id, wave: 0, commands: null, created_at, started_at: null, until: null };
+    return machines.flatMap((machine_id): Member[] => {
+      const machine = state.machines.get(machine_id);
+      if (!machine) return [];
+      const facts = machineFacts.of(machine_id);
+      const found = packageFor(machine, facts, version, catalog);
+      const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
+      const refused = isRefusal(found)
+        ? found
+        : busy.has(machine_id)
+          ? { reason: 'in_other_upgrade' as const, message }
+          : undefined;
+      const from_version = facts?.agent_version ?? '';
+      const one = { ...of, machine_id, from_version };
+      if (refused) return [{ ...one, status: 'skipped', ...refused, finished_at: created_at }];
+      return [{ ...one, status: 'waiting', reason: null, message: null, finished_at: null }];
+    });
+  }
+}
+
+/** Numbers the waves of the machines that are upgraded. Returns the number of waves. */
+function divide(members: Member[], wave: string): number {
+  const upgraded = members.filter(({ status }) => status === 'waiting');
+  const amount = Number.parseInt(wave, 10);
+  const size = wave.endsWith('%') ? Math.max(1, Math.ceil((upgraded.length * amount) / 100)) : amount;
+  upgraded.forEach((member, at) => {
+    member.wave = Math.floor(at / size) + 1;
+  });
+  return Math.ceil(upgraded.length / size);
+}
+
+/** SQL condition: the upgrade has at least one machine that meets the condition `such`. */
+function hasMember(such: Condition): Condition {
+  const [where, values] = allOf([['upgrade_id = upgrades.id'], such]);
+  return [`EXISTS (SELECT 1 FROM upgrade_machines WHERE ${where})`, ...values];
+}

@@ -1,0 +1,306 @@
+// The upgrade of one machine, from the beginning of its wave to its end.
+import type { UpgradeReason } from '../../shared/api/upgrades.ts';
+import { after, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Semaphore } from '../../shared/semaphore.ts';
+import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { Events } from '../events.ts';
+import { packageFor, type Refusal } from '../packages/eligibility.ts';
+import type { AgentPackage, Packages } from '../packages/index.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
+import type { Presence } from '../presence/index.ts';
+import type { LastUpgrade } from '../presence/installation.ts';
+import type { State } from '../state/in-memory-state.ts';
+import { sendPackage } from './send-package.ts';
+import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
+
+/** The parts of the broker that upgrades use. */
+export interface UpgradeServices {
+  state: State;
+  events: Events;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  packages: Pick<Packages, 'catalog'>;
+  rightsOf: RightsOf;
+}
+
+interface Context extends UpgradeServices {
+  records: UpgradeRecords;
+  /** Limits how many machines get a package at once. */
+  slots: Semaphore;
+  log: Logger;
+  /** Called once the end is stored. */
+  ended(member: Member): void;
+  /** Called when the machine no longer delays its wave. */
+  left(): void;
+}
+
+/** Milliseconds besides twice the probe timeout in which a machine must link again and report the outcome. */
+const outcomeMs = 180_000;
+/** Milliseconds besides `wait_for` after which a call to a machine is given up: the package may arrive slowly. */
+const sendMs = 1_800_000;
+/** Milliseconds until a failed write, or a call to a machine that is not ready for it, is tried again. */
+const retryMs = 5_000;
+/** Maximum number of times that the package is sent to a machine whose link is lost meanwhile. */
+const mostAttempts = 5;
+
+type Why = 'cancelled' | 'max_failures' | 'removed';
+type End = Pick<Member, 'status'> & { reason?: UpgradeReason; message?: string };
+
+export class MachineUpgrade {
+  #member: Member;
+  readonly #plan: { readonly upgrade: Upgrade };
+  readonly #context: Context;
+  /** Ends the call that runs. */
+  #call: AbortController | undefined;
+  /** Set when the machine is to be left as it is, unless it has taken the package already. */
+  #leaving: Why | undefined;
+  #attempts = 0;
+  #cancelTimer = (): void => {};
+  #isClosed = false;
+  #isActing = false;
+  #looksAgain = false;
+
+  /** `plan` has the upgrade as it is at present. */
+  constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
+    this.#member = member;
+    this.#plan = plan;
+    this.#context = context;
+  }
+
+  get upgrade(): Upgrade {
+    return this.#plan.upgrade;
+  }
+
+  /** Ends the work without a write, because the broker stops or another one owns the machine now. */
+  close(): void {
+    this.#isClosed = true;
+    this.#cancelTimer();
+    this.#call?.abort(new AppError('unavailable', 'the broker stops'));
+  }
+
+  /** Leaves the machine as it is, unless it has taken the package already. */
+  leave(why: Why): void {
+    this.#leaving ??= why;
+    this.#call?.abort(new AppError('unavailable', 'the upgrade was stopped'));
+    this.look();
+  }
+
+  /** Does what can be done now. Called when the machine links, reports an outcome, or a time is over. */
+  look(): void {
+    this.#looksAgain = true;
+    if (!this.#isActing && !this.#isClosed) void this.#actAll();
+  }
+
+  async #actAll(): Promise<void> {
+    this.#isActing = true;
+    while (this.#looksAgain && !this.#isClosed) {
+      this.#looksAgain = false;
+      try {
+        await this.#act();
+      } catch (err) {
+        if (this.#isClosed) break;
+        const { machine_id } = this.#member;
+        this.#context.log.error({ err, machine_id }, 'a step of an upgrade was not stored; trying again');
+        this.#lookIn(retryMs);
+      }
+    }
+    this.#isActing = false;
+  }
+
+  #lookIn(ms: number): void {
+    this.#cancelTimer();
+    this.#cancelTimer = after(Math.max(0, ms), () => this.look());
+  }
+
+  async #act(): Promise<void> {
+    const { machineFacts, presence, state } = this.#context;
+    const { machine_id, status } = this.#member;
+    if (!state.machines.has(machine_id)) return this.#endLeft('removed');
+    const last = machineFacts.of(machine_id)?.installation?.last_upgrade;
+    const isTaken = last?.upgrade_id === this.upgrade.id;
+    if (isTaken && last.outcome !== 'running') return this.#endAs(last);
+    if (isTaken || status === 'switching') return this.#awaitOutcome();
+    if (this.#leaving) return this.#endLeft(this.#leaving);
+    if (presence.online(machine_id)) return this.#stage();
+    return status === 'staging' || status === 'busy' ? this.#awaitReturn() : this.#awaitLink();
+  }
+
+  /** Waits for a machine that is offline. Other machines do not wait for it. */
+  async #awaitLink(): Promise<void> {
+    const { status, until } = this.#member;
+    if (status !== 'offline' || until === null) {
+      await this.#step({ status: 'offline', commands: null, until: now() + this.upgrade.queue_for });
+      this.#context.left();
+    } else if (until <= now())
+      return this.#end({
+        status: 'skipped',
+        reason: 'offline',
+        message: 'the machine was offline all the time',
+      });
+    this.#lookAtEnd();
+  }
+
+  /** Waits for a machine whose link was lost: it may have taken the package. */
+  async #awaitReturn(): Promise<void> {
+    const { until } = this.#member;
+    if (until === null) await this.#step({ until: this.#outcomeUntil() });
+    else if (until <= now()) {
+      await this.#step({ status: 'offline', commands: null, until: now() + this.upgrade.queue_for });
+      this.#context.left();
+    }
+    this.#lookAtEnd();
+  }
+
+  /** Waits until the machine reports what became of the package that it has taken. */
+  async #awaitOutcome(): Promise<void> {
+    const { status, until } = this.#member;
+    if (status !== 'switching')
+      await this.#step({ status: 'switching', commands: null, until: this.#outcomeUntil() });
+    else if (until !== null && until <= now()) {
+      const message = 'the machine has not reported the outcome: see journalctl -u farhand-agent there';
+      return this.#end({ status: 'failed', reason: 'no_answer', message });
+    }
+    this.#lookAtEnd();
+  }
+
+  #outcomeUntil(): number {
+    return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
+  }
+
+  #lookAtEnd(): void {
+    if (!this.#isClosed) this.#lookIn((this.#member.until ?? now()) - now());
+  }
+
+  async #stage(): Promise<void> {
+    this.#cancelTimer();
+    const call = new AbortController();
+    this.#call = call;
+    let release = (): void => {};
+    // The slot is for the transfer: a machine may wait for its commands for hours after that.
+    const free = (): void => {
+      release();
+      release = () => {};
+    };
+    try {
+      const acquired = await Promise.resolve(this.#context.slots.acquire(call.signal)).catch(() => undefined);
+      if (!acquired) return this.look();
+      release = acquired;
+      const found = this.#check();
+      if (!found) return this.look();
+      if ('reason' in found) return await this.#end({ status: 'skipped', ...found });
+      const from_version = this.#context.machineFacts.of(this.#member.machine_id)?.agent_version ?? '';
+      const started_at = this.#member.started_at ?? now();
+      const isStored = await this.#step({ status: 'staging', started_at, from_version, until: null });
+      if (isStored) await this.#send(found, call.signal, free);
+    } finally {
+      free();
+      this.#call = undefined;
+    }
+  }
+
+  /** Returns the package to send, or why there is none; undefined if the machine is gone meanwhile. */
+  #check(): AgentPackage | { reason: UpgradeReason; message: string } | undefined {
+    const { state, presence, machineFacts, packages, rightsOf } = this.#context;
+    const { machine_id } = this.#member;
+    const machine = state.machines.get(machine_id);
+    if (!machine || !presence.online(machine_id)) return undefined;
+    const rights = rightsOf(this.upgrade.requested_by);
+    if (!rights?.may('machines:write') || !rights.reaches(machine_id)) {
+      const message = 'the key of the upgrade may not use this machine any more';
+      return { reason: 'not_permitted', message };
+    }
+    return packageFor(machine, machineFacts.of(machine_id), this.upgrade.version, packages.catalog());
+  }
+
+  async #send(found: AgentPackage, signal: AbortSignal, free: () => void): Promise<void> {
+    const { stub } = this.#context.presence.get(this.#member.machine_id);
+    this.#attempts += 1;
+    const options = { request_id: newId('request'), signal, deadline_ms: this.upgrade.wait_for + sendMs };
+    const answers = sendPackage(stub, this.upgrade, found, options);
+    try {
+      for (;;) {
+        const next = await answers.next().catch((error: unknown) => ({ error }));
+        free();
+        if ('error' in next) return await this.#failed(next.error);
+        if (next.done || next.value.is === 'switching') return await this.#awaitOutcome();
+        const { value } = next;
+        if (value.is === 'busy' && value.commands !== this.#member.commands)
+          await this.#step({ status: 'busy', commands: value.commands });
+      }
+    } finally {
+      await answers.return(undefined);
+    }
+  }
+
+  async #failed(error: unknown): Promise<void> {
+    if (this.#isClosed) return;
+    const { machine_id } = this.#member;
+    const known = error instanceof AppError ? error : new AppError('internal_error', 'see the broker’s log');
+    if (known !== error) this.#context.log.error({ err: error, machine_id }, 'a package could not be sent');
+    const { reason } = known.details;
+    // The answer to an earlier call was lost.
+    if (reason === 'already_taken') return this.#awaitOutcome();
+    if (this.#leaving) return this.look();
+    const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
+    if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
+    // If the link was lost, the next hello says whether the machine has taken the package.
+    if (known.code === 'machine_offline') this.look();
+    else this.#lookIn(retryMs);
+  }
+
+  #endAs({ outcome, reason }: LastUpgrade): Promise<void> {
+    if (outcome === 'succeeded') return this.#end({ status: 'upgraded' });
+    const isBack = outcome === 'rolled_back';
+    const what = isBack ? 'the new version did not work, and the old one runs again' : 'nothing was replaced';
+    const message = reason === '' ? what : `${what}: ${reason}`;
+    return this.#end({ status: 'failed', reason: isBack ? 'rolled_back' : 'refused', message });
+  }
+
+  #endLeft(why: Why): Promise<void> {
+    if (why === 'removed')
+      return this.#end({ status: 'skipped', reason: why, message: 'the machine was removed' });
+    return this.#end({ status: 'cancelled', ...(why === 'max_failures' && { reason: why }) });
+  }
+
+  async #end({ status, reason, message }: End): Promise<void> {
+    const end = { status, reason: reason ?? null, message: message ?? null };
+    if (await this.#step({ ...end, commands: null, until: null, finished_at: now() })) this.#finish();
+  }
+
+  #finish(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#cancelTimer();
+    this.#context.ended(this.#member);
+  }
+
+  /** Stores a step. Returns false if the machine was ended meanwhile, for example by a cancel at another broker. */
+  async #step(change: Partial<Member>): Promise<boolean> {
+    const next = { ...this.#member, ...change };
+    const isStored = await this.#context.records.step(next, this.upgrade);
+    this.#member = next;
+    if (!isStored) this.#finish();
+    return isStored;
+  }
+}
+
+/** How a machine ends that has refused the package. */
+function endOf({ code, message, details }: AppError): End {
+  const skipped = skipReasons[String(details.reason)] ?? skipReasons[code];
+  if (skipped) return { status: 'skipped', reason: skipped, message };
+  return { status: 'failed', reason: code === 'machine_offline' ? 'no_answer' : 'refused', message };
+}
+
+/** Refusals of agents, by their details or code, that are no failures: the machine is as it should be. */
+const skipReasons: Readonly<Record<string, Refusal['reason'] | 'busy' | 'in_other_upgrade'>> = {
+  processes_running: 'busy',
+  same_version: 'current',
+  held: 'held',
+  in_progress: 'in_other_upgrade',
+  no_trusted_key: 'no_key',
+  permission_denied: 'not_allowed',
+  not_supported: 'not_supported',
+};

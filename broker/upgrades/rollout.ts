@@ -1,0 +1,219 @@
+// Upgrades machines a wave at a time. The history decides what is done: a broker that was killed goes on from there,
+// and asks each machine by its next hello what became of it.
+import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
+import { after, now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
+import type { Cluster } from '../cluster/owners.ts';
+import { MachineUpgrade, type UpgradeServices } from './machine-upgrade.ts';
+import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
+
+/** What is different with several brokers. */
+interface Peers {
+  /** Undefined with a single broker. */
+  cluster?: Pick<Cluster, 'join' | 'follow'> | undefined;
+}
+export type RolloutServices = UpgradeServices & Peers;
+
+/** Maximum number of machines that get a package at the same time. */
+const sendAtOnce = 16;
+/** Milliseconds until a failed step is tried again. */
+const retryMs = 5_000;
+
+/** An upgrade as it is at present, and the timer of its next wave. */
+interface Plan {
+  upgrade: Upgrade;
+  cancelTimer: () => void;
+  /** True once its machines were left because it was cancelled or has failed. */
+  isStopped: boolean;
+}
+
+export class Rollout {
+  readonly #services: RolloutServices;
+  readonly #records: UpgradeRecords;
+  readonly #log: Logger;
+  /** The upgrades that have not ended. */
+  readonly #open = new Map<UpgradeId, Plan>();
+  /** The machines whose wave has begun and which are not done. */
+  readonly #members = new Map<MachineId, MachineUpgrade>();
+  #unanswered = new Map<string, UpgradeId>();
+  readonly #slots = new Semaphore(sendAtOnce);
+  /** Upgrades that are being moved on; true if they are to be moved on again. */
+  readonly #advancing = new Map<UpgradeId, boolean>();
+  #stops: (() => void)[] = [];
+  #isStopped = false;
+
+  constructor(services: RolloutServices, records: UpgradeRecords, log: Logger) {
+    this.#services = services;
+    this.#records = records;
+    this.#log = log;
+    services.cluster?.join({
+      adopt: (machineIds) => this.#load(machineIds),
+      drop: (machineId) => this.#remove(machineId as MachineId),
+    });
+    services.cluster?.follow(() => this.#follow());
+  }
+
+  /** Goes on with the upgrades of an earlier broker process. */
+  async start(): Promise<void> {
+    const { presence, machineFacts, events } = this.#services;
+    const look = (machineId: string): void => this.#look(machineId as MachineId);
+    this.#stops = [
+      presence.watch((machineId, online) => {
+        if (online) look(machineId);
+      }),
+      machineFacts.watchUpgrades(look),
+      events.listen(({ type, data }) => {
+        if (type === 'machine.removed') this.#members.get(data.machine_id as MachineId)?.leave('removed');
+      }),
+    ];
+    this.#unanswered = await this.#records.unanswered();
+    for (const upgrade of await this.#records.open()) this.#set(upgrade);
+    await this.#load();
+    for (const id of this.#open.keys()) this.advance(id);
+  }
+
+  stop(): void {
+    this.#isStopped = true;
+    for (const stop of this.#stops) stop();
+    for (const { cancelTimer } of this.#open.values()) cancelTimer();
+    for (const id of [...this.#members.keys()]) this.#remove(id);
+  }
+
+  /** Begins an upgrade that was stored. */
+  begin(upgrade: Upgrade): void {
+    this.#set(upgrade);
+    this.advance(upgrade.id);
+  }
+
+  /** Moves an upgrade on, soon. Calls while it runs share one further run. */
+  advance(id: UpgradeId): void {
+    if (this.#isStopped) return;
+    const isRunning = this.#advancing.has(id);
+    this.#advancing.set(id, isRunning);
+    if (!isRunning) void this.#advanceNow(id);
+  }
+
+  async #advanceNow(id: UpgradeId): Promise<void> {
+    try {
+      do {
+        this.#advancing.set(id, false);
+        await this.#step(id);
+      } while (this.#advancing.get(id) && !this.#isStopped);
+    } catch (err) {
+      if (this.#isStopped) return;
+      this.#log.error({ err, upgrade_id: id }, 'an upgrade could not be moved on; trying again');
+      this.#wait(id, now() + retryMs);
+    } finally {
+      this.#advancing.delete(id);
+    }
+  }
+
+  async #step(id: UpgradeId): Promise<void> {
+    const before = this.#open.get(id)?.upgrade;
+    const upgrade = await this.#records.advance(id);
+    if (!upgrade || upgrade.finished_at !== null) {
+      this.#open.get(id)?.cancelTimer();
+      this.#open.delete(id);
+      return;
+    }
+    this.#set(upgrade);
+    if (upgrade.status !== 'running') this.#leave(upgrade);
+    if (upgrade.next_wave_at !== null) this.#wait(id, upgrade.next_wave_at);
+    if (upgrade.current_wave === before?.current_wave) return;
+    await this.#load();
+    this.advance(id);
+  }
+
+  /** Leaves the machines of a stopped upgrade that have not taken the package yet. */
+  #leave({ id, status }: Upgrade): void {
+    const plan = this.#open.get(id);
+    if (!plan || plan.isStopped) return;
+    plan.isStopped = true;
+    const why = status === 'cancelled' ? 'cancelled' : 'max_failures';
+    for (const member of this.#members.values()) if (member.upgrade.id === id) member.leave(why);
+  }
+
+  #set(upgrade: Upgrade): void {
+    const known = this.#open.get(upgrade.id);
+    if (known) known.upgrade = upgrade;
+    else this.#open.set(upgrade.id, planOf(upgrade));
+  }
+
+  #wait(id: UpgradeId, until: number): void {
+    const open = this.#open.get(id);
+    open?.cancelTimer();
+    if (open) open.cancelTimer = after(Math.max(0, until - now()), () => this.advance(id));
+  }
+
+  /** Reads what other brokers have begun or ended. */
+  async #follow(): Promise<void> {
+    const open = await this.#records.open();
+    const ids = new Set(open.map(({ id }) => id));
+    for (const id of this.#open.keys()) if (!ids.has(id)) this.#open.delete(id);
+    const news = open.filter(({ id, status, current_wave }) => {
+      const known = this.#open.get(id)?.upgrade;
+      return !known || known.current_wave !== current_wave || known.status !== status;
+    });
+    for (const upgrade of open) this.#set(upgrade);
+    if (news.length > 0) await this.#load();
+    for (const { id } of open) this.advance(id);
+  }
+
+  /** Loads the machines whose wave has begun, of all machines or of some. */
+  async #load(machineIds?: readonly string[]): Promise<void> {
+    const members = await this.#records.started(machineIds);
+    for (const member of members) {
+      const plan = this.#open.get(member.upgrade_id);
+      if (this.#isStopped || this.#members.has(member.machine_id)) continue;
+      if (plan && this.#records.history.owns(member.machine_id)) this.#add(member, plan);
+    }
+  }
+
+  #add(member: Member, plan: Plan): void {
+    const made = new MachineUpgrade(member, plan, {
+      ...this.#services,
+      records: this.#records,
+      slots: this.#slots,
+      log: this.#log,
+      ended: (ended) => this.#ended(ended),
+      left: () => this.advance(member.upgrade_id),
+    });
+    this.#members.set(member.machine_id, made);
+    if (plan.isStopped) made.leave(plan.upgrade.status === 'cancelled' ? 'cancelled' : 'max_failures');
+    else made.look();
+  }
+
+  #ended({ machine_id, upgrade_id, reason }: Member): void {
+    this.#members.delete(machine_id);
+    if (reason === 'no_answer') this.#unanswered.set(machine_id, upgrade_id);
+    this.advance(upgrade_id);
+  }
+
+  #remove(machineId: MachineId): void {
+    this.#members.get(machineId)?.close();
+    this.#members.delete(machineId);
+  }
+
+  #look(machineId: MachineId): void {
+    const member = this.#members.get(machineId);
+    if (member) member.look();
+    else if (this.#unanswered.has(machineId)) void this.#lookLate(machineId);
+  }
+
+  /** Corrects the outcome of a machine that did not answer in time, if it reports the outcome now. */
+  async #lookLate(machineId: MachineId): Promise<void> {
+    const last = this.#services.machineFacts.of(machineId)?.installation?.last_upgrade;
+    if (!last || last.upgrade_id !== this.#unanswered.get(machineId) || last.outcome === 'running') return;
+    this.#unanswered.delete(machineId);
+    try {
+      const upgrade = await this.#records.get(last.upgrade_id);
+      const member = await this.#records.member(upgrade.id, machineId);
+      if (member?.reason === 'no_answer') this.#add(member, planOf(upgrade));
+    } catch (err) {
+      this.#log.error({ err, machine_id: machineId }, 'a late outcome of an upgrade could not be stored');
+    }
+  }
+}
+
+const planOf = (upgrade: Upgrade): Plan => ({ upgrade, cancelTimer: () => {}, isStopped: false });

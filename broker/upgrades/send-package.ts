@@ -1,0 +1,58 @@
+// Sends a package to one machine by the rpc StageUpgrade, and reports how far the machine is.
+import { open } from 'node:fs/promises';
+import type { StageUpgradeRequest } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
+import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { AgentPackage } from '../packages/index.ts';
+import type { Upgrade } from './upgrade-records.ts';
+
+const chunkBytes = 256 * 1024;
+
+/** What a machine reports. `busy`: it has the package, and waits for this number of commands and terminals. */
+export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
+
+/**
+ * Yields the progress of a machine until it starts the new version. A call whose link is lost leaves open whether the
+ * machine has taken the package.
+ */
+export async function* sendPackage(
+  stub: AgentStub,
+  upgrade: Upgrade,
+  found: AgentPackage,
+  options: CallOptions,
+): AsyncGenerator<Progress> {
+  const answers = stub.stageUpgrade(requests(upgrade, found), { ...options, lane: 'bulk' });
+  for await (const { part, waiting } of answers) {
+    if (part === 'staged') yield { is: 'staged' };
+    else if (part === 'waiting') yield { is: 'busy', commands: waiting?.processes ?? 0 };
+    else if (part === 'switching') return yield { is: 'switching' };
+  }
+  throw new AppError('machine_error', 'the agent ended the upgrade without an answer; look at its log');
+}
+
+async function* requests(
+  { id, running, wait_for, probe_timeout }: Upgrade,
+  found: AgentPackage,
+): AsyncGenerator<StageUpgradeRequest> {
+  const { version, arch, kind, size, sha256, signature } = found;
+  yield {
+    open: {
+      ...{ upgrade_id: id, version, arch, size, sha256: Buffer.from(sha256, 'hex') },
+      kind: kind === 'deb' ? 'PACKAGE_KIND_DEB' : 'PACKAGE_KIND_TAR_GZ',
+      signature: signature ? { ...signature, key_changes: [...signature.key_changes] } : null,
+      running: running === 'end' ? 'RUNNING_PROCESSES_END' : 'RUNNING_PROCESSES_WAIT',
+      // 0 would be the agent's default.
+      ...{ wait_ms: Math.max(1, wait_for), link_timeout_ms: probe_timeout },
+    },
+  };
+  await using file = await open(found.path);
+  for (let at = 0; at < size; ) {
+    // Each chunk has a buffer of its own, because it may wait to be sent.
+    const { buffer, bytesRead } = await file.read(Buffer.allocUnsafe(chunkBytes), 0, chunkBytes, at);
+    if (bytesRead === 0)
+      throw new AppError('io_error', `the package ${found.file} is shorter than its signature says`);
+    at += bytesRead;
+    yield { chunk: buffer.subarray(0, bytesRead) };
+  }
+  yield { commit: {} };
+}

@@ -1,0 +1,369 @@
+// Upgrades in the history: a row for each, and a row for each of its machines. Every step of a machine is committed
+// together with its event.
+import type { EventType } from '../../shared/api/events.ts';
+import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
+import type { KeyId, MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
+import type { MachineUpgradeStatus, UpgradeReason } from '../../shared/api/upgrades.ts';
+import { iso, nextTurn, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Events } from '../events.ts';
+import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
+import { allOf, reachableOnly } from '../paging.ts';
+import type { State } from '../state/in-memory-state.ts';
+
+type Served = Reply<Api['upgrades']['get']>;
+
+/** An upgrade as the history stores it; times are in milliseconds since 1970. */
+export interface Upgrade
+  extends Omit<Served, 'total' | 'counts' | 'created_at' | 'finished_at' | 'next_wave_at'> {
+  id: UpgradeId;
+  requested_by: KeyId;
+  created_at: number;
+  finished_at: number | null;
+  next_wave_at: number | null;
+  /** Number of machines that have failed. */
+  failures: number;
+}
+
+/** A machine of an upgrade. */
+export interface Member {
+  upgrade_id: UpgradeId;
+  machine_id: MachineId;
+  /** From 1; 0 for a machine that was skipped at once. */
+  wave: number;
+  status: MachineUpgradeStatus;
+  reason: UpgradeReason | null;
+  message: string | null;
+  from_version: string;
+  commands: number | null;
+  created_at: number;
+  started_at: number | null;
+  /** Time until which the machine may be offline or switching. */
+  until: number | null;
+  finished_at: number | null;
+}
+
+const tables = [
+  `CREATE TABLE upgrades (
+    id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, version TEXT NOT NULL, wave TEXT NOT NULL, pause INTEGER NOT NULL,
+    max_failures INTEGER NOT NULL, running TEXT NOT NULL, wait_for INTEGER NOT NULL, queue_for INTEGER NOT NULL,
+    probe_timeout INTEGER NOT NULL, current_wave INTEGER NOT NULL, waves INTEGER NOT NULL, next_wave_at INTEGER,
+    failures INTEGER NOT NULL, created_at INTEGER NOT NULL, finished_at INTEGER, requested_by TEXT NOT NULL
+  );
+  CREATE INDEX upgrades_by_time ON upgrades (created_at);
+  CREATE INDEX upgrades_open ON upgrades (id) WHERE finished_at IS NULL;
+  CREATE TABLE upgrade_machines (
+    upgrade_id TEXT NOT NULL, machine_id TEXT NOT NULL, wave INTEGER NOT NULL, status TEXT NOT NULL, reason TEXT,
+    message TEXT, from_version TEXT NOT NULL, commands INTEGER, created_at INTEGER NOT NULL, started_at INTEGER,
+    until INTEGER, finished_at INTEGER
+  );
+  CREATE UNIQUE INDEX upgrade_machines_by_id ON upgrade_machines (upgrade_id, machine_id);
+  CREATE UNIQUE INDEX upgrade_machines_open ON upgrade_machines (machine_id) WHERE finished_at IS NULL;
+  CREATE INDEX upgrade_machines_by_wave ON upgrade_machines (upgrade_id, wave, status) WHERE finished_at IS NULL;
+  CREATE INDEX upgrade_machines_by_status ON upgrade_machines (upgrade_id, status);
+  CREATE INDEX upgrade_machines_by_machine ON upgrade_machines (machine_id);
+  CREATE INDEX upgrade_machines_unanswered ON upgrade_machines (machine_id) WHERE reason = 'no_answer'`,
+];
+
+export const upgradeColumns =
+  'id, status, version, wave, pause, max_failures, running, wait_for, queue_for, probe_timeout, current_wave, waves, next_wave_at, failures, created_at, finished_at, requested_by';
+export const memberColumns =
+  'upgrade_id, machine_id, wave, status, reason, message, from_version, commands, created_at, started_at, until, finished_at';
+
+/** Milliseconds after which an upgrade that is not stored completely is removed at the next start. */
+const incompleteMs = 600_000;
+/** Number of machines that are written in one transaction. */
+const sliceSize = 250;
+
+interface RecordContext {
+  state: State;
+  history: History;
+  events: Events;
+}
+
+export class UpgradeRecords {
+  readonly history: History;
+  readonly #context: RecordContext;
+
+  private constructor(context: RecordContext) {
+    this.#context = context;
+    this.history = context.history;
+  }
+
+  /** Opens the tables. Upgrades that have ended are deleted `keepMs` after they began. */
+  static async open(context: RecordContext, keepMs: number): Promise<UpgradeRecords> {
+    const { history } = context;
+    await history.migrate('upgrades', tables);
+    const where = 'finished_at IS NOT NULL';
+    history.retain({ table: 'upgrades', column: 'created_at', keepMs, where });
+    history.retain({ table: 'upgrade_machines', column: 'created_at', keepMs, where });
+    const records = new UpgradeRecords(context);
+    await records.#removeIncomplete();
+    return records;
+  }
+
+  /**
+   * Stores an upgrade with its machines, in slices. The last slice has the upgrade itself, so that machines without
+   * one are removed at the next start after a crash. `commit` is called with the machines of each slice.
+   */
+  async insert(
+    upgrade: Upgrade,
+    members: readonly Member[],
+    commit: (transaction: HistoryTransaction, machines: MachineId[], more: boolean) => void,
+  ): Promise<void> {
+    try {
+      for (let at = 0, more = true; more; at += sliceSize) {
+        const slice = members.slice(at, at + sliceSize);
+        more = at + sliceSize < members.length;
+        await this.history.write((transaction) => {
+          for (const member of slice) insertRow(transaction, 'upgrade_machines', { ...member });
+          if (!more) {
+            insertRow(transaction, 'upgrades', { ...upgrade });
+            this.#emit('upgrade.started', upgrade, undefined, transaction);
+          }
+          commit(
+            transaction,
+            slice.map(({ machine_id }) => machine_id),
+            more,
+          );
+        });
+        if (more) await nextTurn();
+      }
+    } catch (error) {
+      await this.#removeMachinesOf(upgrade.id).catch(() => {});
+      throw error;
+    }
+  }
+
+  async #removeIncomplete(): Promise<void> {
+    const rows = await this.history.all(
+      // Another broker may be storing an upgrade at this moment.
+      `SELECT DISTINCT upgrade_id FROM upgrade_machines WHERE finished_at IS NULL AND created_at < ?
+       AND upgrade_id NOT IN (SELECT id FROM upgrades)`,
+      now() - incompleteMs,
+    );
+    for (const row of rows) await this.#removeMachinesOf(textIn(row, 'upgrade_id'));
+  }
+
+  async #removeMachinesOf(id: string): Promise<void> {
+    const remove = 'DELETE FROM upgrade_machines WHERE upgrade_id = ?';
+    await this.history.write((transaction) => transaction.run(remove, id));
+  }
+
+  /** Finds an upgrade. Throws upgrade_not_found. */
+  async get(id: string): Promise<Upgrade> {
+    const row = await this.history.get(`SELECT ${upgradeColumns} FROM upgrades WHERE id = ?`, id);
+    if (row) return upgradeFromRow(row);
+    throw new AppError('upgrade_not_found', `no upgrade has the id ${id}`, { upgrade_id: id });
+  }
+
+  /** A machine of an upgrade; undefined if it is none. */
+  async member(id: UpgradeId, machineId: MachineId): Promise<Member | undefined> {
+    const sql = `SELECT ${memberColumns} FROM upgrade_machines WHERE upgrade_id = ? AND machine_id = ?`;
+    const row = await this.history.get(sql, id, machineId);
+    return row && memberFromRow(row);
+  }
+
+  /** All upgrades that have not ended. */
+  async open(): Promise<Upgrade[]> {
+    const rows = await this.history.all(
+      `SELECT ${upgradeColumns} FROM upgrades WHERE finished_at IS NULL ORDER BY rowid`,
+    );
+    return rows.map(upgradeFromRow);
+  }
+
+  /** The machines of an upgrade; none if it does not exist. */
+  async machinesOf(id: string): Promise<MachineId[]> {
+    const rows = await this.history.all('SELECT machine_id FROM upgrade_machines WHERE upgrade_id = ?', id);
+    return rows.map((row) => textIn(row, 'machine_id') as MachineId);
+  }
+
+  /** The machines that an upgrade is not done with, in all upgrades. */
+  async busyMachines(): Promise<Set<string>> {
+    const sql = 'SELECT machine_id FROM upgrade_machines WHERE finished_at IS NULL';
+    const [rows = []] = await this.history.read([{ sql, values: [] }]);
+    return new Set(rows.map((row) => textIn(row, 'machine_id')));
+  }
+
+  /** The machines whose wave has begun and which are not done, of all or of some machines. */
+  async started(machineIds?: readonly string[]): Promise<Member[]> {
+    const [where, values] = allOf([reachableOnly(machineIds)]);
+    const columns = memberColumns.replaceAll(/\w+/g, 'm.$&');
+    const rows = await this.history.all(
+      `SELECT ${columns} FROM upgrade_machines m JOIN upgrades u ON u.id = m.upgrade_id
+       WHERE m.finished_at IS NULL AND m.wave <= u.current_wave AND ${where.replace('machine_id', 'm.machine_id')}`,
+      ...values,
+    );
+    return rows.map(memberFromRow);
+  }
+
+  /** The machines whose outcome is unknown, with their upgrade. A machine reports it when it links again. */
+  async unanswered(): Promise<Map<string, UpgradeId>> {
+    const sql = `SELECT machine_id, upgrade_id FROM upgrade_machines WHERE reason = 'no_answer' ORDER BY created_at`;
+    const rows = await this.history.all(sql);
+    return new Map(rows.map((row) => [textIn(row, 'machine_id'), textIn(row, 'upgrade_id') as UpgradeId]));
+  }
+
+  /**
+   * Writes a step of a machine. Returns false, and writes nothing, if the machine is done already, for example
+   * cancelled by another broker.
+   */
+  step(member: Member, upgrade: Upgrade): Promise<boolean> {
+    const { upgrade_id, machine_id, status, reason, message, from_version } = member;
+    const { commands, started_at, until, finished_at } = member;
+    const change = `UPDATE upgrade_machines SET status = ?, reason = ?, message = ?, from_version = ?, commands = ?,
+      started_at = ?, until = ?, finished_at = ?
+      WHERE upgrade_id = ? AND machine_id = ? AND (finished_at IS NULL OR reason = 'no_answer') RETURNING machine_id`;
+    const values = [status, reason, message, from_version, commands, started_at, until, finished_at];
+    return this.history.write(async (transaction) => {
+      transaction.about(machine_id);
+      const before = await transaction.get(
+        'SELECT status FROM upgrade_machines WHERE upgrade_id = ? AND machine_id = ?',
+        ...[upgrade_id, machine_id],
+      );
+      const row = await transaction.get(change, ...values, upgrade_id, machine_id);
+      if (!row) return false;
+      const failures = Number(status === 'failed') - Number(before?.status === 'failed');
+      if (failures !== 0)
+        transaction.run('UPDATE upgrades SET failures = failures + ? WHERE id = ?', failures, upgrade_id);
+      if (status === 'upgraded' || status === 'failed')
+        this.#emit(`upgrade.machine_${status}`, upgrade, member, transaction);
+      return true;
+    });
+  }
+
+  /**
+   * Moves an upgrade on if its wave is done: to the pause, to the next wave, or to its end. Every broker may call
+   * this at any time.
+   */
+  advance(id: UpgradeId): Promise<Upgrade | undefined> {
+    return this.history.write(async (transaction) => {
+      const row = await transaction.get(`SELECT ${upgradeColumns} FROM upgrades WHERE id = ?`, id);
+      const upgrade = row && upgradeFromRow(row);
+      if (!upgrade || upgrade.finished_at !== null) return undefined;
+      const next = await this.#next(upgrade, transaction);
+      const { status, current_wave, next_wave_at, finished_at } = next;
+      transaction.run(
+        'UPDATE upgrades SET status = ?, current_wave = ?, next_wave_at = ?, finished_at = ? WHERE id = ?',
+        ...[status, current_wave, next_wave_at, finished_at, id],
+      );
+      if (finished_at !== null) this.#emit('upgrade.finished', next, undefined, transaction);
+      else if (current_wave > upgrade.current_wave)
+        this.#emit('upgrade.wave_started', next, undefined, transaction);
+      return next;
+    });
+  }
+
+  async #next(upgrade: Upgrade, transaction: HistoryTransaction): Promise<Upgrade> {
+    const { id, current_wave, waves, pause, failures, max_failures, next_wave_at } = upgrade;
+    const isOver = upgrade.status === 'running' && failures > max_failures;
+    if (isOver) this.#endWaiting(id, 'max_failures', transaction);
+    const status = isOver ? 'failed' : upgrade.status;
+    const some = 'SELECT 1 AS n FROM upgrade_machines WHERE upgrade_id = ? AND finished_at IS NULL';
+    if (!(await transaction.get(`${some} LIMIT 1`, id))) {
+      const end = failures > 0 ? 'failed' : 'completed';
+      return {
+        ...upgrade,
+        status: status === 'running' ? end : status,
+        next_wave_at: null,
+        finished_at: now(),
+      };
+    }
+    if (status !== 'running' || current_wave === waves) return { ...upgrade, status, next_wave_at: null };
+    const inWave = `${some} AND wave = ? AND status IN ('waiting', 'staging', 'busy', 'switching') LIMIT 1`;
+    if (current_wave > 0 && (await transaction.get(inWave, id, current_wave))) return upgrade;
+    const at = current_wave === 0 ? now() : (next_wave_at ?? now() + pause);
+    return at > now()
+      ? { ...upgrade, next_wave_at: at }
+      : { ...upgrade, current_wave: current_wave + 1, next_wave_at: null };
+  }
+
+  /** Ends the machines that do not have the package yet. */
+  #endWaiting(id: UpgradeId, reason: 'max_failures' | null, transaction: HistoryTransaction): void {
+    const message =
+      reason === null ? null : 'more machines failed than max_failures allows: see their messages';
+    transaction.run(
+      `UPDATE upgrade_machines SET status = 'cancelled', reason = ?, message = ?, until = NULL, finished_at = ?
+       WHERE upgrade_id = ? AND finished_at IS NULL AND status IN ('waiting', 'offline')`,
+      ...[reason, message, now(), id],
+    );
+  }
+
+  /** Cancels an upgrade that has not ended. Machines that have the package are cancelled by their broker. */
+  cancel(id: UpgradeId, commit: (transaction: HistoryTransaction) => void): Promise<void> {
+    return this.history.write((transaction) => {
+      const open = 'id = ? AND finished_at IS NULL';
+      transaction.run(
+        `UPDATE upgrades SET status = 'cancelled', next_wave_at = NULL WHERE ${open} AND status = 'running'`,
+        id,
+      );
+      this.#endWaiting(id, null, transaction);
+      commit(transaction);
+    });
+  }
+
+  /** Counts the machines of an upgrade by status, of these machines or of all. */
+  async counts(id: string, machines?: readonly MachineId[]): Promise<Served['counts']> {
+    const [where, values] = allOf([['upgrade_id = ?', id], reachableOnly(machines)]);
+    const sql = `SELECT status, count(*) AS n FROM upgrade_machines WHERE ${where} GROUP BY status`;
+    const [rows = []] = await this.history.read([{ sql, values }]);
+    const found = Object.fromEntries(rows.map((row) => [textIn(row, 'status'), Number(row.n)]));
+    const none = { waiting: 0, offline: 0, staging: 0, busy: 0, switching: 0 };
+    return { ...none, upgraded: 0, failed: 0, skipped: 0, cancelled: 0, ...found };
+  }
+
+  #emit(
+    type: Extract<EventType, `upgrade.${string}`>,
+    upgrade: Upgrade,
+    member: Member | undefined,
+    journal: Journal,
+  ): void {
+    const { id: upgrade_id, version, status, current_wave: wave, waves } = upgrade;
+    const id = member?.machine_id;
+    const machine = id && (this.#context.state.machines.get(id) ?? { id, name: '' });
+    const of = member && {
+      from_version: member.from_version,
+      reason: member.reason,
+      message: member.message,
+    };
+    const data = { upgrade_id, version, status: member?.status ?? status, wave: member?.wave ?? wave, waves };
+    this.#context.events.emit(journal, type, machine, { ...data, ...of });
+  }
+}
+
+function insertRow(
+  transaction: HistoryTransaction,
+  table: string,
+  row: Readonly<Record<string, string | number | null>>,
+): void {
+  const names = Object.keys(row);
+  const marks = names.map(() => '?').join(', ');
+  transaction.run(`INSERT INTO ${table} (${names.join(', ')}) VALUES (${marks})`, ...Object.values(row));
+}
+
+/** Converts a row to an upgrade; the columns are those of insert(). */
+export function upgradeFromRow(row: Row): Upgrade {
+  return row as unknown as Upgrade;
+}
+
+/** Converts a row to a machine of an upgrade; the columns are those of insert(). */
+export function memberFromRow(row: Row): Member {
+  return row as unknown as Member;
+}
+
+/** Converts an upgrade to the JSON of the REST API. */
+export function upgradeToJson(
+  { failures: _, created_at, finished_at, next_wave_at, ...upgrade }: Upgrade,
+  counts: Served['counts'],
+): Served {
+  return {
+    ...upgrade,
+    next_wave_at: textOf(next_wave_at),
+    total: Object.values(counts).reduce((sum, n) => sum + n, 0),
+    counts,
+    created_at: iso(created_at),
+    finished_at: textOf(finished_at),
+  };
+}
+
+export const textOf = (at: number | null): string | null => (at === null ? null : iso(at));

@@ -1,0 +1,233 @@
+// REST routes of upgrades: another version of the agent for many machines, a wave at a time.
+import * as z from 'zod';
+import { mostMachines } from './batches.ts';
+import { requestedBy } from './commands.ts';
+import { list } from './define-list-route.ts';
+import { single } from './define-route.ts';
+import { day, machineId, milliseconds, named, tagList, timestamp, upgradeId } from './shared-schemas.ts';
+
+export const agentVersion = z
+  .string()
+  .regex(/^\d{1,9}\.\d{1,9}\.\d{1,9}(-[0-9A-Za-z.-]{1,64})?$/, 'must be a version such as 1.2.3')
+  .meta({ description: 'Version of the agent', examples: ['1.2.3'] });
+
+/** Why a machine cannot be upgraded, before its agent is asked. */
+export const obstacles = [
+  'current',
+  'held',
+  'pinned',
+  'not_supported',
+  'not_allowed',
+  'no_key',
+  'no_package',
+  'other_key',
+] as const;
+export type Obstacle = (typeof obstacles)[number];
+
+const reasons = [
+  ...obstacles,
+  'in_other_upgrade',
+  'offline',
+  'busy',
+  'not_permitted',
+  'removed',
+  'refused',
+  'rolled_back',
+  'no_answer',
+  'max_failures',
+] as const;
+export type UpgradeReason = (typeof reasons)[number];
+
+export const machineStatuses = [
+  'waiting',
+  'offline',
+  'staging',
+  'busy',
+  'switching',
+  'upgraded',
+  'failed',
+  'skipped',
+  'cancelled',
+] as const;
+export type MachineUpgradeStatus = (typeof machineStatuses)[number];
+
+export const upgradeOutcomes = ['running', 'succeeded', 'rolled_back', 'failed'] as const;
+
+/** The last upgrade that an agent reports, and what became of it. */
+export const lastUpgrade = z.object({
+  upgrade_id: z.string().describe('Id of the upgrade; empty if it was made by hand'),
+  outcome: z
+    .enum(upgradeOutcomes)
+    .describe(
+      '`running`: the new version is being tried; `rolled_back`: it was tried, and the old one runs again; `failed`: nothing was replaced',
+    ),
+  from_version: z.string().describe('Version before'),
+  to_version: z.string().describe('Version that was asked for'),
+  reason: z.string().describe('Why the machine went back to the old version; otherwise empty'),
+});
+
+/** Whether the agent of a machine can be upgraded: a field of machines. */
+export const machineUpgrade = named('MachineUpgradeState', {
+  available: z
+    .string()
+    .nullable()
+    .describe('Version that the machine would get now; null if there is none, or it has that already'),
+  possible: z.boolean().describe('True if the machine can be upgraded to that version'),
+  reason: z.enum(obstacles).nullable().describe('Why not; null if it can be upgraded'),
+  message: z.string().nullable().describe('The reason in words, with the next step'),
+  pin: z.string().nullable().describe('The only version that upgrades may install; null: any'),
+  hold: z.boolean().describe('True if upgrades skip the machine'),
+  kind: z
+    .enum(['tar.gz', 'deb'])
+    .nullable()
+    .describe('Kind of package that replaces the agent; null: only by hand, or unknown'),
+  key: z
+    .string()
+    .nullable()
+    .describe('Fingerprint of the key whose packages the machine accepts; null: none is pinned'),
+  hold_version: z
+    .string()
+    .nullable()
+    .describe('The only version that the machine’s owner accepts; null: any'),
+  last: lastUpgrade.nullable().describe('The last upgrade that the machine has reported'),
+});
+
+const counts = z.object({
+  waiting: z.number().describe('Machines whose wave has not begun'),
+  offline: z.number().describe('Machines that are upgraded once they are online'),
+  staging: z.number().describe('Machines that get the package'),
+  busy: z.number().describe('Machines that wait for the end of their commands and terminals'),
+  switching: z.number().describe('Machines that start the new version'),
+  upgraded: z.number().describe('Machines that run the new version'),
+  failed: z.number().describe('Machines that were not upgraded because of a failure'),
+  skipped: z.number().describe('Machines that were not touched, such as held or offline ones'),
+  cancelled: z.number().describe('Machines whose wave did not begin'),
+});
+
+const wave = z
+  .string()
+  .regex(
+    /^([1-9]\d{0,4}|([1-9]\d?|100)%)$/,
+    'must be a number of machines such as 5, or a percentage such as 10%',
+  )
+  .meta({ examples: ['10%', '5'] });
+
+/** The choices of an upgrade. */
+const choices = {
+  wave: wave.describe('Machines of one wave: a number, or a percentage of all'),
+  pause: milliseconds(0, 7 * day).describe('Milliseconds between the end of a wave and the next one'),
+  max_failures: z
+    .int()
+    .min(0)
+    .max(mostMachines)
+    .describe('The upgrade stops once more machines than this have failed'),
+  running: z
+    .enum(['wait', 'end'])
+    .describe('What happens to running commands and terminals: wait for their end, or end them'),
+  wait_for: milliseconds(0, 7 * day).describe(
+    'With `running: wait`, milliseconds after which a machine that is still busy is skipped',
+  ),
+  queue_for: milliseconds(0, 30 * day).describe(
+    'Milliseconds after which a machine that is offline is skipped; other machines do not wait for it',
+  ),
+  probe_timeout: milliseconds(10_000, 3_600_000).describe(
+    'Milliseconds in which the new agent must connect, or the machine goes back to the old one',
+  ),
+};
+const plan = {
+  wave: choices.wave.default('10%'),
+  pause: choices.pause.default(60_000),
+  max_failures: choices.max_failures.default(0),
+  running: choices.running.default('wait'),
+  wait_for: choices.wait_for.default(3_600_000),
+  queue_for: choices.queue_for.default(3_600_000),
+  probe_timeout: choices.probe_timeout.default(120_000),
+};
+
+export const upgrade = named('Upgrade', {
+  id: upgradeId,
+  status: z
+    .enum(['running', 'completed', 'failed', 'cancelled'])
+    .describe('`completed`: no machine failed; `failed`: at least one did'),
+  version: z.string().describe('Version that the machines get'),
+  ...choices,
+  current_wave: z.number().describe('Number of the wave that has begun last, from 1'),
+  waves: z.number().describe('Number of waves'),
+  next_wave_at: timestamp
+    .nullable()
+    .describe('Time at which the next wave begins; null: not yet known, or none'),
+  total: z.number().describe('Number of machines of the upgrade'),
+  counts: counts.describe('Number of machines by status'),
+  created_at: timestamp.describe('Time of creation'),
+  finished_at: timestamp.nullable().describe('Time when the last machine was done'),
+  requested_by: requestedBy,
+});
+
+const upgradeMachine = named('UpgradeMachine', {
+  machine_id: machineId,
+  machine_name: z.string().describe('Name of the machine; empty if it was removed'),
+  wave: z.number().describe('Number of its wave, from 1'),
+  status: z.enum(machineStatuses).describe('Status; the last four are final'),
+  reason: z.enum(reasons).nullable().describe('Why it was skipped, failed or was cancelled'),
+  message: z.string().nullable().describe('The reason in words, with the next step'),
+  from_version: z.string().describe('Version before the upgrade; empty if unknown'),
+  commands: z.number().nullable().describe('Running commands and terminals that a busy machine waits for'),
+  created_at: timestamp.describe('Time of creation'),
+  started_at: timestamp.nullable().describe('Time when it first got the package; null before'),
+  finished_at: timestamp.nullable().describe('Time of its end; null before'),
+});
+
+export const upgrades = {
+  create: single('POST', '/machines/upgrade', 'machines:write', {
+    summary: 'Upgrade the agents of many machines, a wave at a time',
+    description:
+      'Takes either `machine_ids` or `tags`. The answer does not wait: follow `GET /upgrades/{upgrade_id}` or the events `upgrade.*`. An older version works in the same way.',
+    body: z
+      .strictObject({
+        machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
+        tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
+        version: agentVersion.optional().describe('Version to install; default: the one of the broker'),
+        ...plan,
+      })
+      .refine(
+        (body) => (body.machine_ids === undefined) !== (body.tags === undefined),
+        'name either machine_ids or tags, not both',
+      ),
+    example: { tags: ['web'], wave: '10%', max_failures: 1 },
+    reply: upgrade,
+    status: 201,
+    idempotency: 'replay',
+  }),
+  list: list('/upgrades', 'machines:read', {
+    summary: 'List upgrades of agents',
+    query: { machine_id: machineId.optional().describe('Only upgrades that include this machine') },
+    sort: ['created_at'],
+    fields: upgrade.pick({ id: true, status: true }),
+    reply: upgrade,
+  }),
+  get: single('GET', '/upgrades/{upgrade_id}', 'machines:read', {
+    summary: 'Get an upgrade and its progress',
+    reply: upgrade,
+  }),
+  machines: list('/upgrades/{upgrade_id}/machines', 'machines:read', {
+    summary: 'List the machines of an upgrade with their progress',
+    sort: ['wave', 'created_at'],
+    fields: upgradeMachine.pick({ machine_id: true, status: true, reason: true }),
+    reply: upgradeMachine,
+  }),
+  cancel: single('POST', '/upgrades/{upgrade_id}/cancel', 'machines:write', {
+    summary: 'Cancel an upgrade',
+    description:
+      'Machines that wait are not upgraded. A machine that already starts the new version ends as it would have.',
+    reply: upgrade,
+  }),
+};
+
+/** What an owner of machines sets for the upgrades of one machine. */
+export const upgradePolicy = {
+  agent_pin: agentVersion
+    .nullable()
+    .optional()
+    .describe('The only version of the agent that upgrades may install; null: any'),
+  agent_hold: z.boolean().optional().describe('True: upgrades skip the machine'),
+};

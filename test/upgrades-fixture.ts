@@ -1,0 +1,185 @@
+// A broker with signed packages of a few bytes, and scripted machines that get them and report what the test says.
+import { createHash, generateKeyPairSync, type KeyObject, randomBytes } from 'node:crypto';
+import { expect } from 'vitest';
+import type { AnswerResponse__Output } from '../proto/types/farhand/link/v1/AnswerResponse.ts';
+import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
+import type { LastUpgrade } from '../proto/types/farhand/link/v1/LastUpgrade.ts';
+import { rawPublicKey } from '../shared/identity-proof.ts';
+import { fingerprintOf, type SignedPackage, signPackage } from '../shared/package-signature.ts';
+import type { Farhand } from '../shared/sdk/index.ts';
+import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
+
+export type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
+export type UpgradeMachine = Awaited<ReturnType<Farhand['upgrades']['machines']>>['items'][number];
+
+export interface SigningKey {
+  privateKey: KeyObject;
+  raw: Buffer;
+  fingerprint: string;
+}
+
+export function signingKey(): SigningKey {
+  const { privateKey, publicKey } = generateKeyPairSync('ed25519');
+  const raw = rawPublicKey(publicKey);
+  return { privateKey, raw, fingerprint: fingerprintOf(raw) };
+}
+
+/** Makes the file name, bytes and signature file of a package. */
+export function packageOf(
+  version: string,
+  key: SigningKey,
+  bytes: Buffer<ArrayBuffer> = Buffer.from(randomBytes(700_000)),
+) {
+  const sha256 = createHash('sha256').update(bytes).digest('hex');
+  const of: SignedPackage = { version, arch: 'x64', kind: 'tar.gz', size: bytes.length, sha256 };
+  const signature = signPackage(of, key.privateKey).toString('base64');
+  const text = JSON.stringify({ ...of, public_key: key.raw.toString('base64'), signature, key_changes: [] });
+  return { file: `farhand-agent-${version}-linux-${of.arch}.tar.gz`, bytes, signature: text, sha256 };
+}
+
+export async function startUpgradeSystem(options: Parameters<typeof startFarhand>[0] = {}) {
+  const system = await startFarhand(options);
+  const key = signingKey();
+  return { ...system, signing: key, ...upgradesOf(system, key) };
+}
+export type UpgradeSystem = Awaited<ReturnType<typeof startUpgradeSystem>>;
+
+/** What tests of upgrades do with a broker. */
+export function upgradesOf(system: TestSystem, key: SigningKey) {
+  const { client } = system;
+  return {
+    /** Uploads a package of this version, signed by the key that the machines trust. Returns its bytes. */
+    async upload(version: string, by = key): Promise<Buffer> {
+      const { file, bytes, signature } = packageOf(version, by);
+      await client.packages.upload({ package: file, signature, content: bytes });
+      return bytes;
+    },
+    machine: (name = 'web-1', hello: Partial<Hello> = {}) => machineOf(system, key, name, hello),
+    /** Starts an upgrade without a pause between its waves. */
+    upgrade: (input: NonNullable<Parameters<Farhand['upgrades']['create']>[0]>): Promise<Upgrade> =>
+      client.upgrades.create({ version: '9.0.0', pause: 0, ...input }),
+    /** Resolves once an upgrade has ended. */
+    async ended(upgrade_id: string): Promise<Upgrade> {
+      const read = () => client.upgrades.get({ upgrade_id });
+      await expect.poll(async () => (await read()).finished_at, { interval: 10 }).not.toBeNull();
+      return read();
+    },
+    /** The status of each machine of an upgrade by its name, with the reason if there is one. */
+    async outcomes(upgrade_id: string): Promise<Record<string, string>> {
+      const { items } = await client.upgrades.machines({ upgrade_id, limit: 100 });
+      return Object.fromEntries(
+        items.map(({ machine_name, status, reason }) => [
+          machine_name,
+          reason ? `${status}: ${reason}` : status,
+        ]),
+      );
+    },
+  };
+}
+
+export interface Delivery {
+  upgradeId: string;
+  bytes: Buffer;
+  /** Reports how far the machine is. */
+  staged(): void;
+  busy(processes: number): void;
+  switching(): void;
+  fail(code: string, reason: string): void;
+  /** Resolves once the broker has cancelled the call. */
+  cancelled: Promise<unknown>;
+}
+
+export interface ScriptedMachine {
+  id: string;
+  name: string;
+  agent: ScriptedAgent;
+  /** Resolves with the next package that the broker sends. */
+  next(): Promise<Delivery>;
+  /** Gets the next package and starts to switch. The link is lost then. */
+  take(): Promise<string>;
+  leave(): void;
+  /** Links again with another version, and what became of the upgrade. */
+  back(agent_version?: string, last?: LastUpgrade): Promise<void>;
+  /** Gets the next package, switches, and reports the outcome. */
+  upgrade(outcome?: 'SUCCEEDED' | 'ROLLED_BACK' | 'FAILED', to?: string): Promise<void>;
+}
+
+async function machineOf(
+  system: TestSystem,
+  key: SigningKey,
+  name: string,
+  hello: Partial<Hello>,
+): Promise<ScriptedMachine> {
+  const identity = await joinScripted(system, name);
+  const link = async (more: Partial<Hello> = {}, last?: LastUpgrade): Promise<ScriptedAgent> => {
+    const installation = {
+      ...{ kind: 'PACKAGE_KIND_TAR_GZ' as const, upgrade_unit: true, trusted_key: key.fingerprint },
+      ...(last && { last_upgrade: last }),
+    };
+    const agent = await connectScripted(system.grpc, identity, { installation, ...hello, ...more });
+    await agent.next('welcome');
+    return agent;
+  };
+  const machine: ScriptedMachine = {
+    ...{ id: identity.machineId, name, agent: await link() },
+    next: () => receive(machine.agent),
+    async take() {
+      const delivery = await machine.next();
+      delivery.staged();
+      delivery.switching();
+      return delivery.upgradeId;
+    },
+    leave() {
+      machine.agent.control.cancel();
+      machine.agent.close();
+    },
+    async back(agent_version = '0.0.0', last) {
+      machine.leave();
+      machine.agent = await link({ agent_version }, last);
+    },
+    async upgrade(outcome = 'SUCCEEDED', to = '9.0.0') {
+      const upgrade_id = await machine.take();
+      const from_version = '0.0.0';
+      const last = { upgrade_id, outcome: `UPGRADE_OUTCOME_${outcome}` as const, from_version };
+      const reason = outcome === 'SUCCEEDED' ? '' : 'it did not link';
+      await machine.back(outcome === 'SUCCEEDED' ? to : from_version, { ...last, to_version: to, reason });
+    },
+  };
+  return machine;
+}
+
+/** Receives one package. */
+async function receive(agent: ScriptedAgent): Promise<Delivery> {
+  let call = await agent.next('call');
+  while (call.method !== 'StageUpgrade') call = await agent.next('call');
+  const stream = agent.answer(call.call_id);
+  const cancelled = new Promise((resolve) => stream.once('status', resolve));
+  const chunks: Buffer[] = [];
+  let upgradeId = '';
+  await new Promise<void>((resolve, reject) => {
+    stream.once('error', reject);
+    stream.on('data', ({ message }: AnswerResponse__Output) => {
+      if (!message) return;
+      const { part, open, chunk } = agent.decode({ ...call, request: message }) as {
+        part: string;
+        open?: { upgrade_id: string };
+        chunk?: Buffer;
+      };
+      if (open) upgradeId = open.upgrade_id;
+      if (chunk) chunks.push(chunk);
+      if (part === 'commit') resolve();
+    });
+  });
+  const say = (response: object) => stream.write({ message: agent.encode('StageUpgrade', response) });
+  return {
+    ...{ upgradeId, bytes: Buffer.concat(chunks), cancelled },
+    staged: () => void say({ staged: {} }),
+    busy: (processes) => void say({ waiting: { processes } }),
+    switching: () => void say({ switching: {} }),
+    fail(code, reason) {
+      stream.write({ error: { code, message: `refused: ${reason}`, details: JSON.stringify({ reason }) } });
+      stream.end();
+    },
+  };
+}

@@ -1,0 +1,288 @@
+// Upgrades of agents: waves, failures and their limit, machines that are offline or busy, cancelling, and rights.
+// The machines are scripted; test/box/ has real ones.
+import { readdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { leapingClock } from './commands-fixture.ts';
+import { packageOf, signingKey, startUpgradeSystem } from './upgrades-fixture.ts';
+
+const hour = 3_600_000;
+
+test('a package that is not the signed one is refused, and nothing of it stays', async () => {
+  const { client, dataDir, signing, call } = await startUpgradeSystem();
+  const { file, bytes, signature } = packageOf('9.0.0', signing);
+  const cut = client.packages.upload({ package: file, signature, content: bytes.subarray(1) });
+  await expect(cut).rejects.toMatchObject({ code: 'validation_failed' });
+  const changed = Buffer.from(bytes);
+  changed[0] = (bytes[0] ?? 0) ^ 1;
+  await expect(client.packages.upload({ package: file, signature, content: changed })).rejects.toMatchObject({
+    code: 'validation_failed',
+  });
+  for (const name of [
+    'x.tar.gz',
+    '../../farhand-agent-9.0.0-linux-x64.tar.gz',
+    file.replace('9.0.0', '9.0.1'),
+  ])
+    await expect(client.packages.upload({ package: name, signature, content: bytes })).rejects.toMatchObject({
+      status: 422,
+    });
+  expect((await call('PUT', `/packages/${file}?signature=x`)).body.error.code).toBe('validation_failed');
+  expect((await client.packages.list()).items).toEqual([]);
+  expect(readdirSync(join(dataDir, 'packages'))).toEqual([]);
+});
+
+test('an uploaded package is listed with its key, is not replaced by another, and can be deleted', async () => {
+  const { client, signing } = await startUpgradeSystem();
+  const { file, bytes, signature, sha256 } = packageOf('9.0.0', signing);
+  const stored = await client.packages.upload({ package: file, signature, content: bytes });
+  const of = { version: '9.0.0', arch: 'x64', kind: 'tar.gz', size: bytes.length, sha256 };
+  expect(stored).toMatchObject({ id: file, ...of, signed_by: signing.fingerprint, uploaded: true });
+  expect(await client.packages.upload({ package: file, signature, content: bytes })).toEqual(stored);
+  const other = packageOf('9.0.0', signing);
+  await expect(
+    client.packages.upload({ package: file, signature: other.signature, content: other.bytes }),
+  ).rejects.toMatchObject({ code: 'already_exists' });
+  expect((await client.packages.list()).items).toEqual([stored]);
+  await client.packages.remove({ package: file });
+  expect((await client.packages.list()).items).toEqual([]);
+  await expect(client.packages.remove({ package: file })).rejects.toMatchObject({
+    code: 'package_not_found',
+  });
+});
+
+test('machines are upgraded a wave at a time, each once, with an event of each step', async () => {
+  const { client, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  const bytes = await upload('9.0.0');
+  const machines = [await machine('a'), await machine('b'), await machine('c')];
+  const { id, waves, counts } = await upgrade({ machine_ids: machines.map((one) => one.id), wave: '2' });
+  expect([waves, counts.waiting]).toEqual([2, 3]);
+  const [a, b, c] = machines as [(typeof machines)[0], (typeof machines)[0], (typeof machines)[0]];
+  const [first, second] = await Promise.all([a.next(), b.next()]);
+  expect(first.upgradeId).toBe(id);
+  expect(first.bytes.equals(bytes)).toBe(true);
+  first.staged();
+  first.busy(2);
+  await expect
+    .poll(async () => (await client.upgrades.machines({ upgrade_id: id, machine_id: a.id })).items[0])
+    .toMatchObject({ status: 'busy', commands: 2, from_version: '0.0.0' });
+  for (const one of [first, second]) one.switching();
+  const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
+  await a.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  // The new version of b is linked before its outcome is known.
+  await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_RUNNING' });
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded', b: 'switching', c: 'waiting' });
+  b.agent.send({ heartbeat: { last_upgrade: { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' } } });
+  await c.upgrade();
+  expect(await ended(id)).toMatchObject({ status: 'completed', current_wave: 2, counts: { upgraded: 3 } });
+  const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
+  const steps = items.filter(({ type }) => type.startsWith('upgrade.'));
+  expect(steps.map(({ type, data }) => [type, data.machine_name])).toEqual([
+    ['upgrade.started', undefined],
+    ['upgrade.wave_started', undefined],
+    ['upgrade.machine_upgraded', 'a'],
+    ['upgrade.machine_upgraded', 'b'],
+    ['upgrade.wave_started', undefined],
+    ['upgrade.machine_upgraded', 'c'],
+    ['upgrade.finished', undefined],
+  ]);
+});
+
+test('an upgrade stops once more machines have failed than allowed, and leaves the others as they are', async () => {
+  const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b, c, d] = [await machine('a'), await machine('b'), await machine('c'), await machine('d')];
+  const machine_ids = [a, b, c, d].map(({ id }) => id);
+  const { id } = await upgrade({ machine_ids, wave: '50%', max_failures: 1 });
+  const refused = await b.next();
+  await a.upgrade('ROLLED_BACK');
+  refused.fail('validation_failed', 'wrong_signature');
+  expect(await ended(id)).toMatchObject({ status: 'failed', current_wave: 1, next_wave_at: null });
+  expect(await outcomes(id)).toEqual({
+    a: 'failed: rolled_back',
+    b: 'failed: refused',
+    c: 'cancelled: max_failures',
+    d: 'cancelled: max_failures',
+  });
+});
+
+test('with the default no machine starts after the first failure, and one that waits is cancelled', async () => {
+  const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b] = [await machine('a'), await machine('b')];
+  const { id } = await upgrade({ machine_ids: [a.id, b.id], wave: '2' });
+  const waiting = await b.next();
+  waiting.busy(1);
+  await a.upgrade('ROLLED_BACK');
+  await waiting.cancelled;
+  await ended(id);
+  expect(await outcomes(id)).toEqual({ a: 'failed: rolled_back', b: 'cancelled: max_failures' });
+});
+
+test('machines that cannot be upgraded are skipped at once, each with its reason', async () => {
+  const { client, upload, machine, upgrade, ended, outcomes, signing } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const of = { kind: 'PACKAGE_KIND_TAR_GZ' as const, upgrade_unit: true, trusted_key: signing.fingerprint };
+  const some = [
+    await machine('current', { agent_version: '9.0.0' }),
+    await machine('old', { installation: null }),
+    await machine('by hand', { installation: { ...of, kind: 'PACKAGE_KIND_UNSPECIFIED' } }),
+    await machine('no unit', { installation: { ...of, upgrade_unit: false } }),
+    await machine('no key', { installation: { ...of, trusted_key: '' } }),
+    await machine('other key', { installation: { ...of, trusted_key: signingKey().fingerprint } }),
+    await machine('owner', { installation: { ...of, hold_version: '0.0.0' } }),
+    await machine('locked', { capabilities: ['metrics'] }),
+    await machine('deb', { installation: { ...of, kind: 'PACKAGE_KIND_DEB' } }),
+    await machine('held'),
+    await machine('pinned'),
+  ];
+  const [held, pinned] = some.slice(-2).map(({ id }) => id);
+  const { upgrade: policy } = await client.machines.update({ machine_id: held ?? '', agent_hold: true });
+  expect(policy).toMatchObject({ hold: true, pin: null, possible: false });
+  await client.machines.update({ machine_id: pinned ?? '', agent_pin: '8.0.0' });
+  const { id } = await upgrade({ machine_ids: some.map((one) => one.id) });
+  expect(await ended(id)).toMatchObject({ status: 'completed', waves: 0 });
+  expect(await outcomes(id)).toEqual({
+    current: 'skipped: current',
+    old: 'skipped: not_supported',
+    'by hand': 'skipped: not_supported',
+    'no unit': 'skipped: not_supported',
+    'no key': 'skipped: no_key',
+    'other key': 'skipped: other_key',
+    owner: 'skipped: held',
+    locked: 'skipped: not_allowed',
+    deb: 'skipped: no_package',
+    held: 'skipped: held',
+    pinned: 'skipped: pinned',
+  });
+  const listed = await client.machines.list({ include: 'agent_version,upgrade', search: 'pinned' });
+  expect(listed.items[0]).toMatchObject({
+    agent_version: '0.0.0',
+    upgrade: { pin: '8.0.0', possible: false },
+  });
+  await client.machines.update({ machine_id: pinned ?? '', agent_pin: null });
+  const detail = await client.machines.get({ machine_id: pinned ?? '', include: 'upgrade' });
+  expect(detail.upgrade?.pin).toBeNull();
+});
+
+test('an offline machine delays no wave, and is upgraded when it is back or skipped at the end', async () => {
+  const clock = leapingClock();
+  const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];
+  a.leave();
+  b.leave();
+  const { id } = await upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '1', queue_for: hour });
+  await c.upgrade();
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'offline', b: 'offline', c: 'upgraded' });
+  await a.back();
+  await a.upgrade();
+  clock.leap(hour + 1);
+  expect(await ended(id)).toMatchObject({ status: 'completed' });
+  expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'skipped: offline', c: 'upgraded' });
+});
+
+test('a machine that does not come back has failed, until it reports that it was upgraded', async () => {
+  const clock = leapingClock();
+  const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const a = await machine('a');
+  const { id } = await upgrade({ machine_ids: [a.id] });
+  await a.take();
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'switching' });
+  a.leave();
+  clock.leap(hour);
+  expect(await ended(id)).toMatchObject({ status: 'failed' });
+  expect(await outcomes(id)).toEqual({ a: 'failed: no_answer' });
+  const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
+  await a.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded' });
+});
+
+test('a machine whose link is lost while it gets the package gets it again, and one that took it does not', async () => {
+  const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b] = [await machine('a'), await machine('b')];
+  const { id } = await upgrade({ machine_ids: [a.id, b.id], wave: '2' });
+  await Promise.all([a.next(), b.next()]);
+  await a.back();
+  // The answer of b was lost with its link.
+  const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
+  await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  await a.upgrade();
+  expect(await ended(id)).toMatchObject({ counts: { upgraded: 2 } });
+  expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'upgraded' });
+});
+
+test('a cancelled upgrade leaves machines that wait, and lets one that switches end', async () => {
+  const { client, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];
+  const { id } = await upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '2' });
+  const waiting = await b.next();
+  waiting.busy(1);
+  await a.take();
+  await expect.poll(() => outcomes(id)).toMatchObject({ a: 'switching', b: 'busy' });
+  expect(await client.upgrades.cancel({ upgrade_id: id })).toMatchObject({ status: 'cancelled' });
+  await waiting.cancelled;
+  const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
+  await a.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  expect(await ended(id)).toMatchObject({ status: 'cancelled' });
+  expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'cancelled', c: 'cancelled' });
+});
+
+test('a machine is in one open upgrade at most', async () => {
+  const { client, upload, machine, upgrade, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const a = await machine('a');
+  const first = await upgrade({ machine_ids: [a.id] });
+  await a.next();
+  const second = await upgrade({ machine_ids: [a.id] });
+  expect(await outcomes(second.id)).toEqual({ a: 'skipped: in_other_upgrade' });
+  await client.upgrades.cancel({ upgrade_id: first.id });
+});
+
+test('a limited key upgrades and sees only its machines, and cannot cancel an upgrade with others', async () => {
+  const { client, keyed, upload, machine, upgrade } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b] = [await machine('a'), await machine('b')];
+  for (const one of [a, b]) await client.machines.update({ machine_id: one.id, tags: ['web'] });
+  const limits = { machine_ids: [a.id] };
+  const { client: limited } = await keyed(['machines:read', 'machines:write'], limits);
+  const both = await upgrade({ machine_ids: [a.id, b.id] });
+  expect(await limited.upgrades.get({ upgrade_id: both.id })).toMatchObject({ total: 1 });
+  expect((await limited.upgrades.machines({ upgrade_id: both.id })).total).toBe(1);
+  await expect(limited.upgrades.cancel({ upgrade_id: both.id })).rejects.toMatchObject({ code: 'forbidden' });
+  await client.upgrades.cancel({ upgrade_id: both.id });
+  const foreign = await upgrade({ machine_ids: [b.id] });
+  await expect(limited.upgrades.get({ upgrade_id: foreign.id })).rejects.toMatchObject({ code: 'forbidden' });
+  expect((await limited.upgrades.list()).items.map(({ id }) => id)).toEqual([both.id]);
+  await client.upgrades.cancel({ upgrade_id: foreign.id });
+  expect(await limited.upgrades.create({ tags: ['web'], version: '9.0.0' })).toMatchObject({ total: 1 });
+  await expect(limited.upgrades.create({ machine_ids: [b.id] })).rejects.toMatchObject({ code: 'forbidden' });
+  await expect(
+    limited.packages.upload({ package: 'x', signature: 'x', content: Buffer.alloc(1) }),
+  ).rejects.toMatchObject({ code: 'forbidden' });
+});
+
+test('after a restart of the broker an upgrade goes on, and machines are asked what became of them', async () => {
+  const first = await startUpgradeSystem();
+  await first.upload('9.0.0');
+  const [a, b, c] = [await first.machine('a'), await first.machine('b'), await first.machine('c')];
+  const { id } = await first.upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '2' });
+  await a.take();
+  const waiting = await b.next();
+  waiting.busy(1);
+  await expect.poll(() => first.outcomes(id)).toEqual({ a: 'switching', b: 'busy', c: 'waiting' });
+  for (const one of [a, b, c]) one.leave();
+  await first.broker.close();
+  const { grpc, url } = first;
+  const flags = ['--http', new URL(url).host, '--grpc', grpc];
+  const second = await startUpgradeSystem({ dataDir: first.dataDir, flags });
+  const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
+  await a.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  await b.back();
+  await b.upgrade();
+  await c.back();
+  await c.upgrade();
+  expect(await second.ended(id)).toMatchObject({ status: 'completed', counts: { upgraded: 3 } });
+});
