@@ -109,8 +109,8 @@ function spaceOf(total: number, free: number): Space {
 }
 
 /**
- * Lists all interfaces except the loopback, and except those of containers (veth): other interfaces count the
- * bytes of containers too.
+ * Lists all network interfaces except the loopback and those of containers (veth). The bytes of containers are also
+ * counted by other interfaces.
  */
 function networkOf(text: string): NetworkInterface[] {
   const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);

@@ -174,7 +174,7 @@ async function* answers<T>(
   // the process.
   stream.on('error', () => undefined);
   try {
-    // grpc-js types the messages as any; the service decodes only messages of this type.
+    // The cast is safe: grpc-js types messages as any, but the service decodes only messages of this type.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
     // The error is ignored here, because the status, which is checked below, has the error code and the details.

@@ -187,7 +187,7 @@ export class ChannelHandlers implements Routes {
       ...before,
       ...given,
       url: printable(before.type, sealed.url),
-      // A secret that cannot be decrypted stays as it is until its url is set again.
+      // A secret that cannot be decrypted is not changed until the url is set again.
       sealed: old || url !== undefined ? receivers.seal(id, sealed) : before.sealed,
       armed: params.enabled ? before.armed + 1 : before.armed,
       key_id: moved || orphaned ? caller.key_id : before.key_id,

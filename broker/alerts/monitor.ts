@@ -9,7 +9,7 @@ import type { Windows } from './maintenance-windows.ts';
 import { type ConditionServices, Conditions } from './rule-conditions.ts';
 import { isAboutBroker, isMeasured } from './rule-handlers.ts';
 
-/** One rule and one subject, of which the condition holds or the alert is not resolved yet. */
+/** A pair of a rule and a subject. Either its condition holds, or its alert is not resolved yet. */
 interface Tracked {
   rule: AlertRule;
   subject: Subject;

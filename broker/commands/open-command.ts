@@ -299,7 +299,7 @@ export class OpenCommand {
     this.#kill();
   }
 
-  /** Requests the agent to end the command. If the agent is offline, resume() does so later. */
+  /** Sends the agent the request to end the command. If the agent is offline, resume() sends it later. */
   #kill(): void {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;

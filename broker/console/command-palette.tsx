@@ -92,8 +92,8 @@ function useMachines(text: string): Found[] {
       stop.abort();
     };
   }, [text]);
-  // The machines found for the previous text are displayed until the answer arrives, but only those that
-  // still match, so that Enter cannot choose another one.
+  // Until the answer arrives, the machines found for the previous text are displayed. Those that do not match any
+  // more are left out, so that Enter cannot choose one of them.
   const letters = text.toLowerCase();
   return found.filter((one) => one.text.toLowerCase().includes(letters));
 }

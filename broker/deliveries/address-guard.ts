@@ -107,8 +107,8 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection to this broker itself. It can be over an address of no running interface: of an
-   * unplugged one, or of a local route.
+   * Destroys a connection that leads to this broker itself. Such a connection is possible over an address that no
+   * running interface has, for example that of an unplugged interface or of a local route.
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;

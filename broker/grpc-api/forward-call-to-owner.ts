@@ -37,7 +37,8 @@ export async function forwardCall(call: ForwardedCall, elsewhere: Elsewhere): Pr
   far.on('error', () => undefined);
   sendAll(far, call).catch(cancel);
   try {
-    // grpc-js types the messages as any; those of this call are not decoded.
+    // The cast is safe: grpc-js types messages as any, and the messages of this call are bytes, because they are not
+    // decoded.
     for await (const answer of far as AsyncIterable<Buffer>) await send(answer);
   } catch {
     // This error is ignored: the status, which is checked below, has the error code and details.

@@ -63,7 +63,10 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 /** The stream of any rpc; `request` is set only for rpcs where the client sends one message. */
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
-/** What opens a call: a field of the client's first message in a stream, or the whole request of a call with only one. */
+/**
+ * The part of a client's messages that opens a call. In a stream it is a field of the first message; in a call with
+ * a single request it is that request.
+ */
 type Opening<M extends Method> =
   Received<M> extends { start?: infer S }
     ? NonNullable<S>
@@ -254,8 +257,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Rejects if a client that half-closed was in fact cancelling. Node's clients send a half-close one frame
-   * before a cancel, and the two frames may arrive separately.
+   * Rejects if the client has half-closed the call only because it is about to cancel it. Node's clients send a
+   * half-close one frame before a cancel, and the two frames may arrive separately.
    */
   async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);

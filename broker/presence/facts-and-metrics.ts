@@ -363,7 +363,7 @@ function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_s
   return facts;
 }
 
-/** Returns the part of a space that is in use, in percent; 0 if its size is unknown. */
+/** Returns the used share of memory or disk space, in percent; 0 if its size is unknown. */
 export function percentOf({ total, used }: { total: number; used: number }): number {
   return total > 0 ? Math.min(100, (100 * used) / total) : 0;
 }

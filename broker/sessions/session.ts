@@ -31,7 +31,7 @@ interface SessionClient {
   readonly attached: Attached;
   /** Detaches the client. Resolves when that is on disk. Never rejects. */
   detach(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
-  /** Call it when the end of the session is on disk. */
+  /** Must be called when the end of the session is on disk. */
   sessionEnded(): void;
 }
 

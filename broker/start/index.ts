@@ -180,7 +180,7 @@ async function startServers(
   const { port } = server.address() as AddressInfo;
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
-  // Neither webhooks nor channels of alerts call this broker itself.
+  // The ports of this broker are protected: webhooks and alert channels may not call them.
   app.deliveries.guard.protect([port, agents.port]);
   await app.webhooks.start();
   await app.alerts.start();

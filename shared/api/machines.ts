@@ -73,7 +73,7 @@ const networkInterface = z.object({
   sent_bytes: z.number().describe('Bytes sent since boot'),
 });
 
-/** The values of a report that are also in lists. */
+/** The fields of a machine's report that lists of statuses contain too. */
 const report = {
   uptime: z.number().describe('Seconds since the machine booted'),
   cpu: group('CPU', {

@@ -129,7 +129,7 @@ withPostgres('a start is refused', () => {
 
   test('while another broker uses the database', async () => {
     const { databaseUrl } = await startOn(await server());
-    await expect(start(databaseUrl)).rejects.toMatchObject(refused(1, 'used by another farhand-broker'));
+    await expect(start(databaseUrl)).rejects.toMatchObject(refused(1, 'in use by another farhand-broker'));
   });
 
   test('in the data directory of a broker without a database, and with flags that work only with files', async () => {

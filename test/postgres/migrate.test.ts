@@ -79,7 +79,7 @@ function changeFile(dataDir: string, sql: string): void {
 withPostgres('migrate is refused', () => {
   test('without a target, with an invalid target, and without a database to copy from', async () => {
     const dataDir = temporaryFolder('broker');
-    await expect(run('--data-dir', dataDir)).rejects.toThrow('--to postgres://');
+    await expect(run('--data-dir', dataDir)).rejects.toThrow('--to is missing');
     await expect(run('--data-dir', dataDir, '--to', '/srv')).rejects.toThrow('the word files');
     await expect(run('--data-dir', dataDir, '--to', 'files')).rejects.toThrow('--database-url');
   });

@@ -43,7 +43,7 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
- * Backtracks only to the last wildcard, because that wildcard can match everything that an earlier one could.
+ * Backtracks only to the last wildcard, because that wildcard can match everything that an earlier wildcard could.
  * The cost is at most the product of both lengths.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {

@@ -56,7 +56,8 @@ function loadLibc(koffi: Koffi) {
   function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
     const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
-    // C would cut a text at a NUL byte. Node's spawn refuses such a text, so it gets these programs.
+    // C would cut a text at a NUL byte. Node's spawn refuses such a text, so programs with such a text are started
+    // by Node's spawn.
     if ([cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
     const pid = [0];
     if (initActions(actions) !== 0) return undefined;

@@ -21,8 +21,8 @@ export class Scrollback {
   #end = 0;
 
   /**
-   * Stores at least the last `windowBytes` bytes, and at most a sixteenth more. Every append wakes those who
-   * wait for `changed`.
+   * Stores at least the last `windowBytes` bytes, and at most a sixteenth more. Every append wakes all waits for
+   * `changed`.
    */
   constructor(windowBytes: number, changed: Wake) {
     this.#windowBytes = windowBytes;

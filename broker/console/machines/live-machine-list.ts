@@ -14,7 +14,7 @@ export type MachineRow = Listed & {
 };
 export type MachineQuery = NonNullable<Parameters<typeof client.machines.statuses>[0]>;
 
-/** Machines per request. It is the most that the broker answers. */
+/** Number of machines in one request, the maximum that the broker allows. */
 const pageSize = 100;
 /**
  * Milliseconds after which the machines in view are loaded again, to update the graphs of the last hour and

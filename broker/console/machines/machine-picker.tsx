@@ -33,8 +33,8 @@ function useFound(text: string, open: boolean) {
       );
     });
   }, [text, open]);
-  // The machines found for the previous text are displayed until the answer arrives, but only those that
-  // still match, so that Enter cannot choose another one.
+  // Until the answer arrives, the machines found for the previous text are displayed. Those that do not match any
+  // more are left out, so that Enter cannot choose one of them.
   const letters = text.toLowerCase();
   return { found: found.filter(({ name }) => name.toLowerCase().includes(letters)), at, setAt };
 }
@@ -125,7 +125,7 @@ function Option({ id, machine: { name, status }, isCurrent, take }: OptionProps)
 }
 
 interface MachineFieldProps {
-  /** What is said before the name of the chosen machine, such as "Runs on". */
+  /** Text before the name of the chosen machine, such as "Runs on". */
   before: string;
   /** Id of the chosen machine; '' if there is none. */
   machine: string;

@@ -28,7 +28,7 @@ export function selectAll(machines: readonly Selected[]): void {
 
 type Filter = Pick<NonNullable<Parameters<typeof client.machines.list>[0]>, 'search' | 'tags' | 'status'>;
 
-/** Machines per request. It is the most that the broker answers. */
+/** Number of machines in one request, the maximum that the broker allows. */
 const pageSize = 100;
 
 /** Selects every machine that matches, including those that are not loaded. */

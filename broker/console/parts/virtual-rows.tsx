@@ -18,7 +18,7 @@ interface VirtualRowsProps {
   class?: string;
 }
 
-/** Pixels of the header, with its line and those of the frame. */
+/** Height of the header in pixels, including its border and that of the frame. */
 const headHeight = 39;
 
 /** Rows drawn above and below the visible ones, so that a small scroll shows no gaps. */

@@ -151,7 +151,10 @@ function writerOf(terminal: Terminal): Emulator['write'] {
     });
 }
 
-/** The first piece with as many others behind it as may be drawn at once, and the number of those. */
+/**
+ * Joins the first piece with further pieces, as many as may be drawn at once. Also returns the number of further
+ * pieces.
+ */
 function joined(first: Uint8Array, others: readonly Uint8Array[]): { bytes: Uint8Array; taken: number } {
   let length = first.length;
   let taken = 0;
