@@ -58,12 +58,12 @@ export const brokerSettings = {
   peer_listen: {
     schema: z.string().pipe(hostPort).optional(),
     value: 'HOST:PORT',
-    help: 'let several brokers use one --database-url; address on which this one listens for the others',
+    help: 'let several brokers use one --database-url; address on which this broker listens for the others',
   },
   peer_url: {
-    schema: z.string().refine(isWhole, 'must be a whole URL, such as https://HOST:8422').optional(),
+    schema: z.string().refine(isWhole, 'must be a complete URL, such as https://HOST:8422').optional(),
     value: 'URL',
-    help: 'URL of --peer-listen for the other brokers, if it differs',
+    help: 'URL at which the other brokers connect to --peer-listen, if it differs from that address',
   },
   http: {
     schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
@@ -76,7 +76,7 @@ export const brokerSettings = {
     help: 'address on which the port for agents and gRPC clients listens (default 0.0.0.0:8421)',
   },
   public_url: {
-    schema: z.string().refine(isWhole, 'must be a whole URL, such as https://HOST:8420').optional(),
+    schema: z.string().refine(isWhole, 'must be a complete URL, such as https://HOST:8420').optional(),
     value: 'URL',
     help: 'URL of the REST API for clients, if it differs from --http',
   },
@@ -128,7 +128,7 @@ export const brokerSettings = {
   },
   new_history: {
     schema: flag,
-    help: 'start with an empty history.db because the old one was lost; missed schedule runs are skipped',
+    help: 'start with an empty history.db because the old file was lost; missed schedule runs are skipped',
   },
   old_history: {
     schema: flag,
@@ -144,7 +144,7 @@ export const brokerSettings = {
   webhook_retry: {
     schema: words.default(['1m', '5m', '30m']).pipe(z.array(duration).min(1)),
     value: 'TIMES',
-    help: 'waits between attempts of a delivery, each varied by up to 10 % (default 1m,5m,30m)',
+    help: 'times between the attempts of a delivery, each varied by up to 10 % (default 1m,5m,30m)',
   },
   webhook_attempts: {
     schema: z.coerce.number().int().min(1).max(20).default(3),

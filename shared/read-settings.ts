@@ -74,7 +74,7 @@ export const flag = z
 export const logLevel = {
   schema: z.enum(logLevels).default('info'),
   value: 'LEVEL',
-  help: `least severe level that is logged: ${logLevels.join(', ')}`,
+  help: `least severe level of messages that are logged: ${logLevels.join(', ')}`,
 };
 
 /** Settings that every program has. */

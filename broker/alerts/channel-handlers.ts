@@ -233,7 +233,8 @@ function assertFields({ type, user, from, to }: AlertChannel, { url, secret }: S
   if (type === 'ntfy' && !/^\/[\w-]{1,64}$/.test(pathname))
     throw fieldError('body', 'url', 'must end with the name of a topic, as in https://ntfy.sh/my-topic');
   for (const [field, value] of Object.entries({ user, from, to })) {
-    if (!isMail && value !== null) throw fieldError('body', field, `is only for e-mail, not for ${type}`);
+    if (!isMail && value !== null)
+      throw fieldError('body', field, `is only for channels of type email, not for ${type}: leave it out`);
   }
   if (isMail && (from === null || to === null))
     throw fieldError(

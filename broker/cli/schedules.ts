@@ -94,7 +94,7 @@ function addRuns(schedules: Command): void {
     examples: ['--within 7d --machine db-1'],
     flags: {
       ...ofMachine,
-      '--within <duration>': 'how far ahead to look (default: 1d)',
+      '--within <duration>': 'length of the time for which runs are listed (default: 1d)',
       '--limit <count>': 'print at most COUNT runs (default: 50)',
     },
     input: ({ within }) => (typeof within === 'number' ? { until: iso(now() + within) } : {}),

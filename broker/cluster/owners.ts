@@ -368,7 +368,10 @@ export class Cluster implements Owners {
     const owner = this.#owners.get(machineId);
     const own = this.#own.get(machineId);
     if (!owner || !own || owner.brokerId === this.brokerId || owner.epoch <= own.epoch) return;
-    this.#log.warn({ machine_id: machineId, broker: owner.brokerId }, 'another broker owns a machine now');
+    this.#log.warn(
+      { machine_id: machineId, broker: owner.brokerId },
+      'another broker has become the owner of a machine',
+    );
     this.#drop(machineId);
   }
 

@@ -174,7 +174,7 @@ export class OpenCommand {
     const { id } = this.record;
     if (!this.#mayWait()) return false;
     const spec = await store.specOf(id).catch((error: unknown) => {
-      log.error({ err: error, command_id: id }, 'a command could not be queued again: its spec was not read');
+      log.error({ err: error, command_id: id }, 'a command was not queued again: its spec could not be read');
     });
     // The command may have been cancelled or have ended during the read.
     if (!spec || !this.#mayWait()) return false;
@@ -183,7 +183,7 @@ export class OpenCommand {
     store.history
       .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
-        log.error({ err: error, command_id: id }, 'a command is queued again, but this is not on disk yet'),
+        log.error({ err: error, command_id: id }, 'a command is queued again, which is not stored yet'),
       )
       .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
@@ -294,7 +294,7 @@ export class OpenCommand {
     await written.catch((error: unknown) => {
       const { id, machine_id } = this.record;
       if (!presence.online(machine_id)) throw error;
-      log.error({ err: error, command_id: id }, 'a command is killed, but its cancellation is not on disk');
+      log.error({ err: error, command_id: id }, 'a command is killed; its cancellation is not stored');
     });
     this.#kill();
   }

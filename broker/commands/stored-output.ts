@@ -88,7 +88,10 @@ export class Output {
     const tails = { stdout: await this.tail('stdout'), stderr: await this.tail('stderr') };
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
-        this.#disk.log.error({ err: error, stream }, 'command output could not be synced and is deleted');
+        this.#disk.log.error(
+          { err: error, stream },
+          'the output files of a command could not be synced to disk and are deleted; the last MiB is in its record',
+        );
         // The file is removed, because the record must not refer to a file that a power cut may destroy.
         await this[stream].remove().catch(() => {});
       });

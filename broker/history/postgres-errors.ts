@@ -6,7 +6,7 @@ import { databaseUnavailable, ownedElsewhere } from './group-commit.ts';
 const wrong: Readonly<Record<string, string>> = {
   '28P01': 'refuses the password: see --database-password-file',
   '28000': 'refuses the user: see pg_hba.conf of the server',
-  '3D000': 'has no such database: create it with createdb',
+  '3D000': 'does not exist: create the database with createdb',
   '42501': 'does not allow this user to create tables: make the user the owner of the database',
 };
 

@@ -286,7 +286,7 @@ class AgentLink {
   }
 
   silent(): void {
-    this.#cut('disconnected the machine: it was silent');
+    this.#cut('disconnected the machine, because it was silent for too long');
   }
 
   #welcome(): void {
@@ -306,7 +306,7 @@ class AgentLink {
     if (this.#ended) return;
     this.heardAt = monotonic();
     this.#unasked += heartbeat?.metrics ? reportCost : 1;
-    if (this.#unasked > mostUnasked) this.#cut('disconnected the machine: it sent too many messages');
+    if (this.#unasked > mostUnasked) this.#cut('disconnected the machine, because it sent too many messages');
     if (this.#ended) return;
     if (reply) this.#calls.reply(reply);
     if (heartbeat) {
@@ -345,7 +345,8 @@ class AgentLink {
     this.#stream.write(message, () => {
       this.#unreadBytes -= bytes;
     });
-    if (this.#unreadBytes > maxUnreadBytes) this.#cut('disconnected the machine: it reads too slowly');
+    if (this.#unreadBytes > maxUnreadBytes)
+      this.#cut('disconnected the machine, because it reads too slowly');
   }
 
   #cut(reason: string): void {

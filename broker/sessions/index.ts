@@ -200,7 +200,7 @@ export class Sessions {
     const left = await records.attached(machineIds);
     if (left.length > 0)
       this.#recordLeft(left).catch((err: unknown) =>
-        log.error({ err }, 'earlier clients could not be recorded as detached'),
+        log.error({ err }, 'clients of an earlier broker process could not be recorded as detached'),
       );
     for (const session of loaded) {
       if (state.machines.has(session.record.machine_id)) session.awaitLink();

@@ -78,7 +78,7 @@ const readPart = {
 };
 
 const size = z.number().describe('Number of bytes');
-const created = z.boolean().describe('True if the file did not exist before');
+const created = z.boolean().describe('True if the write has created the file');
 const newMode = 'Permission bits as 3 or 4 octal digits; default: unchanged, or 0644 for a new file';
 const condition = (text: string) => z.string().max(1000).optional().describe(text);
 const ifMatch = { if_match: condition('ETag that the file must have; else precondition_failed') };

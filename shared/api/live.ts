@@ -49,7 +49,7 @@ const update = named('LiveUpdate', {
     .array(commandId)
     .optional()
     .describe('In `commands`: commands that were created, started or ended; the newest, if there are many'),
-  command: command.optional().describe('In `command`: the command, as in lists'),
+  command: command.optional().describe('In `command`: the command, with the fields that it has in lists'),
   batch: batch.optional().describe('In `batch`: the batch'),
 });
 
@@ -57,7 +57,7 @@ export const live = {
   follow: outgoing('events', '/live', 'any key', {
     summary: 'Follow machines, events, commands and batches in one stream',
     description:
-      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. Load your data after `ready`: a new connection does not repeat missed changes.',
+      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. Load your data after `ready`, because a new connection does not repeat missed changes.',
     query: {
       topics: topics.describe(
         '`machines`, `events`, `commands`, `commands:ID` and `batches:ID`, comma-separated',

@@ -17,7 +17,7 @@ export const clientId = z
 export const cols = z.int().min(1).max(1000).describe('Width in characters');
 export const rows = z.int().min(1).max(1000).describe('Height in characters');
 
-const outlives = 'Milliseconds for which the session goes on while its machine is offline';
+const outlives = 'Milliseconds that the session stays open while its machine is offline';
 const listed = z.object({
   session_id: sessionId,
   id: sessionId.describe('Same as `session_id`'),

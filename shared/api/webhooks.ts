@@ -161,7 +161,7 @@ export const webhooks = {
     idempotency: 'replay',
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
-    summary: 'Deliver the events since a time again, except those that were delivered',
+    summary: 'Send the events since a time again that were not delivered',
     body: z.strictObject({ since: instant.describe('Only events at this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
     reply: named('Redelivered', { redelivered: z.number().describe('Number of deliveries repeated') }),

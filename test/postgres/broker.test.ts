@@ -101,7 +101,7 @@ withPostgres('a start is refused', () => {
 
   test('for a database that does not exist', async () => {
     await expect(start((await server()).url('unknown'))).rejects.toMatchObject(
-      refused(78, 'no such database'),
+      refused(78, 'does not exist: create the database'),
     );
   });
 

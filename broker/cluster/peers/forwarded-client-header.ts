@@ -53,7 +53,7 @@ function parse(header: string): z.output<typeof described> {
   } catch {
     throw new AppError(
       'invalid_request',
-      `the header ${clientHeader}, which brokers send here, is not valid`,
+      `the header ${clientHeader}, by which another broker describes its client, is not valid: run the same version on all brokers`,
     );
   }
 }
