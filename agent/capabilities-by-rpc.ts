@@ -11,7 +11,7 @@ export const allCapabilities = [
   'user',
   'upgrade',
 ] as const;
-/** `user` allows commands to run as another user than the agent's own. */
+/** The capability `user` permits commands to run as another user than the agent's own. */
 export type Capability = (typeof allCapabilities)[number];
 
 /**

@@ -1,5 +1,5 @@
-// Coalesces the frames of a short answer: an answer that ends within 25 ms after its first frame is sent as
-// one message, without a stream of its own.
+// Joins the frames of a short answer. An answer that ends within 25 ms after its first frame is sent as one message,
+// without a stream of its own.
 import { after } from '../../shared/clock.ts';
 
 /** Milliseconds to wait for the end after the first frame. Most short commands end within that time. */

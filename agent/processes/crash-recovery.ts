@@ -132,8 +132,8 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
 // of a crashed agent has a line for an id, the command of this id may have run.
 
 /**
- * The "accepted" lines of ring files whose ids are missing in the journal. Call it after the old spawners
- * were killed.
+ * Returns the "accepted" lines of ring files whose ids are missing in the journal. Must be called after the old
+ * spawners were killed.
  */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
   // If an id has a line in the journal, that line is newer than any line in a ring file.
@@ -143,7 +143,7 @@ async function readRings(directory: string, journal: readonly Line[]): Promise<L
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/** Removes the ring files of version 0.1.0. Call it after their lines were copied into the journal. */
+/** Removes the ring files of version 0.1.0. Must be called after their lines were copied into the journal. */
 async function removeRings(directory: string): Promise<void> {
   for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
 }

@@ -90,8 +90,8 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
 }
 
 /**
- * Parses lines. Leaves out a last line that a crash cut off, and the empty lines with which version 0.1.0
- * padded files.
+ * Parses the lines of a journal. Leaves out a last line that a crash cut off, and the empty lines with which version
+ * 0.1.0 padded files.
  */
 export const parseLines = (texts: string[]): Line[] => texts.flatMap(parseLine);
 

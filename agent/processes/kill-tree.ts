@@ -65,8 +65,9 @@ export class Tree {
   }
 
   /**
-   * The live processes of the commands: in their cgroups, with their mark or pipes, or descended from or in
-   * the session of a known process. Never contains the agent or init.
+   * Returns the live processes of the commands. These are the processes in their cgroups, those with their mark or
+   * pipes, and those that are descended from a known process or in its session. The agent and init are never among
+   * them.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();

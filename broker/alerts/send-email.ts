@@ -6,7 +6,7 @@ import type { Answered } from '../deliveries/sender.ts';
 import type { Message } from './notification-formats.ts';
 
 interface Mail {
-  /** `smtps://HOST:PORT` for TLS from the start, `smtp://HOST:PORT` for STARTTLS. */
+  /** URL of the mail server: `smtps://HOST:PORT` for TLS from the start, `smtp://HOST:PORT` for STARTTLS. */
   url: string;
   user: string | null;
   password: string | null;

@@ -204,7 +204,7 @@ export class CommandStore {
     this.#changed(command);
   }
 
-  /** Writes the end of a command and its event. Call it once for each command. */
+  /** Writes the end of a command and the event about the end. Must be called once for each command. */
   end(command: Command, transaction: HistoryTransaction): Promise<void> {
     const { status } = command;
     this.update(command, transaction);

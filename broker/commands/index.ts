@@ -191,7 +191,7 @@ export class Commands {
     this.#parts.scheduler.stop();
   }
 
-  /** Closes the output files. Call it when no agent is linked any more. */
+  /** Closes the output files. Must be called when no agent is linked any more. */
   async close(): Promise<void> {
     await Promise.all(this.#parts.scheduler.all().map(({ output }) => output.close()));
   }

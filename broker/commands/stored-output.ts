@@ -9,7 +9,7 @@ export type Stream = (typeof streams)[number];
 
 /** Number of last bytes of each stream in the record of a command that has ended. */
 const tailBytes = 1024 * 1024;
-/** A stream of at most this number of bytes is only in memory, because most commands print little. */
+/** Output of at most this number of bytes is only in memory, because most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 

@@ -40,7 +40,7 @@ export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
 export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
 /** Options of calls that transfer any number of bytes. They have no time limit while bytes arrive. */
 export const bulk = lasting({ lane: 'bulk' });
-/** Options of calls that stream entries at the reader's pace. */
+/** Options of calls that stream entries as fast as the reader reads them. */
 export const listing = lasting({ lane: 'short' });
 /** Options of calls that may be silent for long. They have no idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });

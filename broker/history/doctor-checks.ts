@@ -41,7 +41,7 @@ interface User {
   since: string;
 }
 
-/** Runs all checks, or only that of the connection if it fails. */
+/** Runs all checks. If that of the connection fails, the others are left out. */
 export async function examineDatabase(settings: PostgresSettings): Promise<Finding[]> {
   let name = 'the database';
   try {
@@ -52,7 +52,7 @@ export async function examineDatabase(settings: PostgresSettings): Promise<Findi
       query_timeout: answerMs,
       application_name: 'farhand doctor',
     });
-    // A connection that fails later makes the query fail.
+    // This listener does nothing, because the query fails too if the connection fails later.
     client.on('error', () => {});
     await client.connect();
     try {

@@ -191,7 +191,7 @@ const forwardedTicket = new AppError(
 
 export type Clients = ReturnType<typeof createClients>;
 
-/** How the clients of an HTTP server are identified. */
+/** The settings by which the clients of an HTTP server are identified. */
 interface ClientsOf {
   /** The limiter of the port; undefined for the broker's own socket file, whose clients need no key. */
   connections?: ConnectionLimiter | undefined;

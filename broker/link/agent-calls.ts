@@ -323,8 +323,8 @@ for (const shape of methods.values())
   });
 
 /**
- * Ends both sides with an error status and wakes the reader. destroy() would leave the agent's side open. By
- * the status the agent knows whether the call was cancelled or the link was lost. grpc-js itself sends
+ * Ends both sides of the stream with an error status and wakes the reader. destroy() would leave the agent's side
+ * open. The status shows the agent whether the call was cancelled or the link was lost. grpc-js itself sends
  * CANCELLED with other details.
  */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {

@@ -212,8 +212,8 @@ export class MachineFacts {
   }
 
   /**
-   * Stores the facts and the first report of a hello. Resolves when changed facts are on disk. A report is
-   * written within a minute, like those of heartbeats. Throws validation_failed.
+   * Stores the facts and the first report of a hello. Resolves when changed facts are on disk. The report is written
+   * within a minute, like the reports of heartbeats. Throws validation_failed.
    */
   async hello(
     machineId: string,

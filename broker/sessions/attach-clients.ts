@@ -120,7 +120,7 @@ export class Attachment {
     if (this.#left) this.#stopWatchingRights();
   }
 
-  /** Serves the client until it is detached. Call it only once. Never rejects. */
+  /** Serves the client until it is detached. Must be called only once. Never rejects. */
   async serve(port: ClientPort): Promise<void> {
     if (!this.waiting) return port.close(this.#reason ?? { why: 'detached' });
     this.#served = true;

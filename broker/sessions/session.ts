@@ -93,7 +93,7 @@ export class OpenSession {
     return this.changed.until(() => test() || this.#context.stopping.aborted, ms, signal);
   }
 
-  /** Opens the terminal if its machine is still online. Call it only once per session. */
+  /** Opens the terminal if its machine is still online. Must be called only once per session. */
   open(spec: TerminalSpec, requester: Requester): void {
     const link = linkTo(this.record.machine_id, this.#context);
     if (!link) return void this.end({ reason: 'machine_offline: the machine went offline before the start' });

@@ -280,7 +280,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     },
     command: {
       present: (id) => belongingTo(commands.machineOf.open(id)),
-      // A run is listed by its command, even if the command itself was deleted.
+      // A run can be found by the id of its command, even if the command itself was deleted.
       stored: async (id, filters) =>
         belongingTo(
           (await commands.machineOf.stored(id)) ??

@@ -25,7 +25,7 @@ interface OpenedStores {
   untouched: boolean;
   /** The other brokers of the database; undefined with a single broker. */
   cluster?: Cluster | undefined;
-  /** Lets other brokers start. Call it once all tables exist. */
+  /** Lets other brokers start. Must be called once all tables exist. */
   started?: () => Promise<void>;
 }
 

@@ -125,7 +125,7 @@ const webhook = z.strictObject({
   /** Number of times that the webhook was enabled. Failures before the last time do not count. */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
-  /** The owner: the webhook gets only events that this key may read. */
+  /** Id of the key that owns the webhook. The webhook gets only events that this key may read. */
   key_id: keyId,
   created_at: z.string(),
   updated_at: z.string(),
@@ -169,7 +169,7 @@ const alertChannel = z.strictObject({
   enabled: z.boolean(),
   /** Number of times that the channel was enabled. */
   armed: z.int(),
-  /** The owner: the channel sends only alerts that this key may read. */
+  /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */
   key_id: keyId,
   created_at: z.string(),
   updated_at: z.string(),

@@ -213,8 +213,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction, and adds what resolves its caller to `done`. An edit that throws is undone
- * and rejected; the other edits go on.
+ * Runs each edit in its own transaction, and adds the function that resolves the promise of its caller to `done`. An
+ * edit that throws is undone and rejected; the other edits go on.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;

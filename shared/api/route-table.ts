@@ -64,7 +64,7 @@ type Flat<T> = { [K in keyof T]: T[K] } & {};
 export interface Content<Fields> {
   /** Chunks of the body. Iterating ends after the last byte and throws if the body is cut off. */
   chunks: AsyncIterable<Uint8Array>;
-  /** Returns the fields of a form. Call it after the last chunk, because fields may follow the file. */
+  /** Returns the fields of a form. Must be called after the last chunk, because fields may follow the file. */
   fields(): Fields;
 }
 

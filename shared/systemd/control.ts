@@ -5,7 +5,7 @@ import { StartError } from '../errors.ts';
 import { clean } from '../sanitize-text.ts';
 
 export interface State {
-  /** `active`, `activating`, `failed` or `inactive`. */
+  /** State of the service in systemd: `active`, `activating`, `failed` or `inactive`. */
   active: string;
   /** True if systemd finds a unit file of this name. */
   installed: boolean;

@@ -16,7 +16,7 @@ const prefix = '.farhand-';
 const notRemoved = 'a temporary file could not be removed; the agent tries again at its next start';
 /** Size in bytes beyond which the journal is rewritten. It is also emptied whenever no file is left in it. */
 const largest = 256 * 1024;
-/** Longest wait for removals at the start, in milliseconds: a dead network disk must not block the start. */
+/** Milliseconds that the start waits for removals at most. A dead network disk must not block the start. */
 const longestRemoval = 5_000;
 
 /**

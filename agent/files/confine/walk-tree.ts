@@ -126,7 +126,10 @@ class Walker implements Disposable {
     return level.looked.pop();
   }
 
-  /** All names are read before the first step: some file systems leave out names while others are removed. */
+  /**
+   * All names are read before the first step, because some file systems leave out names while other names are
+   * removed.
+   */
   async #namesIn({ inside, prefix }: Level): Promise<Bytes[]> {
     try {
       return (await fs.sortedNames(inside.at)).reverse();

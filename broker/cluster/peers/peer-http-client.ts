@@ -16,7 +16,7 @@ import type { Peer } from './owner-lookup.ts';
 
 /** A request to be forwarded, and what this broker knows of it already. */
 export interface Forwarded {
-  /** The authenticated client; undefined for a terminal, whose ticket the owner checks. */
+  /** The authenticated client. Undefined for a terminal, because the owner of the machine checks its ticket. */
   client?: Client;
   requestId: string;
   /** The whole body, if this broker had to read it to find the machine. */

@@ -21,7 +21,7 @@ interface Attachment {
   emulator: Emulator;
   signal: AbortSignal;
   onPhase: (phase: Phase) => void;
-  /** Changes the typed text before it is sent. */
+  /** A function that changes the typed text before it is sent. */
   typed: (text: string) => string;
 }
 
