@@ -41,7 +41,7 @@ interface Connection {
   authenticated: boolean;
   /** Time when the connection was accepted, in milliseconds of `monotonic`. */
   acceptedAt: number;
-  onAuthenticated(): void;
+  onSettled(): void;
   /**
    * Number of requests in progress on the HTTP port. On the gRPC port, number of all calls before authentication.
    */
@@ -129,9 +129,9 @@ export class ConnectionLimiter {
   /**
    * Adds an accepted connection, before TLS, and returns its source. At the limit, it first closes the least
    * recently used unauthenticated connection, otherwise an idle one. If neither exists, it closes the new
-   * connection and returns undefined. `onAuthenticated` is called at most once.
+   * connection and returns undefined. `onSettled` is called once: when the connection has authenticated or was closed.
    */
-  accept(socket: Socket, onAuthenticated: () => void = nothing): string | undefined {
+  accept(socket: Socket, onSettled: () => void = nothing): string | undefined {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
@@ -146,11 +146,14 @@ export class ConnectionLimiter {
       return void socket.destroy();
     const connection: Connection = {
       ...{ socket, peer, source, authenticated: false, acceptedAt: monotonic(), requests: 0 },
-      onAuthenticated,
+      onSettled,
       cancelDeadline: nothing,
     };
     this.#addUnauthenticated(connection);
-    socket.once('close', () => this.#forget(connection));
+    socket.on('close', () => {
+      this.#forget(connection);
+      settle(connection);
+    });
     return source;
   }
 
@@ -201,7 +204,7 @@ export class ConnectionLimiter {
     this.#forget(connection);
     this.#authenticated.set(connection.peer, connection);
     connection.authenticated = true;
-    connection.onAuthenticated();
+    settle(connection);
   }
 
   /** The accepted TCP socket below a TLS socket. */
@@ -341,6 +344,11 @@ export class ConnectionLimiter {
 }
 
 const nothing = (): void => {};
+
+function settle(connection: Connection): void {
+  connection.onSettled();
+  connection.onSettled = nothing;
+}
 
 /** The oldest connection of a source. */
 function firstOf(connections: Map<string, Connection>, source: string): Connection | undefined {

@@ -92,6 +92,8 @@ export function controlFlow(role: Role): () => void {
 }
 
 function startControl(role: Role): () => void {
+  const sessions = new WeakSet<Http2Session>();
+  /** Sessions that had a call. The control connections of 10,000 machines have none. */
   const peers = new WeakMap<Http2Session, Peer>();
   /** Distant peers with open calls, or with a window that still has to shrink after their calls. */
   const busy = new Set<Peer>();
@@ -131,11 +133,11 @@ function startControl(role: Role): () => void {
     const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
     const { session } = stream;
     if (!session) return;
-    const known = peers.get(session);
-    const peer = known ?? newPeer(session);
-    peers.set(session, peer);
-    if (!known) whenConnected(session, setUp);
+    if (!sessions.has(session)) whenConnected(session, setUp);
+    sessions.add(session);
     if (headers[':path'] !== linkService.Answer.path) return;
+    const peer = peers.get(session) ?? newPeer(session);
+    peers.set(session, peer);
     peer.streams.add(stream);
     stream.once('close', () => peer.streams.delete(stream));
     if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);

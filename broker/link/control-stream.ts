@@ -274,8 +274,8 @@ class AgentLink {
         fail(error);
       }
     };
-    this.#stream.on('data', take).once('end', end).once('cancelled', end).once('close', end);
-    this.#stream.once('error', fail).resume();
+    this.#stream.on('data', take).on('end', end).on('cancelled', end).on('close', end);
+    this.#stream.on('error', fail).resume();
     // The stream may have ended while the facts were being written.
     if (this.#stream.destroyed || this.#stream.readableEnded) end();
   }

@@ -12,7 +12,7 @@ const defaultLimits = {
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
-  perTurn: 8,
+  perTurn: 2,
   /**
    * Milliseconds that a connection has to authenticate while others wait. If none waits, only the deadline of
    * the limiter counts.
@@ -42,7 +42,7 @@ export class HandshakeQueue {
    * Connections that have not authenticated yet, with the time at which their handshake began, oldest first.
    */
   readonly #begun = new Map<Socket, number>();
-  #turn: NodeJS.Immediate | undefined;
+  #turn: NodeJS.Timeout | undefined;
   #cancelRetry = (): void => {};
 
   /** `begin` starts the TLS handshake on a socket. */
@@ -57,15 +57,11 @@ export class HandshakeQueue {
    * have arrived.
    */
   add(socket: Socket): void {
-    const source = this.#connections.accept(socket, () => this.#settle(socket));
+    const waiting: Waiting = { socket, source: '', bytes: [] };
+    const source = this.#connections.accept(socket, () => this.#settle(waiting));
     if (source === undefined) return;
-    const waiting: Waiting = { socket, source, bytes: [] };
-    const read = (): void => this.#read(waiting);
-    socket.on('readable', read);
-    socket.once('close', () => {
-      this.#remove(waiting);
-      this.#settle(socket);
-    });
+    waiting.source = source;
+    socket.on('readable', () => this.#read(waiting));
   }
 
   #read(waiting: Waiting): void {
@@ -82,11 +78,15 @@ export class HandshakeQueue {
     this.#plan();
   }
 
+  /**
+   * A timer starts the next handshakes, because after an immediate TLS writes the end of a handshake before the
+   * system has taken its beginning. Then it needs another 16 KiB, as long as the connection is open.
+   */
   #plan(): void {
-    this.#turn ??= setImmediate(() => {
+    this.#turn ??= setTimeout(() => {
       this.#turn = undefined;
       this.#beginSome();
-    });
+    }, 1);
   }
 
   #beginSome(): void {
@@ -130,9 +130,6 @@ export class HandshakeQueue {
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());
     socket.unshift(Buffer.concat(bytes));
-    // The bytes are released, because the listener for the end of the socket references this object as long
-    // as the link lasts.
-    waiting.bytes = [];
     this.#begin(socket);
   }
 
@@ -143,12 +140,13 @@ export class HandshakeQueue {
   }
 
   /** Called when a connection has authenticated or was closed. */
-  #settle(socket: Socket): void {
-    if (this.#begun.delete(socket) && this.#waiting.size > 0) this.#plan();
+  #settle(waiting: Waiting): void {
+    this.#remove(waiting);
+    if (this.#begun.delete(waiting.socket) && this.#waiting.size > 0) this.#plan();
   }
 
   close(): void {
-    clearImmediate(this.#turn);
+    clearTimeout(this.#turn);
     this.#cancelRetry();
   }
 }

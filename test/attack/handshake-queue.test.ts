@@ -26,7 +26,13 @@ async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: 
     sockets.push(socket);
   };
   const queue = new HandshakeQueue(limiter, begin, limits);
-  const server = createServer((socket) => queue.add(socket));
+  let arrived = 0;
+  const server = createServer((socket) => {
+    queue.add(socket);
+    socket.once('readable', () => {
+      arrived += 1;
+    });
+  });
   await once(server.listen(0, '127.0.0.1'), 'listening');
   onTestFinished(async () => {
     queue.close();
@@ -36,13 +42,16 @@ async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: 
   const { port } = server.address() as AddressInfo;
   return {
     ...{ limiter, begun, sockets },
-    /** Connects from an address and sends a name as its first bytes. */
+    /** Connects from an address and sends a name as its first bytes. Resolves when they have arrived. */
     async from(localAddress: string, name: string): Promise<Socket> {
       const socket = connect({ port, host: '127.0.0.1', localAddress });
       onTestFinished(() => void socket.destroy());
       socket.on('error', () => undefined).resume();
       await once(socket, 'connect');
-      if (name !== '') socket.write(name);
+      const before = arrived;
+      if (name === '') return socket;
+      socket.write(name);
+      await waitFor(() => expect(arrived).toBe(before + 1));
       return socket;
     },
   };
