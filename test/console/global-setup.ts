@@ -1,6 +1,6 @@
 // Runs before the tests of the console: builds it, and starts the one Chromium that all test files share.
 import { execFileSync } from 'node:child_process';
-import { mkdtempSync } from 'node:fs';
+import { existsSync, mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { chromium } from 'playwright-core';
@@ -16,7 +16,9 @@ declare module 'vitest' {
   }
 }
 
-const executablePath = '/usr/bin/chromium';
+/** Chromium without a window needs a quarter less CPU time than with a hidden one. It is a package of its own. */
+const withoutWindow = '/usr/lib/chromium/chromium-headless-shell';
+const executablePath = existsSync(withoutWindow) ? withoutWindow : '/usr/bin/chromium';
 
 export default async function setup(project: TestProject): Promise<(() => Promise<void>) | undefined> {
   if (lacks('chromium')) return undefined;

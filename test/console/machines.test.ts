@@ -1,7 +1,7 @@
 // The list of machines in the browser: it is live, transfers little, and has its filters in the address.
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
-import { browserTest, newLogin, restart, startWithConsole } from './browser.ts';
+import { browserTest, newCookie, newLogin, newWindowWith, restart, startWithConsole } from './browser.ts';
 
 /** A broker with three machines that are online. */
 const fleet = shared(async () => {
@@ -56,7 +56,8 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
     });
   };
   await expect.poll(isSettled).toBe(true);
-  const { page, open } = await newLogin(system);
+  // Late answers to an earlier page would be counted too, so this window has none.
+  const { page, open } = await newWindowWith(await newCookie(system), system);
   const client = await page.context().newCDPSession(page);
   await client.send('Network.enable');
   await client.send('Network.setCacheDisabled', { cacheDisabled: true });

@@ -22,7 +22,8 @@ interface Violation {
 async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): Promise<string[]> {
   // The script runs through the debugger, because the policy refuses eval and scripts of other origins.
   const client = await page.context().newCDPSession(page);
-  await client.send('Runtime.evaluate', { expression: axe });
+  const { result: loaded } = await client.send('Runtime.evaluate', { expression: 'typeof axe' });
+  if (loaded.value === 'undefined') await client.send('Runtime.evaluate', { expression: axe });
   const options = { resultTypes: ['violations'], ...(rules && { runOnly: rules }) };
   const expression = `axe.run(document, ${JSON.stringify(options)}).then(({ violations }) => violations)`;
   const { result } = await client.send('Runtime.evaluate', {
