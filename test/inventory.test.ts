@@ -20,7 +20,7 @@ import { runProgram } from '../agent/inventory/run-program.ts';
 import { parseOsRelease } from '../agent/inventory/system.ts';
 import { parseUnits, readContainers } from '../agent/inventory/units-and-containers.ts';
 import { refusalIn } from './all-routes.ts';
-import { shared } from './close-after-tests.ts';
+import { atEnd, shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { needs } from './skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
@@ -96,13 +96,20 @@ test('a program that fails, floods or hangs is reported with a reason, and its g
 
 // ---- One machine
 
-test('the inventory agrees with what the machine’s own tools say', async () => {
+/** The inventory of this machine, which is collected once, because apt needs seconds. */
+const collectedHere = shared(async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const server = createServer().listen(0, '127.0.0.1');
+  atEnd(() => void server.close());
   await once(server, 'listening');
-  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
   const found = await system.client.inventory.get({ machine_id });
+  return { system, found, port };
+});
+
+test('the inventory agrees with what the machine’s own tools say', async () => {
+  const { found, port } = await collectedHere();
   expect(found).toMatchObject({ kernel: printed('uname', '-r'), arch: printed('uname', '-m') });
   expect(found.hostname).toBe(hostname());
   const release = printed('sh', '-c', '. /etc/os-release; echo "$ID|$VERSION_ID|$PRETTY_NAME"');
@@ -112,19 +119,10 @@ test('the inventory agrees with what the machine’s own tools say', async () =>
   expect(found.memory_bytes).toBe(1024 * kilobytes);
   const boot = Number(printed('awk', '/^btime/ { print $2 }', '/proc/stat'));
   expect(Math.abs(Date.parse(found.booted_at) / 1000 - boot)).toBeLessThan(2);
-  const { port } = server.address() as AddressInfo;
   const own = found.ports.filter((one) => one.port === port);
   expect(own).toMatchObject([{ protocol: 'tcp', address: '127.0.0.1', pid: process.pid }]);
   expect(found.interfaces.every(({ name }) => existsSync(join('/sys/class/net', name)))).toBe(true);
   expect(Math.abs(Date.now() - Date.parse(found.collected_at))).toBeLessThan(600_000);
-});
-
-/** The inventory of this machine. */
-const collectedHere = shared(async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
-  const found = await system.client.inventory.get({ machine_id });
-  return { system, found };
 });
 
 needs('dpkg-query', 'apt-get')('packages and updates are those of dpkg and apt', async () => {
@@ -156,18 +154,21 @@ needs('lscpu', 'ss')('processor and ports are those of lscpu and ss', async () =
 
 test('the stored inventory is answered until a refresh, also for an offline machine', async () => {
   const system = await startFarhand();
-  const agent = await system.agent();
-  const machine_id = agent.machineId;
-  const first = await system.client.inventory.get({ machine_id });
-  expect(await system.client.inventory.get({ machine_id })).toEqual(first);
-  const [second, same] = await Promise.all([
-    system.client.inventory.get({ machine_id, refresh: 'true' }),
-    system.client.inventory.get({ machine_id, refresh: 'true' }),
-  ]);
+  const agent = await scriptedMachine(system);
+  const { machineId: machine_id } = agent.identity;
+  const read = (refresh: 'true' | 'false' = 'false') => system.client.inventory.get({ machine_id, refresh });
+  const [first] = await Promise.all([read(), answering(agent, 'deb', [['bash', '1']])]);
+  expect(await read()).toEqual(first);
+  // Two requests at once share one collection: the machine answers only one call.
+  const refreshed = Promise.all([read('true'), read('true')]);
+  await answering(agent, 'deb', [['bash', '2']]);
+  const [second, same] = await refreshed;
+  expect(second.packages).toMatchObject([{ name: 'bash', version: '2' }]);
   expect(Date.parse(second.collected_at)).toBeGreaterThan(Date.parse(first.collected_at));
-  expect(same.collected_at).toBe(second.collected_at);
-  await agent.close();
-  expect(await system.client.inventory.get({ machine_id })).toEqual(second);
+  expect(same).toEqual(second);
+  agent.control.cancel();
+  await expect.poll(async () => (await system.client.machines.get({ machine_id })).status).toBe('offline');
+  expect(await read()).toEqual(second);
   const refused = await system.call('GET', `/machines/${machine_id}/inventory?refresh=true`);
   expect(refusalIn(refused)).toBe('503 machine_offline');
 });
