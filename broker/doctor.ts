@@ -1,8 +1,10 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { existsSync } from 'node:fs';
+import { dirname } from 'node:path';
 import { unitState } from '../shared/doctor/agent-checks.ts';
 import { findingsText } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
+import { examineSigningKeys } from '../shared/doctor/signing-key-check.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { brokerSettings } from './settings-schema.ts';
@@ -27,5 +29,7 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
     const { examineDatabase } = await import('./history/doctor-checks.ts');
     findings.push(...(await examineDatabase({ ...settings, database_url: settings.database_url })));
   }
+  const { config: file = settingsOf({ name }) } = settings;
+  findings.push(await examineSigningKeys(settings.data_dir, dirname(file)));
   return findingsText([...findings, ...(await unitState(name))]);
 }

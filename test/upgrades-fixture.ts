@@ -10,8 +10,7 @@ import type { Farhand } from '../shared/sdk/index.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
-export type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
-export type UpgradeMachine = Awaited<ReturnType<Farhand['upgrades']['machines']>>['items'][number];
+type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
 
 export interface SigningKey {
   privateKey: KeyObject;
@@ -43,10 +42,9 @@ export async function startUpgradeSystem(options: Parameters<typeof startFarhand
   const key = signingKey();
   return { ...system, signing: key, ...upgradesOf(system, key) };
 }
-export type UpgradeSystem = Awaited<ReturnType<typeof startUpgradeSystem>>;
 
 /** What tests of upgrades do with a broker. */
-export function upgradesOf(system: TestSystem, key: SigningKey) {
+function upgradesOf(system: TestSystem, key: SigningKey) {
   const { client } = system;
   return {
     /** Uploads a package of this version, signed by the key that the machines trust. Returns its bytes. */

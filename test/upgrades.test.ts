@@ -54,8 +54,8 @@ test('machines are upgraded a wave at a time, each once, with an event of each s
   const { client, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   const bytes = await upload('9.0.0');
   const machines = [await machine('a'), await machine('b'), await machine('c')];
-  const { id, waves, counts } = await upgrade({ machine_ids: machines.map((one) => one.id), wave: '2' });
-  expect([waves, counts.waiting]).toEqual([2, 3]);
+  const { id, waves, total } = await upgrade({ machine_ids: machines.map((one) => one.id), wave: '2' });
+  expect([waves, total]).toEqual([2, 3]);
   const [a, b, c] = machines as [(typeof machines)[0], (typeof machines)[0], (typeof machines)[0]];
   const [first, second] = await Promise.all([a.next(), b.next()]);
   expect(first.upgradeId).toBe(id);

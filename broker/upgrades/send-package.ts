@@ -25,7 +25,10 @@ export async function* sendPackage(
   for await (const { part, waiting } of answers) {
     if (part === 'staged') yield { is: 'staged' };
     else if (part === 'waiting') yield { is: 'busy', commands: waiting?.processes ?? 0 };
-    else if (part === 'switching') return yield { is: 'switching' };
+    else if (part === 'switching') {
+      yield { is: 'switching' };
+      return;
+    }
   }
   throw new AppError('machine_error', 'the agent ended the upgrade without an answer; look at its log');
 }

@@ -6,7 +6,7 @@ import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import { day, machineId, milliseconds, named, tagList, timestamp, upgradeId } from './shared-schemas.ts';
 
-export const agentVersion = z
+const agentVersion = z
   .string()
   .regex(/^\d{1,9}\.\d{1,9}\.\d{1,9}(-[0-9A-Za-z.-]{1,64})?$/, 'must be a version such as 1.2.3')
   .meta({ description: 'Version of the agent', examples: ['1.2.3'] });
@@ -38,7 +38,7 @@ const reasons = [
 ] as const;
 export type UpgradeReason = (typeof reasons)[number];
 
-export const machineStatuses = [
+const machineStatuses = [
   'waiting',
   'offline',
   'staging',
@@ -54,7 +54,7 @@ export type MachineUpgradeStatus = (typeof machineStatuses)[number];
 export const upgradeOutcomes = ['running', 'succeeded', 'rolled_back', 'failed'] as const;
 
 /** The last upgrade that an agent reports, and what became of it. */
-export const lastUpgrade = z.object({
+const lastUpgrade = z.object({
   upgrade_id: z.string().describe('Id of the upgrade; empty if it was made by hand'),
   outcome: z
     .enum(upgradeOutcomes)
@@ -144,7 +144,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-export const upgrade = named('Upgrade', {
+const upgrade = named('Upgrade', {
   id: upgradeId,
   status: z
     .enum(['running', 'completed', 'failed', 'cancelled'])

@@ -1,8 +1,16 @@
 // farhand login, whoami, logout and doctor: which broker they use, how they verify it, and which problems
 // doctor finds.
-import { createHash, X509Certificate } from 'node:crypto';
+import { createHash, generateKeyPairSync, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
-import { chmodSync, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import { createServer } from 'node:tls';
@@ -201,6 +209,28 @@ describe('farhand doctor', () => {
       expect.stringMatching(/^warn +machines +these machines are offline: web-2$/m),
     ]);
     expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).not.toContain(system.key);
+  });
+
+  test('warns of a key that signs packages on the broker’s machine, and of agents that trust none', async () => {
+    const system = await startFarhand();
+    const farhand = createLine(system);
+    const installation = { kind: 'PACKAGE_KIND_DEB' as const, upgrade_unit: true, trusted_key: '' };
+    await scriptedMachine(system, { installation });
+    const all = ['--data-dir', system.dataDir];
+    const before = await farhand('doctor', all);
+    expect(before.out).toMatch(/^ok +signing key +/m);
+    expect(before.out).toMatch(/^warn +upgrades +these agents trust no signing key.*: scripted$/m);
+    const { privateKey, publicKey } = generateKeyPairSync('ed25519');
+    const pem = { format: 'pem', type: 'pkcs8' } as const;
+    const key = join(system.dataDir, 'release-key');
+    const secret = privateKey.export({ ...pem, cipher: 'aes-256-cbc', passphrase: 'long enough' });
+    writeFileSync(key, secret, { mode: 0o600 });
+    writeFileSync(`${key}.pub`, publicKey.export({ format: 'pem', type: 'spki' }));
+    mkdirSync(join(farhand.home, 'build'));
+    writeFileSync(join(farhand.home, 'build/plain.pem'), privateKey.export(pem));
+    const { out, code } = await farhand('doctor', all);
+    expect([code, out]).toEqual([0, expect.stringMatching(/^warn +signing key +.*release-key/m)]);
+    expect(out).toContain(join(farhand.home, 'build/plain.pem'));
   });
 
   test('names agents older than the broker, and machines with another clock', async () => {

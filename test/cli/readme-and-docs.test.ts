@@ -193,7 +193,7 @@ test('every shell block calls verbs and flags that exist', async () => {
   for (const { program, words } of calls) {
     if (program !== 'farhand') {
       // Without a verb the program itself is started.
-      const verbs = ['install', 'status', 'uninstall', 'doctor', 'migrate'];
+      const verbs = ['install', 'status', 'uninstall', 'doctor', 'migrate', 'trust-key'];
       if (!isFlag(words[0] ?? '')) expect(verbs).toContain(words[0]);
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag.replace('--no-', '--')} `);
       continue;

@@ -6,6 +6,7 @@ import { examineAgent, unitState } from '../../../shared/doctor/agent-checks.ts'
 import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/check-result.ts';
 import { examineDirectory } from '../../../shared/doctor/directory-checks.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
+import { examineSigningKeys } from '../../../shared/doctor/signing-key-check.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program-start-and-end.ts';
 import { type Where, where } from '../connect-to-broker.ts';
 import { type Common, localVerb } from '../declare-verb.ts';
@@ -70,7 +71,7 @@ async function examineDataDir(dataDir: string): Promise<Finding[]> {
     const start = 'run systemctl start farhand-broker, or farhand-broker --data-dir DIR';
     found.push(warn('broker here', 'no broker runs on this directory', start), await freePorts());
   }
-  return [...found, ...(await unitState('farhand-broker'))];
+  return [...found, await examineSigningKeys(dataDir), ...(await unitState('farhand-broker'))];
 }
 
 /** Checks the default ports, because a broker cannot start while they are in use. */

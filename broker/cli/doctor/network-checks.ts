@@ -130,14 +130,15 @@ async function agentPort(address: string, url: string): Promise<Finding> {
   }
 }
 
-async function machines(client: Farhand, scopes: readonly string[], version: string): Promise<Finding[]> {
+async function machines(client: Farhand, scopes: readonly string[], there: string): Promise<Finding[]> {
   if (!scopes.some((scope) => scope === 'admin' || scope === 'machines:read')) return [];
-  const include = 'agent_version,clock_offset_ms';
+  // An older broker may refuse a field that it does not know.
+  const include = `agent_version,clock_offset_ms${there === version ? ',upgrade' : ''}`;
   const all = await Array.fromAsync(client.machines.list({ sort: 'name', include, limit: 100 }));
   if (all.length === 0) return [warn('machines', 'no machine has joined', 'run farhand join-tokens create')];
   const online = all.filter(({ status }) => status === 'online');
   const away = all.filter((one) => !online.includes(one)).map(({ name }) => name);
-  const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, version));
+  const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, there));
   const apart = online.filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs);
   const found = [ok('machines', `all ${all.length} machines are online`)];
   if (away.length > 0)
@@ -149,7 +150,12 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   if (old.length > 0) {
     const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
     const mend = 'install the broker’s version on these machines';
-    found.push(warn('agents', `these agents are older than the broker (${version}): ${what}`, mend));
+    found.push(warn('agents', `these agents are older than the broker (${there}): ${what}`, mend));
+  }
+  const unpinned = all.filter(({ upgrade }) => upgrade?.kind && upgrade.key === null);
+  if (unpinned.length > 0) {
+    const what = `these agents trust no signing key, so they cannot be upgraded from here: ${some(unpinned.map(({ name }) => name))}`;
+    found.push(warn('upgrades', what, 'on each: farhand-agent trust-key FILE, as root'));
   }
   if (apart.length > 0) {
     const offsets = apart.map(({ name, clock_offset_ms = 0 }) => {

@@ -1,0 +1,82 @@
+// The doctor's search for a key that signs agent packages: it must not be on the broker's machine, because who gets in
+// there could then sign packages for all machines.
+import { createPrivateKey } from 'node:crypto';
+import { type Dirent, existsSync } from 'node:fs';
+import { readdir, readFile, stat } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import { run } from '../systemd/control.ts';
+import { type Finding, ok, warn } from './check-result.ts';
+
+/** Maximum depth of directories, of entries in all, and of bytes of a file that may be a key. */
+const maxDepth = 3;
+const maxEntries = 5_000;
+const maxBytes = 8 * 1024;
+const skipped = /^(node_modules|\.git|\.cache|\.npm|proc|sys)$/;
+
+/**
+ * Looks for signing keys in these directories, in the home of this user and in that of the owner of the first one.
+ * Directories that cannot be read are left out.
+ */
+export async function examineSigningKeys(...directories: readonly string[]): Promise<Finding> {
+  const found = new Set<string>();
+  const places = [...directories, homedir(), await homeOfOwner(directories[0] ?? '')];
+  for (const place of new Set(places)) await search(place, maxDepth, { entries: maxEntries }, found);
+  if (found.size === 0) return ok('signing key', 'no key that signs agent packages was found here');
+  const what = `${[...found].join(', ')} can sign agent packages: who gets into this machine could sign for all others`;
+  return warn('signing key', what, 'move it to the machine that builds packages, and delete it here');
+}
+
+/** The home of the user to whom a directory belongs; the directory itself if it is unknown. */
+async function homeOfOwner(directory: string): Promise<string> {
+  try {
+    const { uid } = await stat(directory);
+    const [, , , , , home = ''] = (await run('getent', ['passwd', String(uid)])).stdout.trim().split(':');
+    return home.startsWith('/') && home !== '/' ? home : directory;
+  } catch {
+    return directory;
+  }
+}
+
+async function search(
+  directory: string,
+  depth: number,
+  budget: { entries: number },
+  found: Set<string>,
+): Promise<void> {
+  const entries = await readdir(directory, { withFileTypes: true }).catch((): Dirent[] => []);
+  for (const entry of entries) {
+    if (budget.entries <= 0) return;
+    budget.entries -= 1;
+    const path = join(directory, entry.name);
+    if (entry.isDirectory() && depth > 1 && !skipped.test(entry.name))
+      await search(path, depth - 1, budget, found);
+    else if (entry.isFile() && (await isSigningKey(path))) found.add(path);
+  }
+}
+
+/**
+ * True for a private Ed25519 key in PEM. The kind of an encrypted key is that of its public key beside it; without one
+ * it may be of any kind, and counts.
+ */
+async function isSigningKey(path: string): Promise<boolean> {
+  try {
+    const { size } = await stat(path);
+    if (size < 64 || size > maxBytes) return false;
+    const text = await readFile(path, 'latin1');
+    if (text.includes('-----BEGIN ENCRYPTED PRIVATE KEY-----')) return mayBeEd25519(path);
+    if (!text.includes('-----BEGIN PRIVATE KEY-----')) return false;
+    return createPrivateKey(text).asymmetricKeyType === 'ed25519';
+  } catch {
+    // A file that cannot be read, or that is no key.
+    return false;
+  }
+}
+
+/** Length of an Ed25519 public key in PEM; those of other kinds are longer. */
+const publicKeyBytes = 120;
+
+async function mayBeEd25519(path: string): Promise<boolean> {
+  const file = `${path}.pub`;
+  return !existsSync(file) || (await stat(file)).size <= publicKeyBytes;
+}
