@@ -56,6 +56,9 @@ const tables = [
   CREATE INDEX alerts_by_machine ON alerts (machine_id, created_at);
   CREATE INDEX alerts_by_status ON alerts (status, created_at);
   ${createCounts(counted)}`,
+  // A schedule with tags has an alert for each machine.
+  `DROP INDEX alerts_open;
+  CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
 ];
 
 interface RecordContext {
@@ -132,13 +135,14 @@ export class AlertRecords {
     const insert = `INSERT INTO alerts (${columns}) VALUES (${names.map(() => '?').join(', ')})
       ON CONFLICT DO NOTHING RETURNING id`;
     const values = names.map((name) => Reflect.get(alert, name) as string | number | null);
-    const same = `SELECT ${columns} FROM alerts WHERE rule_id = ? AND subject = ? AND resolved_at IS NULL`;
+    const same = `SELECT ${columns} FROM alerts WHERE rule_id = ? AND subject = ?
+      AND coalesce(machine_id, '') = ? AND resolved_at IS NULL`;
     return this.#history.write(async (transaction) => {
       if (await transaction.get(insert, ...values)) {
         if (!isHeld) this.#emit('alert.opened', alert, transaction);
         return alert;
       }
-      const row = await transaction.get(same, rule.id, subject.id);
+      const row = await transaction.get(same, rule.id, subject.id, subject.machineId ?? '');
       return row ? fromRow(row) : alert;
     });
   }

@@ -3,6 +3,7 @@
 // followed.
 import { after, every, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { ScheduleRun } from '../schedules/run-records.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
@@ -94,7 +95,8 @@ export class Monitor {
 
   /** Records that an alert was acknowledged, after which it is not repeated any more. */
   acknowledged(alert: Alert): void {
-    const tracked = this.#tracked.get(keyOf(alert.rule_id, alert.subject));
+    const subject = { id: alert.subject, machineId: alert.machine_id };
+    const tracked = this.#tracked.get(keyOf(alert.rule_id, subject));
     if (tracked?.alert?.id !== alert.id) return;
     tracked.alert = alert;
     tracked.cancelNext();
@@ -138,7 +140,7 @@ export class Monitor {
       presence.watch((id) => this.#evaluateMachine(id, (rule) => rule.kind !== 'schedule')),
       scheduleRuns.watch((run) => {
         this.#conditions.ran(run);
-        this.#evaluateSchedule(run.schedule_id);
+        this.#evaluateSchedule(run);
       }),
     ];
     this.#unfollow = () => {
@@ -165,9 +167,9 @@ export class Monitor {
     const rule = this.#state.alert_rules.get(id);
     if (!rule?.enabled || this.#stopped) return;
     const subjects = this.#conditions.subjects(rule);
-    const ids = new Set(subjects.map((subject) => subject.id));
-    for (const tracked of this.#tracked.values())
-      if (tracked.rule.id === id && !ids.has(tracked.subject.id)) this.#end(tracked, 'subject_removed');
+    const keys = new Set(subjects.map((subject) => keyOf(id, subject)));
+    for (const [key, tracked] of this.#tracked)
+      if (tracked.rule.id === id && !keys.has(key)) this.#end(tracked, 'subject_removed');
     for (const subject of subjects) this.#observe(rule, subject);
   }
 
@@ -182,23 +184,21 @@ export class Monitor {
     for (const rule of this.#state.alert_rules.values()) {
       if (!rule.enabled || isAboutBroker(rule.kind) || !isWanted(rule)) continue;
       if (rule.kind === 'schedule') {
-        for (const one of this.#state.schedules.values())
-          if (one.machine_id === machine.id) this.#observe(rule, { id: one.id, machineId: machine.id });
+        for (const one of this.#state.schedules.keys())
+          this.#observe(rule, { id: one, machineId: machine.id });
       } else this.#observe(rule, { id: machine.id, machineId: machine.id });
     }
   }
 
-  #evaluateSchedule(id: string): void {
-    const schedule = this.#state.schedules.get(id);
-    if (!schedule || this.#stopped) return;
+  #evaluateSchedule({ schedule_id: id, machine_id: machineId }: ScheduleRun): void {
+    if (this.#stopped) return;
     for (const rule of this.#state.alert_rules.values())
-      if (rule.enabled && rule.kind === 'schedule')
-        this.#observe(rule, { id, machineId: schedule.machine_id });
+      if (rule.enabled && rule.kind === 'schedule') this.#observe(rule, { id, machineId });
   }
 
   /** Compares the condition of a rule with its alert. */
   #observe(rule: AlertRule, subject: Subject): void {
-    const key = keyOf(rule.id, subject.id);
+    const key = keyOf(rule.id, subject);
     const known = this.#tracked.get(key);
     if (!this.#conditions.covers(rule, subject)) return;
     const { holds, since = 0, value, message } = this.#conditions.observe(rule, subject);
@@ -224,7 +224,7 @@ export class Monitor {
   }
 
   #track(rule: AlertRule, subject: Subject, began: Pick<Tracked, 'message' | 'value' | 'since'>): Tracked {
-    const key = keyOf(rule.id, subject.id);
+    const key = keyOf(rule.id, subject);
     const known = this.#tracked.get(key);
     const tracked: Tracked = known ?? {
       ...{ rule, subject, alert: undefined, busy: false, target: 'pending' },
@@ -279,7 +279,7 @@ export class Monitor {
     } finally {
       tracked.busy = false;
     }
-    const key = keyOf(tracked.rule.id, tracked.subject.id);
+    const key = keyOf(tracked.rule.id, tracked.subject);
     const isDone = !tracked.alert && tracked.target !== 'open' && tracked.target !== 'pending';
     if (isDone && this.#tracked.get(key) === tracked) this.#tracked.delete(key);
   }
@@ -339,4 +339,4 @@ function cancelTimers(tracked: Tracked): void {
   tracked.cancelNext();
 }
 
-const keyOf = (ruleId: string, subject: string): string => `${ruleId} ${subject}`;
+const keyOf = (ruleId: string, { id, machineId }: Subject): string => `${ruleId} ${id} ${machineId ?? ''}`;

@@ -3,7 +3,7 @@
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { version } from '../../shared/version.ts';
-import { reaches } from '../keys/rights.ts';
+import { machinesOfSchedule, reaches } from '../keys/rights.ts';
 import { type MachineFacts, percentOf, type Report } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { ScheduleRecords, ScheduleRun } from '../schedules/run-records.ts';
@@ -59,28 +59,37 @@ export class Conditions {
 
   /** Reads from the history what a kind of rule needs and this process does not have in memory. */
   async load(kind: AlertRule['kind']): Promise<void> {
-    const { certificates, scheduleRuns, state } = this.#services;
+    const { certificates, scheduleRuns } = this.#services;
     if (kind === 'certificate') this.#certificates = await certificates();
     if (kind !== 'schedule' || this.#runs.size > 0) return;
-    const runs = await scheduleRuns.lastOutcomes([...state.schedules.keys()]);
-    for (const run of runs) if (!this.#runs.has(run.schedule_id)) this.#runs.set(run.schedule_id, run);
+    const on = this.#scheduled().map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
+    for (const run of await scheduleRuns.lastOutcomes(on))
+      if (!this.#runs.has(keyOfRun(run))) this.#runs.set(keyOfRun(run), run);
   }
 
   /** Records the outcome of a run. */
   ran(run: ScheduleRun): void {
-    if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs.set(run.schedule_id, run);
+    if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs.set(keyOfRun(run), run);
   }
 
   /** Returns all subjects of a rule. */
   subjects(rule: AlertRule): Subject[] {
-    const { machines, schedules, keys } = this.#services.state;
+    const { machines, keys } = this.#services.state;
     if (rule.kind === 'certificate') return this.#certificates.map(({ id }) => ({ id, machineId: null }));
     if (rule.kind === 'key') return [...keys.keys()].map((id) => ({ id, machineId: null }));
     const all =
       rule.kind === 'schedule'
-        ? [...schedules.values()].map(({ id, machine_id }) => ({ id, machineId: machine_id }))
+        ? this.#scheduled()
         : [...machines.values()].map(({ id }) => ({ id, machineId: id }));
     return all.filter((one) => this.covers(rule, one));
+  }
+
+  /** Every schedule on each of its machines. */
+  #scheduled(): { id: string; machineId: MachineId }[] {
+    const { state } = this.#services;
+    return [...state.schedules.values()].flatMap((one) =>
+      machinesOfSchedule(one, state).map((machineId) => ({ id: one.id, machineId })),
+    );
   }
 
   /** True if the subject exists and the rule is about it. */
@@ -94,7 +103,11 @@ export class Conditions {
     const { machines, schedules, keys } = this.#services.state;
     if (kind === 'certificate') return true;
     if (kind === 'key') return keys.has(id);
-    return machineId !== null && machines.has(machineId) && (kind !== 'schedule' || schedules.has(id));
+    const machine = machineId === null ? undefined : machines.get(machineId);
+    if (kind !== 'schedule' || !machine) return machine !== undefined;
+    const schedule = schedules.get(id);
+    if (!schedule?.tags) return schedule?.machine_id === machineId;
+    return schedule.tags.every((tag) => machine.tags.includes(tag));
   }
 
   observe(rule: AlertRule, subject: Subject): Observation {
@@ -143,12 +156,12 @@ export class Conditions {
     return { holds: value > above ? true : value <= recover ? false : undefined, value, message };
   }
 
-  #schedule({ id }: Subject): Observation {
+  #schedule({ id, machineId }: Subject): Observation {
     const schedule = this.#services.state.schedules.get(id);
-    const run = this.#runs.get(id);
-    if (!schedule || !run) return unclear;
+    const run = this.#runs.get(`${id} ${machineId}`);
+    if (!schedule || !run || machineId === null) return unclear;
     if (run.status === 'completed') return fine;
-    const name = `schedule ${schedule.name} on ${this.#nameOf(schedule.machine_id)}`;
+    const name = `schedule ${schedule.name} on ${this.#nameOf(machineId)}`;
     if (run.status === 'missed') return { holds: true, value: null, message: `${name} did not run` };
     const why = run.reason ?? (run.status === 'failed' ? `exit code ${run.exit_code ?? -1}` : run.status);
     return { holds: true, value: run.exit_code, message: `${name} failed: ${why}` };
@@ -196,3 +209,5 @@ function isOlder(some: string, other: string): boolean {
   }
   return a[4] !== undefined && b[4] === undefined;
 }
+
+const keyOfRun = ({ schedule_id, machine_id }: ScheduleRun): string => `${schedule_id} ${machine_id}`;

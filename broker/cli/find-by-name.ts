@@ -37,7 +37,7 @@ export async function findSchedule(client: Farhand, text: string): Promise<strin
     client,
     found.map(({ machine_id }) => machine_id),
   );
-  throw ambiguous('schedule', found, ({ machine_id }) => `on ${nameOf(machine_id)}`);
+  throw ambiguous('schedule', found, ({ machine_id, tags }) => `on ${tags?.join(',') ?? nameOf(machine_id)}`);
 }
 
 function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T) => string): StartError {

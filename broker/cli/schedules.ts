@@ -13,6 +13,7 @@ const cron = ({ cron, timezone }: Pick<Schedule, 'cron' | 'timezone'>): string =
 const flags = {
   '--name <name>': 'name of the schedule',
   '--machine <machine>': 'machine to run on',
+  '--tags <tag,…>': 'run on every machine that has all of these tags, in place of --machine',
   '--command <line>': 'shell command line to run',
   '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
@@ -38,7 +39,7 @@ export function addSchedules(program: Command): void {
     flags: ofMachine,
     defaults: { sort: 'name' },
     view: {
-      fields: 'name id machine cron enabled next last',
+      fields: 'name id machine tags cron enabled next last',
       cells: { cron, next: ({ next_run }) => when(next_run), last: ({ last_run }) => last_run?.status },
     },
   });
@@ -46,9 +47,10 @@ export function addSchedules(program: Command): void {
   routeVerb(schedules, 'create', 'schedules', 'create', {
     examples: [
       "--name backup --machine db-1 --cron '30 2 * * *' --timezone Europe/Berlin --command ./backup.sh",
+      "--name updates --tags web,eu --cron @daily --command 'apt-get -s upgrade'",
     ],
     flags,
-    required: ['name', 'machine', 'command', 'cron'],
+    required: ['name', 'command', 'cron'],
     input: notifyOf,
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
@@ -74,7 +76,7 @@ export function addSchedules(program: Command): void {
 
 function addRuns(schedules: Command): void {
   routeVerb(schedules, 'run', 'schedules', 'run', {
-    text: ({ command_id, status }) => [`${command_id} ${status}`],
+    text: ({ command_id, status, batch_id }) => [`${batch_id ?? command_id} ${status}`],
   });
   routeVerb(schedules, 'history', 'schedules', 'history', {
     examples: ['--since 7d --status failed'],
@@ -86,7 +88,7 @@ function addRuns(schedules: Command): void {
     },
     view: {
       fields:
-        'started=started_at due=scheduled_for trigger status exit=exit_code took=duration command=command_id reason',
+        'started=started_at due=scheduled_for machine trigger status exit=exit_code took=duration command=command_id reason',
     },
   });
   routeVerb(schedules, 'upcoming', 'schedules', 'upcoming', {

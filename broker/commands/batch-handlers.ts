@@ -1,14 +1,22 @@
 // REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
 import { batches as routes } from '../../shared/api/batches.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
-import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
+import type { BatchId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import type { HistoryTransaction } from '../history/history.ts';
 import { machinesNamedOrTagged } from '../machines/named-or-tagged.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
-import { type Batch, type Command, commandOf, specOf, type Tally } from './command-record.ts';
+import {
+  type Batch,
+  type Command,
+  type CommandParams,
+  commandOf,
+  specOf,
+  type Tally,
+} from './command-record.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './command-to-json.ts';
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
@@ -19,6 +27,28 @@ import type { CommandContext } from './shared-by-open-commands.ts';
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
+/** What the commands of a batch run, and its limits. */
+type BatchParams = Omit<CommandParams, 'queue_for'> &
+  Partial<Pick<CreateParams, 'queue_for' | 'concurrency' | 'max_failures'>> & { schedule_id?: ScheduleId };
+
+/** Further records of a batch. */
+interface BatchHooks {
+  /** Ids of created objects, for the audit. A repeated request gets the first of them. */
+  made?: Readonly<Record<string, string>>;
+  /** Adds writes to the transaction that completes the batch. */
+  complete?(transaction: HistoryTransaction, members: readonly OpenCommand[]): void;
+}
+
+interface NewBatch {
+  batch: Batch;
+  /** The commands that are created so far. */
+  members: OpenCommand[];
+  params: BatchParams;
+  machines: readonly MachineId[];
+  caller: Caller;
+  hooks: BatchHooks;
+}
+
 /** Maximum number of members of a batch that are written, or read, in one turn of the event loop. */
 const sliceSize = 100;
 /** Maximum number of bytes of output in all results of one batch together. */
@@ -27,21 +57,12 @@ const mostOutput = 2 * 1000 * listedBytes;
 export class Batches {
   readonly handlers: Handlers['batches'] = {
     create: async (params, caller) => {
-      const { scheduler } = this.#context;
-      const {
-        command,
-        args = null,
-        cwd = null,
-        user = null,
-        concurrency = null,
-        max_failures = null,
-      } = params;
-      const id = newId('batch') as BatchId;
-      const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
-      const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
       const waitUntil = monotonic() + params.wait;
-      const members: OpenCommand[] = [];
-      await scheduler.store(members, () => this.#store(batch, members, params, caller));
+      const { id, members } = await this.start(
+        params,
+        machinesNamedOrTagged(params, caller, this.#context.state),
+        caller,
+      );
       await untilEnded(members, waitUntil - monotonic(), caller.signal);
       return this.#detail(id, caller);
     },
@@ -96,6 +117,26 @@ export class Batches {
     this.#context = context;
   }
 
+  /**
+   * Stores a batch on these machines, and starts its commands in their order. Without its last transaction a batch is
+   * incomplete, and none of its commands runs.
+   */
+  async start(
+    params: BatchParams,
+    machines: readonly MachineId[],
+    caller: Caller,
+    hooks: BatchHooks = {},
+  ): Promise<{ id: BatchId; members: readonly OpenCommand[] }> {
+    const { command, args = null, cwd = null, user = null, concurrency = null, max_failures = null } = params;
+    const id = newId('batch') as BatchId;
+    const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
+    const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
+    const members: OpenCommand[] = [];
+    const store = () => this.#store({ batch, members, params, machines, caller, hooks });
+    await this.#context.scheduler.store(members, store);
+    return { id, members };
+  }
+
   /** Returns the machines of a batch; none if the batch does not exist. */
   machinesOf(id: string): Promise<MachineId[]> {
     return this.#context.store.batches.machines(id);
@@ -122,17 +163,17 @@ export class Batches {
    * Stores a batch in slices and adds its commands to `members`. A batch is incomplete until its last slice is
    * stored. An incomplete batch is removed after a failure, or at the next start after a crash.
    */
-  async #store(batch: Batch, members: OpenCommand[], params: CreateParams, caller: Caller): Promise<void> {
+  async #store({ batch, members, params, machines, caller, hooks }: NewBatch): Promise<void> {
     const { scheduler, store, log } = this.#context;
     const { id: batch_id, created_at } = batch;
     const { key_id, request_id } = caller;
-    const machines = machinesNamedOrTagged(params, caller, this.#context.state);
+    const origin = { key_id, batch_id, ...(params.schedule_id && { schedule_id: params.schedule_id }) };
     const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
     try {
       while (members.length < machines.length) {
         const slice = machines.slice(members.length, members.length + sliceSize).map((machine_id) => {
           scheduler.refuseLongQueue(machine_id);
-          const member = commandOf(params, { machine_id, key_id, batch_id }, created_at);
+          const member = commandOf(params, { machine_id, ...origin }, created_at);
           return scheduler.create(member, request_id, progress);
         });
         members.push(...slice);
@@ -141,8 +182,9 @@ export class Batches {
           if (slice.length === members.length) store.batches.insert(batch, transaction);
           for (const { record } of slice) store.insert(record, undefined, transaction);
           if (!more) store.batches.complete(batch_id, specOf(params), transaction);
+          if (!more) hooks.complete?.(transaction, members);
           const on = slice.map(({ record }) => record.machine_id);
-          caller.commit(transaction, { batch_id }, on, more);
+          caller.commit(transaction, { ...hooks.made, batch_id }, on, more);
         });
       }
     } catch (error) {

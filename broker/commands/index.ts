@@ -1,7 +1,7 @@
 // REST handlers for commands: create, list, cancel, send input and signals, and read or stream the output.
 import { commands as routes } from '../../shared/api/commands.ts';
 import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/route-table.ts';
-import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
+import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -45,6 +45,8 @@ export interface ScheduledParams extends CommandParams {
 /** A command that is stored on disk and may not have started yet. */
 export interface AcceptedCommand {
   id: CommandId;
+  /** Its batch, if it was started as the first of one. */
+  batch_id?: BatchId;
   /** Returns the record once the command has started or ended, or after `ms` milliseconds. */
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
@@ -148,13 +150,15 @@ export class Commands {
     const open = await scheduler.accept(command, specOf(params), params.request_id, (transaction) =>
       also(transaction, command.id),
     );
-    return {
-      id: command.id,
-      async within(ms, signal) {
-        await open.untilStarted(ms, signal);
-        return serialize(await open.current(listedBytes));
-      },
-    };
+    return accepted(open);
+  }
+
+  /** Stores a batch, and starts its commands. Returns the first of them. */
+  async startBatch(...batch: Parameters<Batches['start']>): Promise<AcceptedCommand> {
+    const { id, members } = await this.batches.start(...batch);
+    const [first] = members;
+    if (!first) throw new Error('a batch has at least one machine');
+    return { ...accepted(first), batch_id: id };
   }
 
   /**
@@ -289,6 +293,16 @@ export class Commands {
     const message = started ? `command ${id} has ended, so it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });
   }
+}
+
+function accepted(open: OpenCommand): AcceptedCommand {
+  return {
+    id: open.record.id,
+    async within(ms, signal) {
+      await open.untilStarted(ms, signal);
+      return serialize(await open.current(listedBytes));
+    },
+  };
 }
 
 const unstarted = (id: string): string => `command ${id} has not started yet; try again later`;

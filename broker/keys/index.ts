@@ -12,8 +12,8 @@ import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { endLogins } from '../logins/login-validity.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Key, State, StateTransaction } from '../state/in-memory-state.ts';
-import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
+import type { Declared, Key, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
+import { currentKey, endOf, hasExpired, holds, machinesOfSchedule, within } from './rights.ts';
 
 /** The text with which every key starts (spec section 5). */
 const literal = 'service_apikey_';
@@ -248,9 +248,12 @@ function assertNotMore(key: Key, own: Key): void {
  * Returns the enabled schedules and webhooks that act with the rights of this key. They stop when the key is
  * revoked.
  */
-function stoppedWith({ id }: Key, { schedules, webhooks }: State, caller: Caller) {
+function stoppedWith({ id }: Key, state: State, caller: Caller) {
+  const { schedules, webhooks } = state;
+  const isSeen = (one: Schedule): boolean =>
+    !caller.reachable() || machinesOfSchedule(one, state).some((machine) => caller.reaches(machine));
   const stopped = [...schedules.values()].filter(
-    (one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id),
+    (one) => one.requested_by === id && one.enabled && isSeen(one),
   );
   const silenced = [...webhooks.values()].filter((one) => one.key_id === id && one.enabled);
   return { schedules: stopped.map((one) => one.id), webhooks: silenced.map((one) => one.id) };

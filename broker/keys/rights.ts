@@ -6,7 +6,7 @@ import type { Rights } from '../../shared/api/route-table.ts';
 import type { KeyId, LoginId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared, Key, State } from '../state/in-memory-state.ts';
+import type { Declared, Key, Schedule, State } from '../state/in-memory-state.ts';
 
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;
@@ -69,7 +69,7 @@ export function holds(key: Key, scope: Scope): boolean {
  */
 export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
 
-function isUnlimited({ machine_ids, tags }: Limits): boolean {
+export function isUnlimited({ machine_ids, tags }: Limits): boolean {
   return !machine_ids && !tags;
 }
 
@@ -150,6 +150,23 @@ function may(state: State, scope: Scope, { key_id, login_id, machine_id }: Inten
 export function mayRun(state: State) {
   return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
     may(state, 'commands:execute', { key_id: requested_by, machine_id });
+}
+
+/**
+ * The machines that a schedule runs on: its machine, or those with all of its tags that its key may use. If that key
+ * is revoked or expired, all machines with the tags, so that their history says why nothing ran.
+ */
+export function machinesOfSchedule(
+  { machine_id, tags, requested_by }: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by'>,
+  declared: Keys & Machines,
+): MachineId[] {
+  if (machine_id !== null) return [machine_id];
+  // An empty list of tags would match every machine.
+  if (!tags || tags.length === 0) return [];
+  const key = goodKey(declared, requested_by);
+  const tagged = [...declared.machines.values()].filter((one) => tags.every((tag) => one.tags.includes(tag)));
+  const usable = key ? tagged.filter(({ id }) => reaches(key, id, declared)) : tagged;
+  return usable.map(({ id }) => id);
 }
 
 /**

@@ -116,7 +116,10 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
+  // Machines that are found by tags can be thousands. The record is then of no machine.
+  const groups = single.flatMap(({ machines, ownKey }) =>
+    machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
+  );
   // Ids are stored as the request contains them, except that long ids are cut.
   const machines = [...new Set(groups.flat())] as MachineId[];
   const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);

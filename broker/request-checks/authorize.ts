@@ -4,10 +4,10 @@
 
 import type { Route } from '../../shared/api/route.ts';
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
-import type { IdNoun, MachineId } from '../../shared/api/shared-schemas.ts';
+import type { IdNoun, KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Keys } from '../keys/index.ts';
-import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
+import { currentKey, holds, isUnlimited, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { assertConfirmed, assertLogin } from '../logins/login-validity.ts';
 import { type Declared, foundBy, type Key, type State } from '../state/in-memory-state.ts';
 import { auditOf, type Recorder, type Recording, type Who } from './audit-request.ts';
@@ -15,8 +15,11 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
-/** The machines that an id belongs to. A key must be allowed to use at least one of them. */
-type Found = { machines?: readonly MachineId[] };
+/**
+ * The machines that an id belongs to. A key must be allowed to use at least one of them. If they are found by tags, there
+ * may be none at the moment: then the object is for its own key, and for keys without limits.
+ */
+type Found = { machines?: readonly MachineId[]; ownKey?: KeyId };
 
 /**
  * Finds the objects of one kind by id. Both functions return undefined for an unknown id. With `filters`, the id may
@@ -258,7 +261,7 @@ class StoredIds {
       // An unknown machine id is checked like a known one, so that the answer does not reveal which ids
       // exist.
       const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
-      return { ...found, named: names !== undefined, machines };
+      return { ...found, named: names !== undefined, machines, ownKey: names?.ownKey };
     });
   }
 }
@@ -268,7 +271,8 @@ class StoredIds {
  * (…_not_found).
  */
 function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declared): void {
-  for (const { noun, id, machines } of subjects) {
+  for (const { noun, id, machines, ownKey } of subjects) {
+    if (isUnlimited(key) || key.id === ownKey) continue;
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
       const of = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
       throw new AppError('forbidden', `this key is not allowed to use ${of} ${id.slice(0, 200)}`, {

@@ -3,7 +3,7 @@ import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import type { Input } from '../../shared/api/route-table.ts';
-import { type IdNoun, idSchemas, type MachineId } from '../../shared/api/shared-schemas.ts';
+import { type IdNoun, idSchemas, type KeyId, type MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 
 /** The parts of a request before parsing. */
@@ -28,6 +28,8 @@ export interface FoundId {
 export interface Subject extends FoundId {
   named: boolean;
   machines?: readonly MachineId[] | undefined;
+  /** The object's own key, if its machines are found by tags. */
+  ownKey?: KeyId | undefined;
 }
 
 /** Length at which ids are cut. This is safe because all ids that the broker creates are shorter. */

@@ -8,13 +8,14 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Schedule } from '../state/in-memory-state.ts';
+import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
 import { wordsOf } from './cron.ts';
 import { checkedTimetable } from './due-times.ts';
 import { Launcher, type ScheduleContext } from './launch-run.ts';
 import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
 import { findTimeZone } from './time-zone.ts';
+import { TrackedSchedules } from './tracked-schedules.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
 
 type Params = Input<Api['schedules']['create']>;
@@ -32,12 +33,14 @@ const acceptMs = 10_000;
 export class Schedules {
   readonly #context: ScheduleContext;
   readonly #launcher: Launcher;
+  readonly #tracked: TrackedSchedules;
   readonly #dueTimes: DueTimes;
 
-  private constructor(context: ScheduleContext, launcher: Launcher, dueTimes: DueTimes) {
+  private constructor(context: ScheduleContext, launcher: Launcher, tracked: TrackedSchedules, log: Logger) {
     this.#context = context;
     this.#launcher = launcher;
-    this.#dueTimes = dueTimes;
+    this.#tracked = tracked;
+    this.#dueTimes = new DueTimes(context, launcher, tracked, log);
   }
 
   /** Starts running schedules, and handles the times that passed while the broker was down. */
@@ -45,15 +48,15 @@ export class Schedules {
     const { records, state } = context;
     const launcher = new Launcher(context, await records.unfinishedIds());
     const marks = await records.marks([...state.schedules.keys()]);
-    const dueTimes = new DueTimes(context, launcher, marks, log);
+    const tracked = new TrackedSchedules(context, marks, log);
     context.cluster?.join({
       async adopt(machineIds) {
         await launcher.adopt(machineIds);
-        await dueTimes.adopt(machineIds);
+        await tracked.adopt(machineIds);
       },
       drop() {},
     });
-    return new Schedules(context, launcher, dueTimes);
+    return new Schedules(context, launcher, tracked, log);
   }
 
   /** Stops running schedules. */
@@ -61,9 +64,9 @@ export class Schedules {
     this.#dueTimes.stop();
   }
 
-  /** Returns the machine of a removed schedule that still has runs. */
-  machineOfRemoved(id: string): Promise<MachineId | undefined> {
-    return this.#context.records.machineOf(id);
+  /** Returns the machines of a removed schedule that still has runs. */
+  machinesOfRemoved(id: string): Promise<MachineId[]> {
+    return this.#context.records.machinesOf(id);
   }
 
   /** Returns the machine of the run with this command. The command may have been deleted. */
@@ -88,11 +91,11 @@ export class Schedules {
     },
     list: async (input, caller) => {
       const all = [...this.#context.state.schedules.values()];
-      const seen = all.filter(({ machine_id }) => caller.reaches(machine_id));
+      const seen = all.filter((one) => this.#isSeen(one, caller) && this.#runsOn(one, input.machine_id));
       const byNextRun = input.sort.endsWith('next_run');
       const ran = await this.#ranAhead(byNextRun ? seen : []);
       const page = pageOf(routes.list, seen, input, (schedule, field) =>
-        field === 'next_run' ? this.#dueTimes.nextOf(schedule.id, 1, ran)[0] : Reflect.get(schedule, field),
+        field === 'next_run' ? this.#tracked.nextOf(schedule, 1, ran)[0] : Reflect.get(schedule, field),
       );
       const ranOfPage = byNextRun ? ran : await this.#ranAhead(page.items);
       const items = await Promise.all(page.items.map((one) => this.#serialize(one, ranOfPage, caller)));
@@ -109,11 +112,11 @@ export class Schedules {
       const end = until?.getTime() ?? start + 86_400_000;
       const seen = [...this.#context.state.schedules.values()].filter(
         (one) =>
-          caller.reaches(one.machine_id) &&
+          this.#isSeen(one, caller) &&
           (schedule_id === undefined || one.id === schedule_id) &&
-          (machine_id === undefined || one.machine_id === machine_id),
+          this.#runsOn(one, machine_id),
       );
-      const next = ({ id }: Schedule, after: number) => this.#dueTimes.nextAfter(id, after);
+      const next = (one: Schedule, after: number) => this.#tracked.nextAfter(one, after);
       const { runs, more } = await dueRuns(seen, next, { from: start, until: end, limit });
       return { from: iso(start), until: iso(end), runs: runs.map(serializeDue), more };
     },
@@ -124,6 +127,7 @@ export class Schedules {
         const before = this.#find(schedule_id, transaction.before);
         // A request that changes nothing does not make its key the owner of the schedule.
         if (Object.values(changes).every((value) => value === undefined)) return before;
+        this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
         checkedTimetable(after.cron, after.timezone);
         transaction.put('schedules', after);
@@ -139,19 +143,24 @@ export class Schedules {
     },
     remove: async ({ schedule_id }, caller) => {
       await this.#context.state.change((transaction) => {
-        const { id } = this.#find(schedule_id, transaction.before);
-        transaction.remove('schedules', id);
+        const schedule = this.#find(schedule_id, transaction.before);
+        this.#assertReachesAll(schedule, transaction, caller);
+        transaction.remove('schedules', schedule.id);
         caller.commit(transaction);
       });
       return { deleted: true };
     },
     run: async ({ schedule_id }, caller) => {
       assertMayExecute(caller);
-      const begun = await this.#launcher.byHand(this.#find(schedule_id), caller, (transaction, run_id) =>
-        caller.commit(transaction, { run_id }),
-      );
-      const { started_at, status } = await begun.within(acceptMs, caller.signal);
-      return { command_id: begun.id, status: started_at === null ? status : 'running' };
+      const schedule = this.#find(schedule_id);
+      const { machine_id } = schedule;
+      const begun =
+        machine_id === null
+          ? await this.#runOnTagged(schedule, caller)
+          : await this.#launcher.byHand({ schedule, machine_id }, caller);
+      const { id: command_id, batch_id = null, within } = begun;
+      const { started_at, status } = await within(acceptMs, caller.signal);
+      return { command_id, status: started_at === null ? status : 'running', batch_id };
     },
     history: async (input, caller) => {
       const { items, total } = await this.#context.records.page(input, caller.reachable());
@@ -171,6 +180,35 @@ export class Schedules {
     throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
+  /** True if a key may see a schedule: its own, or one that runs on a machine of the key. */
+  #isSeen(schedule: Schedule, caller: Caller): boolean {
+    const { machinesOf } = this.#context;
+    const isOwn = schedule.tags !== null && schedule.requested_by === caller.key_id;
+    if (isOwn || !caller.reachable()) return true;
+    return machinesOf(schedule).some((machine) => caller.reaches(machine));
+  }
+
+  #runsOn(schedule: Schedule, machine: MachineId | undefined): boolean {
+    return machine === undefined || this.#context.machinesOf(schedule).includes(machine);
+  }
+
+  /** Throws forbidden unless a key may use every machine on which a schedule with tags runs. */
+  #assertReachesAll(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
+    const { id, tags, requested_by } = schedule;
+    const { reachable, reaches } = caller.during(transaction);
+    if (!tags || !reachable() || requested_by === caller.key_id) return;
+    if (this.#context.machinesOf(schedule).every((machine) => reaches(machine))) return;
+    const message = `schedule ${id} runs on machines that this key is not allowed to use, so this key cannot change or delete it`;
+    throw new AppError('forbidden', message, { schedule_id: id });
+  }
+
+  #runOnTagged(schedule: Schedule, caller: Caller) {
+    const machines = this.#context.machinesOf(schedule).filter((machine) => caller.reaches(machine));
+    if (machines.length > 0) return this.#launcher.batchByHand(schedule, machines, caller);
+    const message = `no machine that this key may use has all tags of the schedule: ${schedule.tags?.join(', ')}`;
+    throw new AppError('conflict', message, { schedule_id: schedule.id });
+  }
+
   /** Returns the due times of these schedules that ran too early because the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
@@ -180,8 +218,8 @@ export class Schedules {
   }
 
   async #serialize(schedule: Schedule, ran: RanTimes, caller: Caller) {
-    const [next] = this.#dueTimes.nextOf(schedule.id, 1, ran);
-    const run = await this.#context.records.last(schedule.id, caller.reachable());
+    const [next] = this.#tracked.nextOf(schedule, 1, ran);
+    const run = await this.#context.records.last(schedule, caller.reachable());
     const last_run = run && {
       ...{ at: iso(run.started_at), exit_code: run.exit_code ?? -1, duration: run.duration ?? 0 },
       status: run.status,
@@ -191,7 +229,7 @@ export class Schedules {
 
   async #serializeDetail(schedule: Schedule, caller: Caller): Promise<Reply<Api['schedules']['get']>> {
     const ran = await this.#ranAhead([schedule]);
-    const next = this.#dueTimes.nextOf(schedule.id, detailedTimes, ran);
+    const next = this.#tracked.nextOf(schedule, detailedTimes, ran);
     return { ...(await this.#serialize(schedule, ran, caller)), next_runs: next.map((at) => iso(at)) };
   }
 
@@ -232,7 +270,7 @@ function assertMayExecute({ may }: Rights): void {
 }
 
 /** Fields with which a key could expose the environment, because a command can print it. */
-const exposing = ['command', 'user', 'cwd', 'machine_id'] as const;
+const exposing = ['command', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
 function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
@@ -243,9 +281,9 @@ function assertMayExpose({ may }: Rights, changes: Changes): void {
 
 function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   const at = iso();
-  const { name, machine_id, command, cron } = params;
+  const { name, machine_id = null, tags = null, command, cron } = params;
   return {
-    ...{ name, machine_id, command, cron, ...defaults, ...given(params) },
+    ...{ name, command, cron, ...defaults, ...given(params), machine_id, tags },
     id: newId('schedule') as ScheduleId,
     notify: notifyOf(params.notify, null),
     ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
@@ -265,12 +303,15 @@ function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Sche
   const after: Schedule = {
     ...before,
     ...given(changes),
+    ...(changes.machine_id !== undefined && { tags: null }),
+    ...(changes.tags !== undefined && { machine_id: null }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     requested_by: key_id,
     updated_at: at,
   };
   const same = (['cron', 'timezone', 'enabled'] as const).every((field) => before[field] === after[field]);
-  return same ? after : { ...after, since: at };
+  const sameKind = (before.tags === null) === (after.tags === null);
+  return same && sameKind ? after : { ...after, since: at };
 }
 
 function notifyOf(given: Params['notify'], before: Schedule['notify']): Schedule['notify'] {

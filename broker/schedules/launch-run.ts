@@ -1,11 +1,13 @@
 // Starts runs of schedules. The row of a run is stored in one transaction with its command, or with the
 // reason why there is no command.
 
-import type { KeyId, MachineId, RunId } from '../../shared/api/shared-schemas.ts';
+import type { Caller } from '../../shared/api/route-table.ts';
+import type { KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Cluster } from '../cluster/owners.ts';
+import type { CommandParams } from '../commands/command-record.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
@@ -21,7 +23,12 @@ export interface ScheduleContext {
   commands: Commands;
   records: ScheduleRecords;
   mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
+  /** The machines that a schedule runs on now. */
+  machinesOf(schedule: Schedule): MachineId[];
 }
+
+/** A schedule on one of its machines. */
+type OnMachine = Parameters<typeof newRun>[0];
 
 /** The key and request that caused a run. */
 interface Requester {
@@ -89,12 +96,14 @@ export class Launcher {
   }
 
   /** Starts a run at its time. Resolves when the run, or the reason why there is none, is on disk. */
-  async byClock(schedule: Schedule, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
-    const run = newRun(schedule, trigger, at);
-    if (!this.#context.mayRun(schedule)) return this.#refused(run, keyRevoked);
-    const requester = { key_id: schedule.requested_by, request_id: newId('request') };
-    const waiting = this.#queueFor(schedule.machine_id);
-    await this.#launch(schedule, run, { ...requester, ...waiting }).catch((error: unknown) => {
+  async byClock(on: OnMachine, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
+    const { schedule, machine_id } = on;
+    const { requested_by } = schedule;
+    const run = newRun(on, trigger, at);
+    if (!this.#context.mayRun({ requested_by, machine_id })) return this.#refused(run, keyRevoked);
+    const requester = { key_id: requested_by, request_id: newId('request') };
+    const waiting = this.#queueFor(machine_id);
+    await this.#launch(on, run, { ...requester, ...waiting }).catch((error: unknown) => {
       // The row of the run already contains the refusal.
       if (!(error instanceof AppError)) throw error;
     });
@@ -103,28 +112,39 @@ export class Launcher {
   /**
    * Starts a run for a request. Throws the errors of POST /commands, after a row with the refusal is on disk.
    */
-  byHand(
+  byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
+    const run = newRun(on, 'manual', null);
+    return this.#launch(on, run, caller, (transaction) => caller.commit(transaction, { run_id: run.id }));
+  }
+
+  /** Starts a run on each of these machines for a request, as a batch. Returns the batch's first command. */
+  async batchByHand(
     schedule: Schedule,
-    requester: Requester,
-    also: (transaction: HistoryTransaction, id: RunId) => void,
+    machines: readonly MachineId[],
+    caller: Caller,
   ): Promise<AcceptedCommand> {
-    const run = newRun(schedule, 'manual', null);
-    return this.#launch(schedule, run, requester, (transaction) => also(transaction, run.id));
+    const runs = machines.map((machine_id) => newRun({ schedule, machine_id }, 'manual', null));
+    const params = { ...paramsOf(schedule), schedule_id: schedule.id };
+    return await this.#context.commands.startBatch(params, machines, caller, {
+      made: { run_id: runs[0]?.id ?? '' },
+      complete: (transaction, members) => {
+        for (const [n, run] of runs.entries()) {
+          const { id = null, batch_id = null } = members[n]?.record ?? {};
+          this.#context.records.begin({ ...run, command_id: id, batch_id }, transaction);
+        }
+      },
+    });
   }
 
   async #launch(
-    schedule: Schedule,
+    { schedule, machine_id }: OnMachine,
     run: ScheduleRun,
-    requester: Requester & { queue_for?: number },
+    { key_id, request_id, queue_for }: Requester & { queue_for?: number },
     also: (transaction: HistoryTransaction) => void = () => {},
   ): Promise<AcceptedCommand> {
-    const { machine_id, command, user, cwd, env, timeout } = schedule;
     const params = {
-      ...{ machine_id, command, schedule_id: schedule.id, ...requester },
-      ...(user !== null && { user }),
-      ...(cwd !== null && { cwd }),
-      ...(env !== null && { env }),
-      ...(timeout !== null && { timeout }),
+      ...{ ...paramsOf(schedule), machine_id, schedule_id: schedule.id, key_id, request_id },
+      ...(queue_for !== undefined && { queue_for }),
     };
     try {
       return await this.#context.commands.start(params, (transaction, command_id) => {
@@ -151,6 +171,17 @@ export class Launcher {
     const left = this.#ownedSince(machineId) + returnMs - monotonic();
     return left > 0 ? { queue_for: Math.ceil(left) } : {};
   }
+}
+
+/** What a run of a schedule starts. */
+function paramsOf({ command, user, cwd, env, timeout }: Schedule): CommandParams {
+  return {
+    command,
+    ...(user !== null && { user }),
+    ...(cwd !== null && { cwd }),
+    ...(env !== null && { env }),
+    ...(timeout !== null && { timeout }),
+  };
 }
 
 const keyRevoked = new AppError(

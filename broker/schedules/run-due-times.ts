@@ -1,31 +1,14 @@
 // Runs each due time of a schedule once, and records the times that were skipped or missed.
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
-import { Timetable } from './due-times.ts';
+import type { Timetable } from './due-times.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
-import { mostRan, newRun, type RanTimes, type ScheduleRun, settledRun } from './run-records.ts';
-
-/** A declared schedule and its progress. */
-interface Tracked {
-  schedule: Schedule;
-  /** Every time up to this one has run, or is recorded as skipped or missed. */
-  settledUntil: number;
-  /** The first time after `settledUntil`; undefined if there is none. */
-  next: number | undefined;
-  /** When the schedule is checked next: at its next time or later. */
-  checkAt: number;
-  /** False if the mark must be read first, because another broker may have run the schedule. */
-  loaded: boolean;
-  /** True while the schedule is being checked. */
-  busy: boolean;
-  /** True while the next time waits: for the end of an open run, or for a retry after a failed write. */
-  waiting: boolean;
-  /** Number of missed times recorded in a row. */
-  missed: number;
-}
+import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
+import type { Tracked, TrackedSchedules } from './tracked-schedules.ts';
 
 /** Longest wait between two checks of the clock. It is short because the clock can be set at any time. */
 const longestWaitMs = 1_000;
@@ -56,140 +39,34 @@ export class DueTimes {
   readonly #context: ScheduleContext;
   readonly #launcher: Launcher;
   readonly #log: Logger;
-  readonly #tracked = new Map<string, Tracked>();
+  readonly #tracked: TrackedSchedules;
   readonly #clock = new ClockWatch();
-  readonly #stopWatching: () => void;
-  #declared: State['schedules'] | undefined;
   /** Number of rows that may still be written for missed times. */
   #missedRowsLeft = mostMissedInAll;
   #working = false;
   #stopped = false;
   #cancelTimer = (): void => {};
 
-  /** `marks` has the time up to which each schedule is settled. */
-  constructor(context: ScheduleContext, launcher: Launcher, marks: ReadonlyMap<string, number>, log: Logger) {
+  constructor(context: ScheduleContext, launcher: Launcher, tracked: TrackedSchedules, log: Logger) {
     this.#context = context;
     this.#launcher = launcher;
     this.#log = log;
-    context.records.onEnd = (id) => {
-      const tracked = this.#tracked.get(id);
-      if (!tracked?.waiting) return;
-      this.#plan(tracked);
+    this.#tracked = tracked;
+    tracked.onChange = () => this.#setTimer();
+    context.records.onEnd = (run) => {
+      const waiting = tracked.of(run);
+      if (!waiting?.waiting) return;
+      tracked.plan(waiting);
       this.#setTimer();
     };
-    this.#sync(marks);
-    this.#stopWatching = context.state.watch(() => this.#sync());
-    this.#rewind(now());
-  }
-
-  /**
-   * Returns the first due time of a schedule after an instant; undefined if there is none or the schedule is
-   * disabled.
-   */
-  nextAfter(id: string, after: number): number | undefined {
-    const tracked = this.#tracked.get(id);
-    if (tracked?.next === undefined || tracked.next > after) return tracked?.next;
-    return this.#timetableOf(tracked.schedule)?.next(after);
-  }
-
-  /**
-   * Returns at most `count` next due times of a schedule. The times in `ran` are left out, because they ran
-   * while the clock was ahead.
-   */
-  nextOf(id: string, count: number, ran: RanTimes): number[] {
-    const tracked = this.#tracked.get(id);
-    const times: number[] = [];
-    if (tracked?.next === undefined) return times;
-    const { schedule, next } = tracked;
-    let at: number | undefined = next > now() ? next : this.#timetableOf(schedule)?.next(now());
-    for (let passed = 0; at !== undefined && times.length < count; ) {
-      if (passed < mostRan && ran.get(id)?.has(at)) passed += 1;
-      else times.push(at);
-      if (times.length < count) at = this.#timetableOf(schedule)?.next(at);
-    }
-    return times;
-  }
-
-  /** Goes on with the schedules of these machines, which this broker owns from now on. */
-  async adopt(machineIds: readonly string[]): Promise<void> {
-    const owned = new Set(machineIds);
-    await this.#load([...this.#tracked.values()].filter(({ schedule }) => owned.has(schedule.machine_id)));
-  }
-
-  /** Reads the times up to which other brokers have settled these schedules. */
-  async #load(some: readonly Tracked[]): Promise<void> {
-    for (const tracked of some) tracked.loaded = false;
-    const marks = await this.#context.records.marksOf(some.map(({ schedule }) => schedule.id));
-    for (const tracked of some) {
-      const { id, since } = tracked.schedule;
-      tracked.settledUntil = Math.min(Math.max(marks.get(id) ?? 0, Date.parse(since)), now());
-      tracked.loaded = true;
-      this.#plan(tracked);
-    }
     this.#setTimer();
-  }
-
-  /** True if this broker runs the schedule. */
-  #isOwn({ schedule, loaded }: Tracked): boolean {
-    return loaded && this.#context.history.owns(schedule.machine_id);
+    this.#rewind(now());
   }
 
   stop(): void {
     this.#stopped = true;
-    this.#stopWatching();
+    this.#tracked.stop();
     this.#cancelTimer();
-  }
-
-  /** Makes the tracked schedules equal to those that are declared now. */
-  #sync(marks: ReadonlyMap<string, number> = new Map()): void {
-    const { schedules } = this.#context.state;
-    if (schedules === this.#declared) return;
-    this.#declared = schedules;
-    for (const id of this.#tracked.keys()) if (!schedules.has(id)) this.#tracked.delete(id);
-    const moved: Tracked[] = [];
-    for (const schedule of schedules.values()) {
-      const before = this.#tracked.get(schedule.id);
-      if (before?.schedule === schedule) continue;
-      // If the machine of a schedule changes, another broker may have owned the new machine.
-      if (before && before.schedule.machine_id !== schedule.machine_id) moved.push(before);
-      this.#track(schedule, marks.get(schedule.id));
-    }
-    if (this.#context.cluster && moved.length > 0)
-      this.#load(moved).catch((err: unknown) =>
-        this.#log.error({ err }, 'marks of schedules could not be read'),
-      );
-    this.#setTimer();
-  }
-
-  #track(schedule: Schedule, settledUntil = 0): void {
-    const tracked = this.#tracked.get(schedule.id) ?? {
-      ...{ schedule, settledUntil, next: undefined, checkAt: Number.POSITIVE_INFINITY },
-      ...{ loaded: true, busy: false, waiting: false, missed: 0 },
-    };
-    tracked.schedule = schedule;
-    // Due times before `since` do not count. A mark later than now was written while the clock was ahead.
-    tracked.settledUntil = Math.min(Math.max(tracked.settledUntil, Date.parse(schedule.since)), now());
-    this.#tracked.set(schedule.id, tracked);
-    this.#plan(tracked);
-  }
-
-  #timetableOf({ id, cron, timezone }: Schedule): Timetable | undefined {
-    try {
-      return new Timetable(cron, timezone);
-    } catch (error) {
-      const problem =
-        'the cron or timezone of a schedule is invalid, so it does not run: change the schedule';
-      this.#log.error({ err: error, schedule_id: id }, problem);
-      return undefined;
-    }
-  }
-
-  #plan(tracked: Tracked): void {
-    const { schedule, settledUntil, busy } = tracked;
-    if (busy) return;
-    tracked.waiting = false;
-    tracked.next = schedule.enabled ? this.#timetableOf(schedule)?.next(settledUntil) : undefined;
-    tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
   }
 
   #setTimer(): void {
@@ -197,8 +74,8 @@ export class DueTimes {
     if (this.#stopped || this.#working) return;
     let next = Number.POSITIVE_INFINITY;
     if (!this.#clock.isUncertain)
-      for (const tracked of this.#tracked.values())
-        if (this.#isOwn(tracked)) next = Math.min(next, tracked.checkAt);
+      for (const one of this.#tracked.all())
+        if (one.checkAt < next && this.#tracked.isOwn(one)) next = one.checkAt;
     const wait = Math.min(Math.max(0, next - now()), longestWaitMs);
     this.#cancelTimer = after(wait, () => {
       this.#working = true;
@@ -223,7 +100,8 @@ export class DueTimes {
   /** Returns due schedules, oldest first. Schedules that are far behind wait until no others are due. */
   #due(): Tracked[] {
     const at = now();
-    const due = [...this.#tracked.values()].filter((one) => one.checkAt <= at && this.#isOwn(one));
+    const due: Tracked[] = [];
+    for (const one of this.#tracked.all()) if (one.checkAt <= at && this.#tracked.isOwn(one)) due.push(one);
     due.sort((a, b) => a.checkAt - b.checkAt);
     const fresh = due.filter(({ checkAt: lookAt }) => lookAt >= at - lateMs);
     return fresh.length > 0 ? fresh.slice(0, atOnce) : due.slice(0, behindAtOnce);
@@ -238,10 +116,10 @@ export class DueTimes {
     );
     this.#missedRowsLeft = mostMissedInAll;
     if (drift < 0) this.#rewind(corrected);
-    for (const tracked of this.#tracked.values()) {
+    for (const tracked of this.#tracked.all()) {
       const isAhead = tracked.settledUntil > corrected;
       if (isAhead) tracked.settledUntil = corrected;
-      if (isAhead || tracked.waiting) this.#plan(tracked);
+      if (isAhead || tracked.waiting) this.#tracked.plan(tracked);
       else tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
     }
   }
@@ -273,7 +151,7 @@ export class DueTimes {
       return retryMs;
     });
     tracked.busy = false;
-    this.#plan(tracked);
+    this.#tracked.plan(tracked);
     if (wait === undefined || tracked.next === undefined) return;
     tracked.waiting = true;
     tracked.checkAt = now() + wait;
@@ -282,7 +160,7 @@ export class DueTimes {
   /** Runs one step. Resolves with the milliseconds until the next check if the step had to wait. */
   async #step(tracked: Tracked): Promise<number | undefined> {
     const { schedule, settledUntil } = tracked;
-    const timetable = this.#timetableOf(schedule);
+    const timetable = this.#tracked.timetableOf(schedule);
     if (!timetable) return;
     const { started, jump } = this.#clock;
     const step = decide({ schedule, timetable, settledUntil, now: now(), started, jump });
@@ -295,11 +173,11 @@ export class DueTimes {
     tracked.missed = 0;
     // After the clock was set back, a due time that has run can come again. `busy` ensures that no other step
     // records this time meanwhile, because only one step of a schedule runs at a time.
-    if (!(await this.#ran(schedule, at))) {
-      const decision = await this.#decideOverlap(schedule, trigger);
+    if (!(await this.#ran(tracked, at))) {
+      const decision = await this.#decideOverlap(tracked, trigger);
       if (typeof decision === 'number') return decision;
-      if (decision === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
-      else await this.#launcher.byClock(schedule, at, trigger);
+      if (decision === 'skip') await this.#settle(tracked, 'skipped', trigger, [at], overlapping);
+      else await this.#launcher.byClock(tracked, at, trigger);
     }
     tracked.settledUntil = at;
   }
@@ -308,11 +186,12 @@ export class DueTimes {
    * Decides whether a due time runs or is skipped while earlier runs have not ended. A returned number means:
    * wait this many milliseconds, then decide again.
    */
-  async #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
+  async #decideOverlap(tracked: Tracked, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
+    const { schedule, machine_id } = tracked;
     // A manual run that starts during this read is treated like one that starts right after the due time.
-    const open = await this.#context.records.open(schedule.id);
+    const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     // If the machine is offline, the command fails, and its row then has the reason.
-    if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
+    if (open.length === 0 || this.#launcher.isAway(machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
     if (schedule.overlap === 'allow') return 'run';
@@ -327,42 +206,53 @@ export class DueTimes {
     const passed = timetable.times(settledUntil, most, until);
     // The number is subtracted before the wait, because other schedules use the same number.
     this.#missedRowsLeft -= passed.length;
-    const ran = await this.#context.records.ran([schedule.id], settledUntil, passed.at(-1));
+    const ran = await this.#context.records.ran(
+      [schedule.id],
+      settledUntil,
+      passed.at(-1),
+      machineIn(tracked),
+    );
     const times = passed.filter((at) => !ran.get(schedule.id)?.has(at));
     this.#missedRowsLeft += passed.length - times.length;
     tracked.missed += times.length;
-    await this.#settle(schedule, 'missed', 'cron', times, notRunning);
+    await this.#settle(tracked, 'missed', 'cron', times, notRunning);
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
   /** Stores one row for all these due times. Its time is the last of them that did not run. */
   async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
-    const { schedule, settledUntil } = tracked;
+    const { settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
-    while (last !== undefined && (await this.#ran(schedule, last))) {
+    while (last !== undefined && (await this.#ran(tracked, last))) {
       last = timetable.last(settledUntil, last - 1);
     }
     if (last !== undefined) {
       const reason = `${notRunning}${sharing(timetable, settledUntil, last)}`;
-      await this.#settle(schedule, 'missed', 'cron', [last], reason);
+      await this.#settle(tracked, 'missed', 'cron', [last], reason);
     }
     tracked.settledUntil = until;
   }
 
-  async #ran({ id }: Schedule, at: number): Promise<boolean> {
-    return (await this.#context.records.ran([id], at, at)).has(id);
+  async #ran(tracked: Tracked, at: number): Promise<boolean> {
+    const { id } = tracked.schedule;
+    return (await this.#context.records.ran([id], at, at, machineIn(tracked))).has(id);
   }
 
   #settle(
-    schedule: Schedule,
+    on: Tracked,
     status: 'missed' | 'skipped',
     trigger: ScheduleRun['trigger'],
     times: readonly number[],
     reason: string,
   ): Promise<void> {
-    const runs = times.map((at) => settledRun(newRun(schedule, trigger, at), status, reason));
+    const runs = times.map((at) => settledRun(newRun(on, trigger, at), status, reason));
     return this.#context.history.write((transaction) => this.#context.records.settle(runs, transaction));
   }
+}
+
+/** The machine whose runs count: with tags each machine runs for itself. Otherwise the machine may have changed. */
+function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
+  return schedule.tags ? machine_id : undefined;
 }
 
 const overlapping = 'the previous run had not ended';

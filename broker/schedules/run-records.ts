@@ -15,9 +15,10 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
-import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
+import { counted, tables } from './run-tables.ts';
+import type { Mark } from './tracked-schedules.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];
@@ -42,36 +43,16 @@ export const mostRan = 1000;
 /** The machines that a caller may use; undefined means all machines, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
-const counted: CountedTable = {
-  ...{ table: 'schedule_runs', time: 'decided_at', number: 'rowid' },
-  ...{ columns: ['schedule_id', 'status', 'trigger'], scope: 'schedule_id' },
-};
-// Rows are sorted and deleted by decided_at, the broker's time. started_at is set by the machine, whose clock
-// can be wrong.
-const tables = [
-  `CREATE TABLE schedule_runs (
-    id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT,
-    status TEXT NOT NULL, trigger TEXT NOT NULL, scheduled_for INTEGER, started_at INTEGER NOT NULL,
-    finished_at INTEGER, exit_code INTEGER, duration INTEGER, reason TEXT, decided_at INTEGER NOT NULL,
-    UNIQUE (schedule_id, scheduled_for)
-  );
-  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
-  CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at);
-  CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
-  CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
-  CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
-  `CREATE INDEX schedule_runs_by_status ON schedule_runs (schedule_id, status, decided_at);
-  CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at)`,
-  'CREATE INDEX schedule_runs_by_command ON schedule_runs (command_id) WHERE command_id IS NOT NULL',
-  `${dropOldCounts('schedule_runs')}
-  CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
-  ${createCounts(counted)}`,
-];
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR coalesce(reason, '') = 'machine_offline'))";
+/** Sorts runs that have ended: a lost one, which may have done anything, is the worst. */
+const worstFirst =
+  "CASE status WHEN 'lost' THEN 0 WHEN 'failed' THEN 1 WHEN 'timeout' THEN 2 WHEN 'cancelled' THEN 3 ELSE 4 END";
+/** Maximum number of marks that one transaction stores. */
+const marksAtOnce = 500;
 const columns =
-  'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
+  'id, schedule_id, machine_id, command_id, batch_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
 
 interface RecordContext {
   state: State;
@@ -83,7 +64,7 @@ export class ScheduleRecords {
   readonly #context: RecordContext;
   readonly #history: History;
   /** Called when the end of a schedule's command is on disk. */
-  onEnd: (scheduleId: string) => void = () => {};
+  onEnd: (run: ScheduleRun) => void = () => {};
   readonly #watchers = new Set<(run: ScheduleRun) => void>();
 
   private constructor(context: RecordContext) {
@@ -104,12 +85,13 @@ export class ScheduleRecords {
 
   /** Stores a run whose command is created in the same transaction. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
-    const { schedule_id, scheduled_for: at } = run;
-    transaction.about(run.machine_id);
+    const { schedule_id, machine_id, scheduled_for: at } = run;
+    transaction.about(machine_id);
     // The row is put and not inserted: after the clock was set back, there may be a row for the same time, whose run
     // did not take place.
-    transaction.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
-    if (at !== null) transaction.put('schedule_marks', 'schedule_id', { schedule_id, at });
+    const key = 'schedule_id, scheduled_for, machine_id';
+    transaction.put('schedule_runs', key, { decided_at: now(), ...run });
+    if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
   /** Stores runs without a command. The last of them causes an event if the schedule is set to emit one. */
@@ -131,12 +113,13 @@ export class ScheduleRecords {
     for (const watcher of this.#watchers) watcher(run);
   }
 
-  /** The last run of each of these schedules that ended by itself or should have taken place. */
-  async lastOutcomes(scheduleIds: readonly string[]): Promise<ScheduleRun[]> {
-    const sql = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NOT NULL
-      AND status NOT IN ('skipped', 'cancelled') ORDER BY decided_at DESC, rowid DESC LIMIT 1`;
-    const found = await this.#history.read(scheduleIds.map((id) => ({ sql, values: [id] })));
-    return found.flat().map(fromRow);
+  /** The last run of each of these schedules, on each machine, that ended by itself or should have taken place. */
+  async lastOutcomes(on: readonly { schedule_id: string; machine_id: string }[]): Promise<ScheduleRun[]> {
+    const sql = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND machine_id = ?
+      AND finished_at IS NOT NULL AND status NOT IN ('skipped', 'cancelled')
+      ORDER BY decided_at DESC, rowid DESC LIMIT 1`;
+    const queries = on.map(({ schedule_id, machine_id }) => ({ sql, values: [schedule_id, machine_id] }));
+    return (await this.#history.read(queries)).flat().map(fromRow);
   }
 
   /** Stores the end of a run, in the transaction that stores the end of its command. */
@@ -153,29 +136,43 @@ export class ScheduleRecords {
     );
     this.#emit(end, transaction);
     transaction.committed(() => {
-      this.onEnd(end.schedule_id);
+      this.onEnd(end);
       this.#ended(end);
     });
   };
 
-  /** Returns the time up to which each schedule is settled. Deletes the marks of all other schedules. */
-  async marks(scheduleIds: readonly string[]): Promise<Map<string, number>> {
+  /** Returns the times up to which schedules are settled. Deletes the marks of all other schedules. */
+  async marks(scheduleIds: readonly string[]): Promise<Mark[]> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
     const rows = await this.#history.write((transaction) => {
       transaction.run(others, JSON.stringify(scheduleIds));
-      return transaction.all('SELECT schedule_id, at FROM schedule_marks');
+      return transaction.all('SELECT schedule_id, machine_id, at FROM schedule_marks');
     });
-    return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
+    return rows.map(toMark);
   }
 
-  /** Returns the time up to which each of these schedules is settled. */
-  async marksOf(scheduleIds: readonly string[]): Promise<Map<string, number>> {
+  /** Returns the times up to which these schedules are settled. */
+  async marksOf(scheduleIds: readonly string[]): Promise<Mark[]> {
     const some = 'schedule_id IN (SELECT value FROM json_each(?))';
-    const rows = await this.#history.all(
-      `SELECT schedule_id, at FROM schedule_marks WHERE ${some}`,
-      JSON.stringify(scheduleIds),
+    const sql = `SELECT schedule_id, machine_id, at FROM schedule_marks WHERE ${some}`;
+    return (await this.#history.all(sql, JSON.stringify(scheduleIds))).map(toMark);
+  }
+
+  /** Stores up to when schedules are settled on machines that just got their tags. */
+  async mark(marks: readonly Mark[]): Promise<void> {
+    for (let from = 0; from < marks.length; from += marksAtOnce) {
+      await this.#history.write((transaction) => {
+        for (const mark of marks.slice(from, from + marksAtOnce)) putMark(mark, transaction);
+      });
+    }
+  }
+
+  /** Removes the marks of a schedule on machines that no longer have its tags. */
+  forget(scheduleId: string, machineIds: readonly string[]): Promise<void> {
+    const some = 'schedule_id = ? AND machine_id IN (SELECT value FROM json_each(?))';
+    return this.#history.write((transaction) =>
+      transaction.run(`DELETE FROM schedule_marks WHERE ${some}`, scheduleId, JSON.stringify(machineIds)),
     );
-    return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
   }
 
   /**
@@ -192,10 +189,14 @@ export class ScheduleRecords {
     );
   }
 
-  /** The runs of a schedule whose commands have not ended. */
-  async open(scheduleId: string): Promise<ScheduleRun[]> {
-    const open = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NULL`;
-    return (await this.#history.all(open, scheduleId)).map(fromRow);
+  /** The runs of a schedule whose commands have not ended, on one machine or on all. */
+  async open(scheduleId: string, machineId?: MachineId): Promise<ScheduleRun[]> {
+    const [where, values] = allOf([
+      ['schedule_id = ?', scheduleId],
+      machineId && ['+machine_id = ?', machineId],
+    ]);
+    const open = `SELECT ${columns} FROM schedule_runs WHERE ${where} AND finished_at IS NULL`;
+    return (await this.#history.all(open, ...values)).map(fromRow);
   }
 
   /** The ids of all runs whose commands have not ended. */
@@ -205,14 +206,24 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the due times from `from` to `to` at which these schedules ran or still run. Of each schedule it
-   * returns at least the first `mostRan`.
+   * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any. Of
+   * each schedule it returns at least the first `mostRan`.
    */
-  async ran(scheduleIds: readonly string[], from: number, to = latestInstant): Promise<RanTimes> {
-    const ran = `schedule_id IN (SELECT value FROM json_each(?)) AND scheduled_for BETWEEN ? AND ? AND NOT ${neverRan}`;
+  async ran(
+    scheduleIds: readonly string[],
+    from: number,
+    to = latestInstant,
+    machineId?: MachineId,
+  ): Promise<RanTimes> {
+    const [ran, values] = allOf([
+      ['schedule_id IN (SELECT value FROM json_each(?))', JSON.stringify(scheduleIds)],
+      ['scheduled_for BETWEEN ? AND ?', from, to],
+      machineId && ['+machine_id = ?', machineId],
+      [`NOT ${neverRan}`],
+    ]);
     const rows = await this.#history.all(
-      `SELECT schedule_id, scheduled_for AS at FROM schedule_runs WHERE ${ran} ORDER BY schedule_id, scheduled_for LIMIT ?`,
-      ...[JSON.stringify(scheduleIds), from, to, scheduleIds.length * mostRan],
+      `SELECT DISTINCT schedule_id, scheduled_for AS at FROM schedule_runs WHERE ${ran} ORDER BY schedule_id, at LIMIT ?`,
+      ...[...values, scheduleIds.length * mostRan],
     );
     const times = new Map<string, Set<number>>();
     for (const row of rows) {
@@ -228,20 +239,30 @@ export class ScheduleRecords {
 
   /**
    * Returns the last run of a schedule that has ended, on the machines in `reach`. Skipped and missed runs do
-   * not count.
+   * not count. Of a schedule with tags it returns the worst run of the same time.
    */
-  last(scheduleId: string, reach: Reach): Promise<ScheduleRun | undefined> {
-    const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
-    return this.#one(
-      `${conditions} AND finished_at IS NOT NULL AND status NOT IN ('skipped', 'missed')
-       ORDER BY decided_at DESC, rowid DESC LIMIT 1`,
-      values,
-    );
+  async last({ id, tags }: Schedule, reach: Reach): Promise<ScheduleRun | undefined> {
+    const ended: Condition[] = [
+      ['schedule_id = ?', id],
+      reachableOnly(reach),
+      ["finished_at IS NOT NULL AND status NOT IN ('skipped', 'missed')"],
+    ];
+    const [where, values] = allOf(ended);
+    const last = await this.#one(`${where} ORDER BY decided_at DESC, rowid DESC LIMIT 1`, values);
+    if (!last || !tags || (last.batch_id ?? last.scheduled_for) === null) return last;
+    const same: Condition =
+      last.batch_id === null
+        ? ['scheduled_for = ?', last.scheduled_for ?? 0]
+        : ['batch_id = ?', last.batch_id];
+    const [together, all] = allOf([...ended, same]);
+    return this.#one(`${together} ORDER BY ${worstFirst}, rowid LIMIT 1`, all);
   }
 
-  /** Returns the machine of the last run of a schedule. The schedule may have been removed. */
-  async machineOf(scheduleId: string): Promise<MachineId | undefined> {
-    return (await this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', [scheduleId]))?.machine_id;
+  /** Returns the machines on which a schedule has run. The schedule may have been removed. */
+  async machinesOf(scheduleId: string): Promise<MachineId[]> {
+    const sql = 'SELECT DISTINCT machine_id FROM schedule_runs WHERE schedule_id = ?';
+    const rows = await this.#history.all(sql, scheduleId);
+    return rows.map((row) => textIn(row, 'machine_id') as MachineId);
   }
 
   /** Returns the machine of the run with this command. The command's own row may have been deleted. */
@@ -290,13 +311,14 @@ export class ScheduleRecords {
 
 /** Makes a run whose command will be created. `scheduled_for` is null for a manual run. */
 export function newRun(
-  { id: schedule_id, machine_id }: Schedule,
+  { schedule, machine_id }: { schedule: Schedule; machine_id: MachineId },
   trigger: ScheduleRun['trigger'],
   scheduled_for: number | null,
 ): ScheduleRun {
   const id = newId('run') as RunId;
   return {
-    ...{ id, schedule_id, machine_id, command_id: null, status: 'running', trigger, scheduled_for },
+    ...{ id, schedule_id: schedule.id, machine_id, command_id: null, batch_id: null },
+    ...{ status: 'running', trigger, scheduled_for },
     ...{ started_at: now(), finished_at: null, exit_code: null, duration: null, reason: null },
   };
 }
@@ -325,6 +347,17 @@ function statusOf({ status, reason }: Command): Status {
   if (status === 'queued') return 'running';
   if (status !== 'expired') return status;
   return reason === 'machine_offline' ? 'failed' : 'missed';
+}
+
+function putMark(mark: Mark, transaction: HistoryTransaction): void {
+  transaction.about(mark.machine_id);
+  transaction.put('schedule_marks', 'schedule_id, machine_id', { ...mark });
+}
+
+function toMark(row: Row): Mark {
+  return {
+    ...{ schedule_id: textIn(row, 'schedule_id'), machine_id: textIn(row, 'machine_id'), at: Number(row.at) },
+  };
 }
 
 /** Converts a row to a run. The columns are those that begin() wrote. */

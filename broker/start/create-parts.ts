@@ -23,7 +23,7 @@ import { createMetrics, type Status, serviceHandlers } from '../http/about-broke
 import { Inventories } from '../inventory/index.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
-import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
+import { machinesOfSchedule, mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/certificate-authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
 import type { Pings } from '../link/keepalive-pings.ts';
@@ -224,7 +224,10 @@ async function createNouns(
       throw error;
     }),
   );
-  const schedules = await Schedules.open({ ...commandServices, commands, records }, log);
+  const schedules = await Schedules.open(
+    { ...commandServices, commands, records, machinesOf: (one) => machinesOfSchedule(one, state) },
+    log,
+  );
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
@@ -290,8 +293,13 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     upgrade: { stored: async (id) => belongingTo(...(await upgrades.machinesOf(id))) },
     batch: { stored: async (id) => belongingTo(...(await commands.batches.machinesOf(id))) },
     schedule: {
-      present: (id, { schedules }) => belongingTo(schedules.get(id)?.machine_id),
-      stored: async (id) => belongingTo(await schedules.machineOfRemoved(id)),
+      present(id, declared) {
+        const schedule = declared.schedules.get(id);
+        if (!schedule) return undefined;
+        const machines = machinesOfSchedule(schedule, declared);
+        return schedule.tags ? { machines, ownKey: schedule.requested_by } : { machines };
+      },
+      stored: async (id) => belongingTo(...(await schedules.machinesOfRemoved(id))),
     },
     run: { stored: async (id) => belongingTo(await schedules.machineOfRun(id)) },
     session: {

@@ -88,7 +88,9 @@ const schedule = z.strictObject({
   id: scheduleId,
   name: z.string(),
   description: z.string().nullable(),
-  machine_id: machineId,
+  /** The machine, or null and the tags that the machines must all have. Older files have no tags. */
+  machine_id: machineId.nullable(),
+  tags: tags.nullable().default(null),
   command: z.string(),
   cron: z.string(),
   timezone: z.string(),

@@ -5,6 +5,7 @@ import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import { machineErrors } from './route.ts';
 import {
+  batchId,
   commandId,
   day,
   deleted,
@@ -17,6 +18,7 @@ import {
   queryNumber,
   runId,
   scheduleId,
+  tagList,
   text,
   timestamp,
 } from './shared-schemas.ts';
@@ -40,13 +42,19 @@ const lastRun = z.object({
 const listed = named('Schedule', {
   id: scheduleId,
   name: z.string().describe('Name'),
-  machine_id: machineId,
+  machine_id: machineId.nullable().describe('Id of the machine; null for a schedule with `tags`'),
+  tags: z
+    .array(z.string())
+    .nullable()
+    .describe('The schedule runs on every machine that has all of these tags; null with `machine_id`'),
   command: z.string().describe('Shell line'),
   cron: z.string().describe('Cron expression'),
   timezone: z.string().describe('IANA time zone of the expression'),
   enabled: z.boolean().describe('True if the schedule runs at its times'),
   next_run: timestamp.nullable().describe('Time of the next run'),
-  last_run: lastRun.nullable().describe('Last run, even if its command could not start'),
+  last_run: lastRun
+    .nullable()
+    .describe('Last run, even if it could not start; with `tags` the worst run of the last time'),
   created_at: timestamp.describe('Time of creation'),
 });
 
@@ -77,6 +85,7 @@ const run = named('ScheduleRun', {
   schedule_id: scheduleId,
   machine_id: machineId,
   command_id: commandId.nullable().describe('Id of the command; null if none was created'),
+  batch_id: batchId.nullable().describe('Id of the batch of a manual run by `tags`; null for all others'),
   status: z.enum(runStatuses).describe('Status'),
   trigger: z.enum(['cron', 'manual', 'catch_up']).describe('Why the schedule ran'),
   scheduled_for: timestamp.nullable().describe('Time at which the run was due; null for a manual run'),
@@ -92,7 +101,7 @@ const run = named('ScheduleRun', {
 const upcoming = z.object({
   schedule_id: scheduleId,
   name: z.string().describe('Name of the schedule'),
-  machine_id: machineId,
+  machine_id: machineId.nullable().describe('Id of the machine; null for a schedule with `tags`'),
   at: timestamp.describe('Time when the run is due'),
   utc_offset: z.number().describe('Minutes by which the schedule’s time zone is ahead of UTC at that time'),
 });
@@ -104,9 +113,8 @@ const cron = z.string().meta({
 });
 const timezone = z.string().meta({ description: 'IANA time zone', examples: ['Europe/Berlin'] });
 
-const wanted = {
+const required = {
   name: label(1, 100).describe('Name'),
-  machine_id: machineId,
   command: text(131_072).min(1).describe('Shell line for `/bin/sh -c`'),
   cron,
 };
@@ -132,12 +140,29 @@ const further = {
   env: environment.nullable().optional().describe('Environment variables, added to those of the user'),
 };
 
-const creation = z.strictObject({ ...wanted, ...further });
+const target = {
+  machine_id: machineId.optional(),
+  // At least one tag is required: an empty list would select every machine.
+  tags: tagList(1)
+    .optional()
+    .describe('Run on every machine that has all of these tags at the time of the run'),
+};
+const isTwice = ({ machine_id, tags }: { machine_id?: unknown; tags?: unknown }): boolean =>
+  machine_id !== undefined && tags !== undefined;
+const either = { path: ['machine_id'], error: 'name either machine_id or tags, not both' };
+
+const creation = z
+  .strictObject({ ...required, ...target, ...further })
+  .refine((body) => !isTwice(body) && (body.machine_id ?? body.tags) !== undefined, either);
+const changes = z
+  .strictObject({ ...z.object(required).partial().shape, ...target, ...further })
+  .refine((body) => !isTwice(body), either);
 
 export const schedules = {
   create: single('POST', '/schedules', 'schedules:write', {
     summary: 'Create a schedule: run a command by a cron expression',
-    description: 'Needs the scope `commands:execute` too.',
+    description:
+      'Names either `machine_id` or `tags`. Needs the scope `commands:execute` too. With `tags` it runs on the machines that its key may use.',
     body: creation,
     example: {
       name: 'backup',
@@ -154,6 +179,7 @@ export const schedules = {
   list: list('/schedules', 'schedules:read', {
     summary: 'List schedules',
     fields: detailed,
+    query: { machine_id: machineId.optional().describe('Only schedules that run on this machine') },
     sort: ['name', 'created_at', 'updated_at', 'next_run'],
     reply: listed,
   }),
@@ -197,8 +223,8 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, user, cwd or machine_id.',
-    body: creation.partial(),
+      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on.',
+    body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,
   }),
@@ -210,9 +236,13 @@ export const schedules = {
   run: single('POST', '/schedules/{schedule_id}/run', 'schedules:write', {
     summary: 'Run a schedule now',
     description:
-      'Also works for a disabled schedule, and while a run is in progress. Needs the scope `commands:execute` too. Answers when the agent has accepted the command.',
-    reply: z.object({ command_id: commandId, status: z.string().describe('Status of the command') }),
-    errors: machineErrors,
+      'Also works for a disabled schedule, and while a run is in progress. Needs the scope `commands:execute` too. Answers when the agent has accepted the command. A schedule with `tags` runs as a batch on its machines that the key may use.',
+    reply: z.object({
+      command_id: commandId.describe('Id of the command; of a batch the first one'),
+      status: z.string().describe('Status of the command'),
+      batch_id: batchId.nullable().describe('Id of the batch of a schedule with `tags`; null without tags'),
+    }),
+    errors: [...machineErrors, 'conflict'],
     idempotency: 'replay',
     again: 'getRun',
   }),

@@ -35,19 +35,22 @@ async function allRuns(client: Farhand, schedule_id: string): Promise<Run[]> {
   }
 }
 
-/** Starts a broker and an agent as separate processes. A restarted broker has the same addresses. */
-async function programs() {
-  const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
+/** Starts a broker and agents as separate processes. A restarted broker has the same addresses. */
+async function programs(agents = 1) {
+  const dataDir = temporaryFolder('broker');
   const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
   const flags = ['--data-dir', dataDir, ...addresses];
   let broker = program('broker/main.ts', flags);
   const { grpc, http } = await broker.line('broker is up');
   const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
     key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
-    token: (await client.joinTokens.create({})).token,
+    token: (await client.joinTokens.create({ uses: agents, tags: ['fleet'] })).token,
   }));
-  const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
-  await program('agent/main.ts', joining).line('linked');
+  for (let n = 0; n < agents; n += 1) {
+    const agentDir = temporaryFolder('agent');
+    const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
+    await program('agent/main.ts', joining).line('linked');
+  }
   const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
   return {
     client,
@@ -105,6 +108,44 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
     }
     expect(runs.some(({ status }) => status === 'completed')).toBe(true);
   }
+}, 400_000);
+
+test(`kill -9 of the broker ${kills} times while a schedule with tags fires: each machine has one row for each time`, async () => {
+  const { client, killBroker } = await programs(3);
+  const ids = (await client.machines.list()).items.map(({ id }) => id);
+  const ran = join(temporaryFolder('ran'), 'ran');
+  const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
+  const params = { tags: ['fleet'], command, cron: '* * * * * *', overlap: 'allow' } as const;
+  const { id: schedule_id } = await client.schedules.create({ ...params, name: 'tagged' });
+  await soon(() => existsSync(ran)).toBe(true);
+  for (let n = 0; n < kills; n += 1) {
+    // The kill is in the 40 ms after the second, while the commands are created.
+    await sleep(1000 - (Date.now() % 1000) + ((n * 13) % 40));
+    await killBroker();
+    await client.schedules.run({ schedule_id }).catch(() => {});
+  }
+  await client.schedules.update({ schedule_id, enabled: false });
+  const open = async (): Promise<number> => {
+    const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
+    return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
+  };
+  await expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
+  const counts = new Map<string, number>();
+  for (const id of readFileSync(ran, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
+  expect(new Set(counts.values())).toEqual(new Set([1]));
+  const due = (await allRuns(client, schedule_id)).filter(({ scheduled_for }) => scheduled_for !== null);
+  for (const machine of ids) {
+    const rows = due.filter(({ machine_id }) => machine_id === machine);
+    const times = rows.map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
+    const first = times[0] ?? 0;
+    expect([machine, times]).toEqual([machine, times.map((_, index) => first + index * 1000)]);
+    for (const { status, command_id, scheduled_for } of rows) {
+      const count = counts.get(command_id ?? '') ?? 0;
+      expect([scheduled_for, status]).toEqual([scheduled_for, count === 1 ? 'completed' : 'missed']);
+    }
+  }
+  const ends = ids.map((id) => due.findLast(({ machine_id }) => machine_id === id)?.scheduled_for);
+  expect(ends.every((end) => Math.abs(Date.parse(end ?? '') - Date.parse(ends[0] ?? '')) <= 1000)).toBe(true);
 }, 400_000);
 
 /** Makes a scripted agent end every command at once. */

@@ -116,7 +116,7 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
 }
 
 function Coming({
-  schedule: { cron, timezone, next_runs, command, machine_id, enabled },
+  schedule: { cron, timezone, next_runs, command, machine_id, tags, enabled },
 }: {
   schedule: Detail;
 }) {
@@ -130,7 +130,12 @@ function Coming({
     <section class="card command-card">
       <pre class="command-line">{command}</pre>
       <span>
-        on <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+        on{' '}
+        {machine_id ? (
+          <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+        ) : (
+          `every machine with ${tags?.join(', ')}`
+        )}
       </span>
       <p class="fact-row muted">
         <span>

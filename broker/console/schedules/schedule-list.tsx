@@ -52,7 +52,7 @@ interface RowProps {
 }
 
 function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
-  const { id, name, machine_id, cron, timezone, enabled, next_run, last_run } = schedule;
+  const { id, name, machine_id, tags, cron, timezone, enabled, next_run, last_run } = schedule;
   return (
     <tr>
       <td class="wide">
@@ -60,7 +60,7 @@ function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
       </td>
       {withMachine && (
         <td>
-          <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+          {machine_id ? <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a> : tags?.join(', ')}
         </td>
       )}
       <td>

@@ -88,7 +88,7 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
     <li>
       <span class="cut">
         <a href={to('/schedules', first.schedule_id)}>{first.name}</a>{' '}
-        <span class="muted">{nameOf(first.machine_id)}</span>
+        <span class="muted">{first.machine_id ? nameOf(first.machine_id) : 'by tags'}</span>
       </span>
       <span class="track" role="img" aria-label={label}>
         {dotsOf(runs, data).map(({ percent, title }) => (

@@ -1,0 +1,262 @@
+// The schedules that are declared now, and how far each of them has come on each of its machines.
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
+import { now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Schedule } from '../state/in-memory-state.ts';
+import { Timetable } from './due-times.ts';
+import type { ScheduleContext } from './launch-run.ts';
+import { mostRan, type RanTimes } from './run-records.ts';
+
+/** A schedule on one machine. A schedule with tags has one entry for each machine with these tags. */
+export interface Tracked {
+  schedule: Schedule;
+  machine_id: MachineId;
+  /** Every time up to this one has run, or is recorded as skipped or missed. */
+  settledUntil: number;
+  /** The first time after `settledUntil`; undefined if there is none. */
+  next: number | undefined;
+  /** When the schedule is checked next: at its next time or later. */
+  checkAt: number;
+  /** False until its mark is read, after another broker may have run it. */
+  loaded: boolean;
+  /** True while the schedule is being checked. */
+  busy: boolean;
+  /** True while the next time waits: for the end of an open run, or for a retry after a failed write. */
+  waiting: boolean;
+  /** Number of missed times recorded in a row. */
+  missed: number;
+}
+
+/** The time up to which a schedule is settled on a machine. */
+export interface Mark {
+  schedule_id: string;
+  machine_id: string;
+  at: number;
+}
+
+export class TrackedSchedules {
+  readonly #context: ScheduleContext;
+  readonly #log: Logger;
+  /** Called when a time may be due earlier than before. */
+  onChange = (): void => {};
+  readonly #bySchedule = new Map<string, Map<string, Tracked>>();
+  readonly #timetables = new WeakMap<Schedule, Timetable | null>();
+  readonly #stopWatching: () => void;
+  #seen: Pick<ScheduleContext['state'], 'schedules' | 'machines' | 'keys'> | undefined;
+
+  constructor(context: ScheduleContext, marks: readonly Mark[], log: Logger) {
+    this.#context = context;
+    this.#log = log;
+    this.#sync(marks);
+    this.#stopWatching = context.state.watch(() => {
+      if (this.#sync()) this.onChange();
+    });
+  }
+
+  stop(): void {
+    this.#stopWatching();
+  }
+
+  /** All schedules on all of their machines. */
+  *all(): Generator<Tracked> {
+    for (const some of this.#bySchedule.values()) yield* some.values();
+  }
+
+  /** The schedule of a run on the run's machine. The machine of a schedule may have changed since. */
+  of({ schedule_id, machine_id }: { schedule_id: string; machine_id: string }): Tracked | undefined {
+    const some = this.#bySchedule.get(schedule_id);
+    const [only] = some?.values() ?? [];
+    return only?.schedule.tags ? some?.get(machine_id) : only;
+  }
+
+  /** True if this broker runs the schedule on this machine. */
+  isOwn({ machine_id, loaded }: Tracked): boolean {
+    return loaded && this.#context.history.owns(machine_id);
+  }
+
+  /** Returns the first due time after an instant; undefined if there is none or the schedule is disabled. */
+  nextAfter(schedule: Schedule, after: number): number | undefined {
+    if (!schedule.enabled) return undefined;
+    const tracked = schedule.tags ? undefined : this.of({ schedule_id: schedule.id, machine_id: '' });
+    if (tracked && (tracked.next === undefined || tracked.next > after)) return tracked.next;
+    return this.timetableOf(schedule)?.next(after);
+  }
+
+  /**
+   * Returns at most `count` next due times of a schedule. The times in `ran` are left out, because they ran
+   * while the clock was ahead.
+   */
+  nextOf(schedule: Schedule, count: number, ran: RanTimes): number[] {
+    const times: number[] = [];
+    let at = this.nextAfter(schedule, now());
+    for (let passed = 0; at !== undefined && times.length < count; ) {
+      if (passed < mostRan && ran.get(schedule.id)?.has(at)) passed += 1;
+      else times.push(at);
+      if (times.length < count) at = this.timetableOf(schedule)?.next(at);
+    }
+    return times;
+  }
+
+  timetableOf(schedule: Schedule): Timetable | undefined {
+    const made = this.#timetables.get(schedule);
+    if (made !== undefined) return made ?? undefined;
+    const timetable = this.#createTimetable(schedule);
+    this.#timetables.set(schedule, timetable ?? null);
+    return timetable;
+  }
+
+  #createTimetable({ id, cron, timezone }: Schedule): Timetable | undefined {
+    try {
+      return new Timetable(cron, timezone);
+    } catch (error) {
+      const problem =
+        'the cron or timezone of a schedule is invalid, so it does not run: change the schedule';
+      this.#log.error({ err: error, schedule_id: id }, problem);
+      return undefined;
+    }
+  }
+
+  /** Finds the next time of a schedule, unless it is being checked. */
+  plan(tracked: Tracked): void {
+    const { schedule, settledUntil, busy } = tracked;
+    if (busy) return;
+    tracked.waiting = false;
+    tracked.next = schedule.enabled ? this.timetableOf(schedule)?.next(settledUntil) : undefined;
+    tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
+  }
+
+  /** Goes on with the schedules of these machines, which this broker owns from now on. */
+  async adopt(machineIds: readonly string[]): Promise<void> {
+    const owned = new Set(machineIds);
+    await this.#load([...this.all()].filter(({ machine_id }) => owned.has(machine_id)));
+  }
+
+  /** Reads up to when other brokers have settled these schedules. */
+  async #load(some: readonly Tracked[]): Promise<void> {
+    for (const tracked of some) tracked.loaded = false;
+    const marks = latestOf(
+      await this.#context.records.marksOf([...new Set(some.map(({ schedule }) => schedule.id))]),
+    );
+    for (const tracked of some) {
+      this.#settleFrom(tracked, marks);
+      tracked.loaded = true;
+      this.plan(tracked);
+    }
+    this.onChange();
+  }
+
+  /** Makes the tracked schedules equal to those that are declared now. Returns false if they were. */
+  #sync(stored?: readonly Mark[]): boolean {
+    const { schedules, machines, keys } = this.#context.state;
+    const seen = this.#seen;
+    const sameMachines = seen?.machines === machines && seen.keys === keys;
+    if (sameMachines && seen.schedules === schedules) return false;
+    this.#seen = { schedules, machines, keys };
+    const marks = stored && latestOf(stored);
+    for (const id of this.#bySchedule.keys()) if (!schedules.has(id)) this.#bySchedule.delete(id);
+    const [tagged, moved]: [Tracked[], Tracked[]] = [[], []];
+    for (const schedule of schedules.values()) {
+      if (seen?.schedules.get(schedule.id) === schedule && (schedule.tags === null || sameMachines)) continue;
+      if (schedule.tags) tagged.push(...this.#trackTagged(schedule, marks));
+      else moved.push(...this.#trackOnly(schedule, marks));
+    }
+    this.#mark(tagged);
+    if (this.#context.cluster && moved.length > 0)
+      this.#load(moved).catch((err: unknown) =>
+        this.#log.error({ err }, 'marks of schedules could not be read'),
+      );
+    return true;
+  }
+
+  /** Tracks a schedule of one machine. Returns it if it was on another machine before. */
+  #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
+    const [machine_id] = this.#context.machinesOf(schedule);
+    if (machine_id === undefined) return [];
+    const [before] = this.#bySchedule.get(schedule.id)?.values() ?? [];
+    const known = before?.schedule.tags ? undefined : before;
+    const hasMoved = known !== undefined && known.machine_id !== machine_id;
+    const tracked = known ?? newlyTracked(schedule, machine_id);
+    this.#bySchedule.set(schedule.id, new Map([[machine_id, tracked]]));
+    Object.assign(tracked, { schedule, machine_id });
+    this.#settleFrom(tracked, marks);
+    this.plan(tracked);
+    // The owner of its machine before may have been another broker.
+    return hasMoved ? [tracked] : [];
+  }
+
+  /** Tracks a schedule on every machine with its tags. Returns the entries of machines that have no mark yet. */
+  #trackTagged(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
+    const before = this.#bySchedule.get(schedule.id);
+    const after = new Map<string, Tracked>();
+    const unmarked: Tracked[] = [];
+    for (const machine_id of this.#context.machinesOf(schedule)) {
+      const known = before?.get(machine_id);
+      const tracked = known ?? newlyTracked(schedule, machine_id);
+      after.set(machine_id, tracked);
+      if (known?.schedule === schedule) continue;
+      tracked.schedule = schedule;
+      const mark = this.#settleFrom(tracked, marks);
+      if (!known && mark === undefined) unmarked.push(tracked);
+      this.plan(tracked);
+    }
+    this.#bySchedule.set(schedule.id, after);
+    const gone = [...(before?.keys() ?? [])].filter((machine) => !after.has(machine));
+    if (gone.length > 0) this.#forget(schedule.id, gone);
+    return unmarked;
+  }
+
+  /**
+   * Sets the time up to which a schedule is settled. A machine without a mark got the tags of the schedule just now, so
+   * earlier times do not count. Nor do times before `since`. A mark later than now was written while the clock was ahead.
+   */
+  #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
+    const { schedule, machine_id, settledUntil } = tracked;
+    const mark = marks?.get(schedule.tags ? `${schedule.id} ${machine_id}` : schedule.id);
+    const from = mark ?? (schedule.tags && settledUntil === 0 ? now() : settledUntil);
+    tracked.settledUntil = Math.min(Math.max(from, Date.parse(schedule.since)), now());
+    return mark;
+  }
+
+  /** Stores from when on these machines have the tags, so that a restart finds no earlier time due. */
+  #mark(added: readonly Tracked[]): void {
+    const { history, records } = this.#context;
+    const own = added.filter(({ machine_id }) => history.owns(machine_id));
+    if (own.length === 0) return;
+    const marks = own.map(({ schedule: { id: schedule_id }, machine_id, settledUntil: at }) => ({
+      ...{ schedule_id, machine_id, at },
+    }));
+    records
+      .mark(marks)
+      .catch((err: unknown) =>
+        this.#log.warn({ err }, 'the machines that got the tags of a schedule could not be stored'),
+      );
+  }
+
+  /** Removes the marks of machines that no longer have the tags. */
+  #forget(schedule_id: string, machineIds: readonly string[]): void {
+    this.#context.records
+      .forget(schedule_id, machineIds)
+      .catch((err: unknown) =>
+        this.#log.warn({ err, schedule_id }, 'marks of machines without the tags of a schedule remain'),
+      );
+  }
+}
+
+function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
+  return {
+    ...{ schedule, machine_id, settledUntil: 0, next: undefined, checkAt: Number.POSITIVE_INFINITY },
+    ...{ loaded: true, busy: false, waiting: false, missed: 0 },
+  };
+}
+
+type LatestMarks = ReadonlyMap<string, number>;
+
+/** The marks by schedule and machine, and the latest of each schedule by its id alone. */
+function latestOf(marks: readonly Mark[]): LatestMarks {
+  const latest = new Map<string, number>();
+  for (const { schedule_id, machine_id, at } of marks) {
+    latest.set(`${schedule_id} ${machine_id}`, at);
+    latest.set(schedule_id, Math.max(at, latest.get(schedule_id) ?? 0));
+  }
+  return latest;
+}

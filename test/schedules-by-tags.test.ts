@@ -1,0 +1,271 @@
+// Schedules that run on every machine with some tags. The machines are found when a run is due.
+import { expect, test } from 'vitest';
+import { gate, soon } from './commands-fixture.ts';
+import { storedRows } from './read-stored-state.ts';
+import { type Run, systemAt } from './schedules-fixture.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
+
+/** A cron expression that is not due during a test. */
+const yearly = '0 0 29 2 *';
+const rights = ['schedules:read', 'schedules:write', 'commands:execute', 'commands:read'] as const;
+
+/** A system with machines named m0, m1, …, each with the tag `all` and its own name as a tag. */
+async function tagged(count: number) {
+  const system = await startFarhand();
+  const agents = [];
+  for (let n = 0; n < count; n += 1) agents.push(await system.agent({ name: `m${n}`, tags: `all,m${n}` }));
+  const ids = agents.map(({ machineId }) => machineId);
+  const make = (more: object = {}) =>
+    system.client.schedules.create({
+      tags: ['all'],
+      name: 'nightly',
+      command: 'true',
+      cron: yearly,
+      ...more,
+    });
+  return { system, client: system.client, ids, agents, make };
+}
+
+test('a schedule names either a machine or tags', async () => {
+  const { system, ids, make } = await tagged(1);
+  const body = { name: 'x', command: 'true', cron: yearly };
+  for (const target of [{}, { machine_id: ids[0], tags: ['all'] }, { tags: [] }]) {
+    const answer = await system.call('POST', '/schedules', { body: { ...body, ...target } });
+    expect([answer.status, answer.body.error?.code]).toEqual([422, 'validation_failed']);
+  }
+  const { id } = await make();
+  const both = { machine_id: ids[0], tags: ['all'] };
+  expect((await system.call('PATCH', `/schedules/${id}`, { body: both })).status).toBe(422);
+});
+
+test('with tags machine_id is null, and a change to a machine removes the tags, and back', async () => {
+  const { client, ids, make } = await tagged(1);
+  const [machine_id = ''] = ids;
+  const made = await make();
+  expect(made).toMatchObject({ machine_id: null, tags: ['all'], next_run: expect.any(String) });
+  const schedule_id = made.id;
+  expect(await client.schedules.update({ schedule_id, machine_id })).toMatchObject({
+    machine_id,
+    tags: null,
+  });
+  const back = await client.schedules.update({ schedule_id, tags: ['all'] });
+  expect(back).toMatchObject({ machine_id: null, tags: ['all'] });
+});
+
+test('a run by hand is a batch on each machine with all tags, and each has a row in history', async () => {
+  const { client, ids, make } = await tagged(3);
+  const { id: schedule_id } = await make({ command: 'echo here' });
+  const { batch_id, command_id, status } = await client.schedules.run({ schedule_id });
+  expect(status).toBe('running');
+  const read = () => client.batches.get({ batch_id: batch_id ?? '' });
+  await soon(async () => (await read()).status).toBe('completed');
+  const { results } = await read();
+  expect(results[0]?.id).toBe(command_id);
+  expect(new Set(results.map(({ machine_id }) => machine_id))).toEqual(new Set(ids));
+  expect(results.every((one) => one.schedule_id === schedule_id)).toBe(true);
+  const { items } = await client.schedules.history({ schedule_id });
+  expect(new Set(items.map(({ machine_id }) => machine_id))).toEqual(new Set(ids));
+  for (const run of items)
+    expect(run).toMatchObject({ batch_id, status: 'completed', trigger: 'manual', stdout: 'here\n' });
+  const [, second = ''] = ids;
+  expect((await client.schedules.history({ schedule_id, machine_id: second })).total).toBe(1);
+  expect((await client.schedules.history({ schedule_id, batch_id: batch_id ?? '' })).total).toBe(3);
+});
+
+test('last_run is the worst run of the last time, not the one that ended last', async () => {
+  const { client, make } = await tagged(2);
+  const slow = gate();
+  // The machine that creates the folder fails, and the other one ends later.
+  const command = `mkdir ${temporaryFolder('first')}/first && exit 7; ${slow.wait}`;
+  const { id: schedule_id } = await make({ command });
+  await client.schedules.run({ schedule_id });
+  const total = async (status: 'failed' | 'completed') =>
+    (await client.schedules.history({ schedule_id, status })).total;
+  await soon(() => total('failed')).toBe(1);
+  slow.open();
+  await soon(() => total('completed')).toBe(1);
+  const { last_run } = await client.schedules.get({ schedule_id });
+  expect(last_run).toMatchObject({ status: 'failed', exit_code: 7 });
+});
+
+test('a run by hand without a machine that has the tags is a conflict', async () => {
+  const { system, make } = await tagged(1);
+  const { id } = await make({ tags: ['nowhere'] });
+  const answer = await system.call('POST', `/schedules/${id}/run`);
+  expect([answer.status, answer.body.error.code]).toEqual([409, 'conflict']);
+  expect(answer.body.error.message).toContain('nowhere');
+});
+
+test('each time has one row for each machine that has the tags then', async () => {
+  const all = await systemAt('10:00:00');
+  const { machine_id, away, system } = all;
+  const { client } = system;
+  await client.machines.update({ machine_id, tags: ['all'] });
+  const { id } = await all.make('tagged', '* * * * *', { machine_id: undefined, tags: ['all'] });
+  await all.until('10:01:30');
+  await client.machines.update({ machine_id: away, tags: ['all'] });
+  await all.until('10:02:30');
+  await client.machines.update({ machine_id, tags: [] });
+  await all.until('10:03:30');
+  await client.machines.update({ machine_id, tags: ['all', 'more'] });
+  await all.until('10:04:30');
+  const rows = (await all.runs(id)).map((run: Run) => [
+    run.scheduled_for?.slice(11, 16),
+    run.machine_id === machine_id ? 'here' : 'away',
+    run.status,
+  ]);
+  const times = [
+    ['10:01', 'here', 'completed'],
+    ['10:02', 'away', 'failed'],
+    ['10:02', 'here', 'completed'],
+    ['10:03', 'away', 'failed'],
+    ['10:04', 'away', 'failed'],
+    ['10:04', 'here', 'completed'],
+  ];
+  expect(rows.toSorted()).toEqual(times);
+  expect(all.counted('tagged')).toBe(3);
+});
+
+test('what was due while the broker was down is missed once on each machine, and not before it had the tags', async () => {
+  const all = await systemAt('10:00:00');
+  const { machine_id, away } = all;
+  await all.system.client.machines.update({ machine_id, tags: ['all'] });
+  const tags = { machine_id: undefined, tags: ['all'] };
+  const { id } = await all.make('none', '* * * * *', tags);
+  const caught = await all.make('last', '* * * * *', { ...tags, catch_up: 'last' });
+  await all.until('10:02:30');
+  await all.system.client.machines.update({ machine_id: away, tags: ['all'] });
+  await soon(() =>
+    storedRows(all.system.dataDir, 'SELECT 1 FROM schedule_marks WHERE machine_id = ?', away),
+  ).toHaveLength(2);
+  await all.down();
+  all.clock.leap(120_000);
+  await all.up();
+  await all.until('10:06:30');
+  const fates = async (schedule_id: string, machine: string): Promise<string[]> =>
+    (await all.runs(schedule_id))
+      .filter((run: Run) => run.machine_id === machine)
+      .map((run: Run) => `${run.scheduled_for?.slice(11, 16)} ${run.trigger} ${run.status}`);
+  expect(await fates(id, machine_id)).toEqual([
+    '10:01 cron completed',
+    '10:02 cron completed',
+    '10:03 cron missed',
+    '10:04 cron missed',
+    '10:05 cron completed',
+    '10:06 cron completed',
+  ]);
+  expect(await fates(id, away)).toEqual([
+    '10:03 cron missed',
+    '10:04 cron missed',
+    '10:05 cron missed',
+    '10:06 cron failed',
+  ]);
+  expect(await fates(caught.id, machine_id)).toContain('10:04 catch_up completed');
+  expect(all.counted('none')).toBe(4);
+});
+
+test('when the clock is set back, each time that ran does not run again on any machine', async () => {
+  const all = await systemAt('10:00:00');
+  const { machine_id, away } = all;
+  for (const one of [machine_id, away])
+    await all.system.client.machines.update({ machine_id: one, tags: ['all'] });
+  const { id } = await all.make('back', '*/2 * * * *', { machine_id: undefined, tags: ['all'] });
+  await all.until('10:04:30');
+  all.clock.leap(-180_000);
+  await all.until('10:06:30');
+  const mine = (await all.runs(id)).filter((run: Run) => run.machine_id === machine_id);
+  expect(mine.map((run: Run) => `${run.scheduled_for?.slice(11, 16)} ${run.status}`)).toEqual([
+    ...['10:02 completed', '10:04 completed', '10:06 completed'],
+  ]);
+  expect(all.counted('back')).toBe(3);
+  const others = (await all.runs(id)).filter((run: Run) => run.machine_id === away);
+  expect(others.map((run: Run) => run.scheduled_for?.slice(11, 16))).toEqual(['10:02', '10:04', '10:06']);
+});
+
+test('a run that is not over makes only its own machine skip', async () => {
+  const { client, ids, make } = await tagged(2);
+  const slow = gate();
+  // The machine that creates the folder waits, and the other one fails.
+  const command = `mkdir ${temporaryFolder('slow')}/first && ${slow.wait}`;
+  const { id: schedule_id } = await make({ command, cron: '* * * * * *' });
+  const rowsOf = async (machine_id: string) => {
+    const { items } = await client.schedules.history({ schedule_id, machine_id, sort: 'started_at' });
+    return items.map(({ status }) => status).slice(0, 3);
+  };
+  const rows = async () => (await Promise.all(ids.map(rowsOf))).toSorted();
+  await soon(rows).toEqual([
+    ['failed', 'failed', 'failed'],
+    ['running', 'skipped', 'skipped'],
+  ]);
+  await client.schedules.update({ schedule_id, enabled: false });
+  slow.open();
+});
+
+test('a schedule of a limited key runs only on machines of that key, and other keys see only their own part', async () => {
+  const { system, client, ids } = await tagged(3);
+  const limited = await system.keyed([...rights], { tags: ['m0', 'm1'] });
+  const made = await limited.client.schedules.create({
+    tags: ['all'],
+    name: 'x',
+    command: 'true',
+    cron: yearly,
+  });
+  const schedule_id = made.id;
+  const machinesOf = async (run: { batch_id: string | null }): Promise<string[]> => {
+    const { results } = await client.batches.get({ batch_id: run.batch_id ?? '' });
+    return results.map(({ machine_id }) => machine_id).toSorted();
+  };
+  expect(await machinesOf(await client.schedules.run({ schedule_id }))).toEqual(ids.slice(0, 2).toSorted());
+
+  // Another limited key sees the schedule and runs it on its own machine alone.
+  const narrow = await system.keyed([...rights], { tags: ['m1'] });
+  expect((await narrow.client.schedules.list()).items.map(({ id }) => id)).toEqual([schedule_id]);
+  expect(await machinesOf(await narrow.client.schedules.run({ schedule_id }))).toEqual([ids[1]]);
+  const history = await narrow.client.schedules.history({ schedule_id });
+  expect(new Set(history.items.map(({ machine_id }) => machine_id))).toEqual(new Set([ids[1]]));
+  for (const call of [
+    () => narrow.client.schedules.update({ schedule_id, command: 'env' }),
+    () => narrow.client.schedules.remove({ schedule_id }),
+  ])
+    await expect(call()).rejects.toMatchObject({ code: 'forbidden' });
+
+  // A key without any of the machines does not see it.
+  const outside = await system.keyed([...rights], { tags: ['m2'] });
+  expect((await outside.client.schedules.list()).total).toBe(0);
+  await expect(outside.client.schedules.get({ schedule_id })).rejects.toMatchObject({ code: 'forbidden' });
+  await expect(outside.client.schedules.run({ schedule_id })).rejects.toMatchObject({ code: 'forbidden' });
+  expect((await client.schedules.list({ machine_id: ids[2] ?? '' })).total).toBe(0);
+  expect((await client.schedules.list({ machine_id: ids[0] ?? '' })).total).toBe(1);
+});
+
+test('a limited key sees its own schedule while no machine has the tags', async () => {
+  const { system } = await tagged(1);
+  const limited = await system.keyed([...rights], { tags: ['m0'] });
+  const other = await system.keyed([...rights], { tags: ['m0'] });
+  const { id: schedule_id } = await limited.client.schedules.create({
+    ...{ tags: ['later'], name: 'x', command: 'true', cron: yearly },
+  });
+  expect((await limited.client.schedules.get({ schedule_id })).tags).toEqual(['later']);
+  expect((await limited.client.schedules.list()).total).toBe(1);
+  await expect(other.client.schedules.get({ schedule_id })).rejects.toMatchObject({ code: 'forbidden' });
+  expect(await limited.client.schedules.remove({ schedule_id })).toEqual({ deleted: true });
+});
+
+test('a repeat of a run by hand with the same Idempotency-Key starts no second batch', async () => {
+  const { system, client, make } = await tagged(2);
+  const { id } = await make();
+  const headers = { 'Idempotency-Key': 'once' };
+  const first = await system.call('POST', `/schedules/${id}/run`, { headers });
+  const again = await system.call('POST', `/schedules/${id}/run`, { headers });
+  expect(again.body.data).toEqual(first.body.data);
+  expect((await client.batches.list()).total).toBe(1);
+});
+
+test('a removed machine ends its part of the schedule, and the schedule stays', async () => {
+  const { client, ids, make } = await tagged(2);
+  const { id: schedule_id } = await make();
+  await client.machines.remove({ machine_id: ids[0] ?? '' });
+  const { batch_id } = await client.schedules.run({ schedule_id });
+  const { results } = await client.batches.get({ batch_id: batch_id ?? '' });
+  expect(results.map(({ machine_id }) => machine_id)).toEqual([ids[1]]);
+});
