@@ -112,6 +112,30 @@ test('a failed run opens an alert; further failed and cancelled runs change noth
   ]);
 });
 
+test('a schedule with tags has an alert for each machine on which it fails', async () => {
+  const { rule, alerts, client, agent } = await startAlertSystem();
+  await rule({ name: 'jobs', kind: 'schedule' });
+  const names = ['db-1', 'db-2'];
+  const agents = [];
+  for (const name of names) agents.push(await agent({ name, tags: 'db' }));
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ name: 'backup', tags: ['db'], cron: '0 0 29 2 *', command: 'exit 3' },
+  });
+  await client.schedules.run({ schedule_id });
+  const open = async () => (await alerts()).filter(({ status }) => status === 'open');
+  await expect
+    .poll(async () => (await open()).map(({ message }) => message).toSorted())
+    .toEqual(names.map((name) => `schedule backup on ${name} failed: exit code 3`));
+  // A machine that loses the tag is no longer part of the schedule.
+  await client.machines.update({ machine_id: agents[0]?.machineId ?? '', tags: [] });
+  await expect
+    .poll(async () => (await open()).map(({ machine_id }) => machine_id))
+    .toEqual([agents[1]?.machineId]);
+  await client.schedules.update({ schedule_id, command: 'true' });
+  await client.schedules.run({ schedule_id });
+  await expect.poll(open).toEqual([]);
+});
+
 test('a schedule whose last run failed before the rule existed opens an alert, and its removal resolves it', async () => {
   const { rule, agent, client, statuses, alerts } = await startAlertSystem();
   const { machineId: machine_id } = await agent();

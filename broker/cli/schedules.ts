@@ -39,7 +39,7 @@ export function addSchedules(program: Command): void {
     flags: ofMachine,
     defaults: { sort: 'name' },
     view: {
-      fields: 'name id machine tags cron enabled next last',
+      fields: 'name id machine cron enabled next last tags',
       cells: { cron, next: ({ next_run }) => when(next_run), last: ({ last_run }) => last_run?.status },
     },
   });

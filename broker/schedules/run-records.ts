@@ -17,8 +17,7 @@ import {
 } from '../history/history.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
-import { counted, tables } from './run-tables.ts';
-import type { Mark } from './tracked-schedules.ts';
+import { counted, type Mark, tables } from './run-tables.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];

@@ -1,6 +1,13 @@
 // The tables of schedule runs in the history, and the steps that made them.
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 
+/** The time up to which a schedule is settled on a machine. */
+export interface Mark {
+  schedule_id: string;
+  machine_id: string;
+  at: number;
+}
+
 export const counted: CountedTable = {
   ...{ table: 'schedule_runs', time: 'decided_at', number: 'rowid' },
   ...{ columns: ['schedule_id', 'status', 'trigger'], scope: 'schedule_id' },

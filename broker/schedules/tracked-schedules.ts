@@ -6,6 +6,7 @@ import type { Schedule } from '../state/in-memory-state.ts';
 import { Timetable } from './due-times.ts';
 import type { ScheduleContext } from './launch-run.ts';
 import { mostRan, type RanTimes } from './run-records.ts';
+import type { Mark } from './run-tables.ts';
 
 /** A schedule on one machine. A schedule with tags has one entry for each machine with these tags. */
 export interface Tracked {
@@ -25,13 +26,6 @@ export interface Tracked {
   waiting: boolean;
   /** Number of missed times recorded in a row. */
   missed: number;
-}
-
-/** The time up to which a schedule is settled on a machine. */
-export interface Mark {
-  schedule_id: string;
-  machine_id: string;
-  at: number;
 }
 
 export class TrackedSchedules {

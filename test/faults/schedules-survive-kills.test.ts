@@ -115,8 +115,8 @@ test(`kill -9 of the broker ${kills} times while a schedule with tags fires: eac
   const ids = (await client.machines.list()).items.map(({ id }) => id);
   const ran = join(temporaryFolder('ran'), 'ran');
   const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
-  const params = { tags: ['fleet'], command, cron: '* * * * * *', overlap: 'allow' } as const;
-  const { id: schedule_id } = await client.schedules.create({ ...params, name: 'tagged' });
+  const params = { tags: ['fleet'], command, cron: '* * * * * *', name: 'tagged' };
+  const { id: schedule_id } = await client.schedules.create({ ...params, overlap: 'allow' });
   await soon(() => existsSync(ran)).toBe(true);
   for (let n = 0; n < kills; n += 1) {
     // The kill is in the 40 ms after the second, while the commands are created.
