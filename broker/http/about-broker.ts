@@ -71,7 +71,7 @@ export function serviceHandlers(
   { fingerprint, certificate }: Authority,
   publicUrl: () => string,
   metrics: RequestMetrics,
-): Handlers['service'] {
+): Omit<Handlers['service'], 'metricsTargets' | 'machineMetrics'> {
   return {
     info: () => ({
       version,

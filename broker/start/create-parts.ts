@@ -31,6 +31,7 @@ import { LiveUpdates } from '../live/index.ts';
 import { Logins } from '../logins/index.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { recordMachineEvents } from '../machines/online-offline-events.ts';
+import { prometheusHandlers } from '../machines/prometheus.ts';
 import { tagHandlers } from '../machines/tags.ts';
 import { createPackages, removeUnfinishedUploads } from '../packages/index.ts';
 import { MachineFacts } from '../presence/facts-and-metrics.ts';
@@ -125,7 +126,10 @@ export async function createParts(opening: Opening) {
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const publicUrl = (): string => settings.public_url ?? status.url;
-  const service = serviceHandlers(status, authority, publicUrl, metrics);
+  const service = {
+    ...serviceHandlers(status, authority, publicUrl, metrics),
+    ...prometheusHandlers({ ...stores, publicUrl }),
+  };
   if (cluster) followOthers(cluster, stores);
   await started?.();
   await cluster?.start();

@@ -1,7 +1,7 @@
 // REST routes about the broker itself: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
 import { raw, single } from './define-route.ts';
-import { group, named } from './shared-schemas.ts';
+import { group, named, queryNumber } from './shared-schemas.ts';
 
 const fingerprint =
   'SHA-256 fingerprint, in hexadecimal, of the CA certificate that signs the gRPC certificate';
@@ -46,6 +46,24 @@ export const service = {
   prometheus: raw('/metrics', 'machines:read', {
     summary: 'Get metrics for Prometheus',
     description: 'Needs an API key that may use every machine.',
+    types: ['text/plain'],
+  }),
+  metricsTargets: raw('/metrics/targets', 'machines:read', {
+    summary: 'List the machines for Prometheus to scrape (http_sd)',
+    description:
+      'Without `port` the targets are the metrics of each machine at this broker. A limited key gets only its machines.',
+    types: ['application/json'],
+    query: {
+      tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
+      port: queryNumber(1, 65_535)
+        .optional()
+        .describe('Port of an exporter on the machines themselves, such as 9100; by default the broker'),
+    },
+  }),
+  machineMetrics: raw('/metrics/machines/{machine_id}', 'machines:read', {
+    summary: 'Get the last report of a machine for Prometheus',
+    description:
+      'A machine that is offline, or whose owner allows no metrics, has only `farhand_machine_up`.',
     types: ['text/plain'],
   }),
   docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),

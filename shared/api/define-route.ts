@@ -104,7 +104,11 @@ export function outgoing<
 }
 
 /** Defines a route that answers a text with its own media type. */
-export function raw<const P extends string>(path: P, access: Access, definition: RawDefinition) {
+export function raw<const P extends string, Q extends z.ZodRawShape = NoShape>(
+  path: P,
+  access: Access,
+  definition: RawDefinition & { query?: Q },
+) {
   return build('raw', 'GET', path, access, { base: '', ...definition, reply: nothing });
 }
 type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
