@@ -3,7 +3,7 @@ import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Report } from '../presence/facts-and-metrics.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
-import type { MachineSources } from './to-json.ts';
+import type { MachineSources } from './machine-to-json.ts';
 
 interface Services extends MachineSources {
   state: State;

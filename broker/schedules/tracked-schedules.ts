@@ -92,6 +92,8 @@ export class TrackedSchedules {
   }
 
   timetableOf(schedule: Schedule): Timetable | undefined {
+    // A timetable takes some KiB, so only one that many machines share is cached.
+    if (!schedule.tags) return this.#createTimetable(schedule);
     const made = this.#timetables.get(schedule);
     if (made !== undefined) return made ?? undefined;
     const timetable = this.#createTimetable(schedule);

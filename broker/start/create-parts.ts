@@ -44,7 +44,7 @@ import { Schedules } from '../schedules/index.ts';
 import { ScheduleRecords } from '../schedules/run-records.ts';
 import { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { Declared, Schedule, State } from '../state/in-memory-state.ts';
 import { Upgrades } from '../upgrades/index.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
@@ -297,12 +297,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     upgrade: { stored: async (id) => belongingTo(...(await upgrades.machinesOf(id))) },
     batch: { stored: async (id) => belongingTo(...(await commands.batches.machinesOf(id))) },
     schedule: {
-      present(id, declared) {
-        const schedule = declared.schedules.get(id);
-        if (!schedule) return undefined;
-        const machines = machinesOfSchedule(schedule, declared);
-        return schedule.tags ? { machines, ownKey: schedule.requested_by } : { machines };
-      },
+      present: (id, declared) => foundSchedule(declared.schedules.get(id), declared),
       stored: async (id) => belongingTo(...(await schedules.machinesOfRemoved(id))),
     },
     run: { stored: async (id) => belongingTo(await schedules.machineOfRun(id)) },
@@ -337,6 +332,12 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
       stored: async (id, filters) => (filters && (await alerts.has('rule_id', id)) ? {} : undefined),
     },
   };
+}
+
+function foundSchedule(schedule: Schedule | undefined, declared: Declared) {
+  if (!schedule) return undefined;
+  const machines = machinesOfSchedule(schedule, declared);
+  return schedule.tags ? { machines, ownKey: schedule.requested_by } : { machines };
 }
 
 function belongingTo(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
