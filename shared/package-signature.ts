@@ -1,38 +1,38 @@
-// The signatures of agent packages: their file format, what they sign, and how a machine verifies them against
-// the key that it trusts.
+// The signatures of agent packages: their file format, the data that they cover, and how a machine verifies them
+// with the key that it trusts.
 import { createHash, type KeyObject, sign, verify } from 'node:crypto';
 import * as z from 'zod';
 import { publicKeyOf } from './identity-proof.ts';
 
-/** What a signature covers, so that it is valid for no other name, version, architecture or kind of package. */
+/** The data that a signature covers. It is valid for no other name, version, architecture or kind of package. */
 export interface SignedPackage {
   version: string;
-  /** As Node names it: "x64", "arm64". */
+  /** Architecture by its name in Node: "x64" or "arm64". */
   arch: string;
   kind: 'tar.gz' | 'deb';
   size: number;
-  /** Hexadecimal. */
+  /** SHA-256 of the package, in hexadecimal. */
   sha256: string;
 }
 
-/** A new key with its signature by the key before. Both are raw bytes. */
+/** A new key, and its signature by the previous key. Both are raw bytes. */
 export interface KeyChange {
   public_key: Buffer;
   signature: Buffer;
 }
 
 export interface PackageSignature {
-  /** Raw public key: 32 bytes. */
+  /** The new public key: 32 raw bytes. */
   public_key: Buffer;
-  /** 64 bytes. */
+  /** The signature by the previous key: 64 bytes. */
   signature: Buffer;
-  /** How an earlier key became `public_key`, oldest change first. */
+  /** The changes by which earlier keys were replaced, up to `public_key`. The oldest comes first. */
   key_changes: readonly KeyChange[];
 }
 
-/** Most changes of the key in one signature. */
+/** Maximum number of key changes in one signature file. */
 const mostKeyChanges = 32;
-/** Largest package in bytes. */
+/** Maximum size of a package in bytes. */
 const mostPackageBytes = 1024 ** 3;
 
 const base64 = (bytes: number): z.ZodType<Buffer, string> =>
@@ -64,7 +64,7 @@ const packageSignatureSchema = z.object({
 /** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
 export const signatureFileSchema = signedPackageSchema.extend(packageSignatureSchema.shape);
 
-/** The content of a signature file, to be written as JSON. */
+/** Returns the content of a signature file as JSON. */
 export function signatureJson(
   { version, arch, kind, size, sha256 }: SignedPackage,
   { public_key, signature, key_changes }: PackageSignature,
@@ -81,12 +81,12 @@ export function signatureJson(
 /** Name of a package's signature file. */
 export const signatureFileOf = (file: string): string => `${file}.sig`;
 
-/** The text of which a package's signature is made. No field can contain a line break. */
+/** Returns the text that is signed for a package. No field can contain a line break. */
 function signedText({ version, arch, kind, size, sha256 }: SignedPackage): Buffer {
   return Buffer.from(`farhand-package-v1\nfarhand-agent\n${version}\n${arch}\n${kind}\n${size}\n${sha256}\n`);
 }
 
-/** The text of which the signature of a new key is made. */
+/** Returns the text that the previous key signs for a new key. */
 function keyChangeText(publicKey: Buffer): Buffer {
   return Buffer.from(`farhand-package-key-v1\n${publicKey.toString('hex')}\n`);
 }
@@ -95,14 +95,14 @@ export function signPackage(what: SignedPackage, key: KeyObject): Buffer {
   return sign(null, signedText(what), key);
 }
 
-/** Signs a new key by the key before. */
+/** Signs a new key with the previous key. */
 export function signKeyChange(publicKey: Buffer, oldKey: KeyObject): KeyChange {
   return { public_key: publicKey, signature: sign(null, keyChangeText(publicKey), oldKey) };
 }
 
 /**
- * Verifies a package's signature. Returns what is wrong: `untrusted_key` if no chain of changes leads from the
- * trusted key to the signature's key; undefined if the signature is right.
+ * Verifies a package's signature. Returns what is wrong with it, or undefined. The fault is `untrusted_key` if no
+ * chain of key changes leads from the trusted key to the key of the signature.
  */
 export function signatureFault(
   what: SignedPackage,
@@ -113,18 +113,18 @@ export function signatureFault(
   return verify(null, signedText(what), publicKeyOf(public_key), signature) ? undefined : 'wrong_signature';
 }
 
-/** True if the trusted key is `key`, or if changes that begin at the trusted key lead to it. */
+/** Returns true if the trusted key is `key`, or if key changes lead from the trusted key to `key`. */
 function isTrusted(key: Buffer, changes: readonly KeyChange[], trusted: Buffer): boolean {
   let current = trusted;
   for (const { public_key, signature } of changes) {
     if (current.equals(key)) return true;
-    // Changes before the trusted key are skipped: their signatures are of keys that this machine forgot.
+    // Changes older than the trusted key are skipped, because the machine no longer knows the keys that signed them.
     if (verify(null, keyChangeText(public_key), publicKeyOf(current), signature)) current = public_key;
   }
   return current.equals(key);
 }
 
-/** SHA-256 of a raw public key, hexadecimal. */
+/** Returns the SHA-256 of a raw public key, in hexadecimal. */
 export function fingerprintOf(raw: Buffer): string {
   return createHash('sha256').update(raw).digest('hex');
 }

@@ -11,7 +11,7 @@ import { readTrustedKey } from './trusted-key.ts';
 const unit = '/etc/systemd/system/farhand-agent-upgrade.path';
 const byHand = 'upgrade this agent by hand, as docs/upgrading.md describes';
 
-/** Returns no finding if the owner does not allow upgrades, or if the agent is from no package. */
+/** Returns no finding if the owner does not allow upgrades, or if the agent was not installed from a package. */
 export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings): Finding[] {
   if (!allow.includes('upgrade') || (!kindOfHome(home) && !installedKind(directory))) return [];
   const last = readResult(directory);
@@ -42,7 +42,11 @@ function trusted(directory: string): Finding {
   try {
     const key = readTrustedKey(directory);
     if (key) return ok('trusted key', fingerprintOf(key));
-    return warn('trusted key', 'this machine trusts no key, so it accepts no upgrade from the broker', pin);
+    return warn(
+      'trusted key',
+      'this machine does not trust a signing key, so it accepts no upgrade from the broker',
+      pin,
+    );
   } catch (error) {
     if (!(error instanceof StartError)) throw error;
     return warn('trusted key', error.message, pin);

@@ -27,7 +27,7 @@ import { readTrustedKey } from './trusted-key.ts';
 export interface UpgradesOptions {
   /** Directory shared with root's upgrade unit; see shared-directory.ts. */
   directory: string;
-  /** The only version that the machine's owner accepts; undefined: any. */
+  /** The only version that the machine's owner accepts. If undefined, the owner accepts any. */
   holdVersion: string | undefined;
   processes: Pick<Processes, 'running' | 'refuseStarts'>;
   log: Logger;
@@ -36,7 +36,9 @@ export interface UpgradesOptions {
 const pollMs = 250;
 /** Milliseconds between two messages about running processes, so that the call does not count as idle. */
 const reportMs = 20_000;
-/** Milliseconds in which root's unit must take a request. systemd starts it at once. */
+/**
+ * Milliseconds in which root's unit must take a request. systemd starts the unit as soon as a request is written.
+ */
 const takenMs = 30_000;
 /** Milliseconds from the request to the restart of the agent, after which processes may start again. */
 const switchMs = 15 * 60_000;
@@ -130,7 +132,7 @@ export class Upgrades {
         throw refusal(
           'conflict',
           'processes_running',
-          `${count} processes run on this machine; try again later`,
+          `the upgrade waited too long: ${count} processes still run on this machine; try again later`,
         );
       if (reported?.count !== count || monotonic() - reported.at >= reportMs) {
         reported = { count, at: monotonic() };
@@ -152,7 +154,7 @@ export class Upgrades {
       processes.refuseStarts(false);
       this.#busy = false;
     });
-    // The call may end before, with its link. The upgrade goes on.
+    // The call may end before the upgrade does, because the link was lost. The upgrade continues.
     done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));
     return done;
   }
@@ -177,7 +179,7 @@ export class Upgrades {
         throw refusal(
           'not_supported',
           'no_upgrade_unit',
-          'farhand-agent-upgrade.path does not run; run farhand-agent install as root',
+          'the unit farhand-agent-upgrade.path does not run on this machine; run farhand-agent install there as root',
         );
       await sleep(pollMs, this.#closing.signal);
     }
@@ -195,7 +197,7 @@ function fingerprintIn(directory: string): string {
     const key = readTrustedKey(directory);
     return key ? fingerprintOf(key) : '';
   } catch {
-    // A damaged file counts as no key here. A call names what is wrong with it.
+    // A damaged key file counts as no key here. The answer to StageUpgrade says what is wrong with the file.
     return '';
   }
 }

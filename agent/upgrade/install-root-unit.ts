@@ -9,12 +9,13 @@ import type { Installation } from '../../shared/systemd/install.ts';
 import { kindOfHome, upgradeDirectory, upgradePaths } from './shared-directory.ts';
 import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 
-/** Launchers of the packages, which stay the same in every version. */
+/** Paths of the launchers that packages install. They are the same in every version. */
 const launchers = ['/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
 
 /**
- * Returns undefined if the agent cannot be replaced by a package, because it runs from a checkout or npm. `trustKey`:
- * file with the key to pin; otherwise the package's own key is pinned if the machine trusts none yet.
+ * Returns undefined if the agent cannot be replaced by a package, because it runs from a checkout or npm. `trustKey`
+ * is the file with the key to pin. Without it, the key that came with the package is pinned, unless the machine
+ * already trusts a key.
  */
 export async function planUpgradeUnit(
   command: readonly string[],
@@ -45,7 +46,7 @@ export async function planUpgradeUnit(
   };
 }
 
-/** The directory of the package that a launcher starts. */
+/** Returns the directory of the installed package whose program a launcher starts. */
 async function homeOf(launcher: string): Promise<string> {
   const real = await realpath(launcher).catch(() => '');
   return real.endsWith('/bin/farhand-agent') ? dirname(dirname(real)) : home;

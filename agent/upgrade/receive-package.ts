@@ -24,7 +24,7 @@ export interface Opened {
 }
 
 interface Machine {
-  /** The kind of package that root's unit replaces; undefined without that unit. */
+  /** The kind of package that root's upgrade unit can replace; undefined if that unit is not installed. */
   installed: PackageKind | undefined;
   /** True if the program is from a package. */
   packaged: boolean;
@@ -35,7 +35,7 @@ interface Machine {
 
 const defaultLinkTimeoutMs = 120_000;
 
-/** An error of StageUpgrade; `reason` is one of docs/agent-protocol.md. */
+/** Makes an error of the rpc StageUpgrade. docs/agent-protocol.md lists the possible values of `reason`. */
 export function refusal(code: Code, reason: string, message: string): AppError {
   return new AppError(code, message, { reason });
 }
@@ -48,7 +48,7 @@ export async function firstMessage(incoming: AsyncIterator<StageUpgradeRequest__
   return found;
 }
 
-/** Checks everything that needs no bytes of the package, its signature included. Throws AppError. */
+/** Checks everything that can be checked before the package arrives, its signature included. Throws AppError. */
 export function acceptUpgrade(open: Open, machine: Machine): Opened {
   const request = requestOf(open);
   const fault = faultOf(request, machine);
@@ -65,17 +65,23 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
       ? [
           'not_supported',
           'no_upgrade_unit',
-          'upgrade this machine by hand once: root’s upgrade unit is missing',
+          'root’s upgrade unit is not installed on this machine; upgrade the agent by hand once',
         ]
-      : ['not_supported', 'not_installed', 'this agent is no service of a package; upgrade it by hand'];
+      : [
+          'not_supported',
+          'not_installed',
+          'this agent was not installed as a service from a package; upgrade it by hand',
+        ];
   if (last?.upgrade_id === request.upgrade_id)
-    return ['conflict', 'already_taken', `this machine has had the upgrade ${request.upgrade_id} already`];
+    return ['conflict', 'already_taken', `this machine has already taken the upgrade ${request.upgrade_id}`];
   if (last?.outcome === 'RUNNING')
     return ['conflict', 'in_progress', `the upgrade ${last.upgrade_id} of this machine is running`];
   return fitFault(request, machine) ?? signerFault(request, machine.trusted);
 }
 
-/** Returns why a package does not fit this machine; undefined if it does. Root's unit asks it again. */
+/**
+ * Returns why a package does not fit this machine; undefined if it fits. Root's upgrade unit checks the same again.
+ */
 export function fitFault(
   { version: wanted, kind, arch }: Pick<UpgradeRequest, 'version' | 'kind' | 'arch'>,
   { installed, holdVersion }: Pick<Machine, 'installed' | 'holdVersion'>,
@@ -84,21 +90,21 @@ export function fitFault(
     return [
       'validation_failed',
       'wrong_architecture',
-      `the package is for ${arch}, this machine is ${process.arch}`,
+      `the package is for ${arch}, but this machine is ${process.arch}`,
     ];
   if (kind !== installed)
     return [
       'validation_failed',
       'wrong_kind',
-      `the package is a ${kind}; this agent was installed from a ${installed}`,
+      `the package is a ${kind}, but this agent was installed from a ${installed}`,
     ];
   if (holdVersion !== undefined && wanted !== holdVersion)
     return [
       'permission_denied',
       'held',
-      `the owner of this machine accepts version ${holdVersion} only (--hold-version)`,
+      `the owner of this machine accepts only version ${holdVersion} (--hold-version)`,
     ];
-  if (wanted === version) return ['conflict', 'same_version', `this machine runs version ${version} already`];
+  if (wanted === version) return ['conflict', 'same_version', `this machine already runs version ${version}`];
   return undefined;
 }
 
@@ -108,7 +114,7 @@ export function signerFault(request: UpgradeRequest, trusted: Buffer | undefined
     return [
       'precondition_failed',
       'no_trusted_key',
-      'this machine trusts no key yet; upgrade it by hand once, or run farhand-agent trust-key FILE as root',
+      'this machine does not trust a signing key yet; upgrade it by hand once, or run farhand-agent trust-key FILE there as root',
     ];
   const fault = signatureFault(request, request, trusted);
   if (fault === 'untrusted_key')
@@ -117,7 +123,7 @@ export function signerFault(request: UpgradeRequest, trusted: Buffer | undefined
       fault,
       'the package is signed by another key than the one this machine trusts',
     ];
-  return fault && ['validation_failed', fault, 'the signature is not one of this package'];
+  return fault && ['validation_failed', fault, 'the signature is not for this package'];
 }
 
 const kinds: Partial<Record<Open['kind'], string>> = {
@@ -143,7 +149,7 @@ function requestOf({ kind, sha256, signature, ...open }: Open): UpgradeRequest {
   throw new AppError('invalid_request', z.prettifyError(parsed.error));
 }
 
-/** Writes the package, and throws wrong_hash unless its size and hash are those of the request. */
+/** Writes the package to the disk. Throws wrong_hash if its size or hash differs from the request. */
 export async function receivePackage(
   file: string,
   { size, sha256 }: UpgradeRequest,

@@ -1,5 +1,5 @@
-// The directory that the agent shares with root's upgrade unit. It belongs to root; the agent may write only in
-// `incoming`, and root takes nothing from there but bytes that it verifies.
+// The directory that the agent shares with root's upgrade unit. It belongs to root, and the agent may write only in
+// `incoming`. Root verifies all that it takes from there.
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
@@ -8,25 +8,28 @@ import { signatureFileSchema } from '../../shared/package-signature.ts';
 export const upgradeDirectory = '/var/lib/farhand-agent-upgrade';
 
 export interface UpgradePaths {
-  /** Directory of the agent's user, for a package and the request to install it. */
+  /** Directory in which the agent writes a package and the request to install it. */
   incoming: string;
   package: string;
   request: string;
-  /** The request that root has taken and not answered yet. */
+  /** The request that root has taken but not answered yet. */
   taken: string;
-  /** What `farhand-agent install` found about the installation. */
+  /** File in which `farhand-agent install` describes how the agent is installed. */
   installed: string;
   /** Public key whose packages this machine accepts, as PEM. */
   trustedKey: string;
-  /** What became of the last upgrade; the agent reads it. */
+  /** The outcome of the last upgrade, which root writes and the agent reads. */
   result: string;
-  /** The step of a running upgrade, for root alone. It exists from before the switch to the end. */
+  /**
+   * The step that a running upgrade has reached, for root alone. The file exists from before the switch until the
+   * end of the upgrade.
+   */
   state: string;
   /** Root's own copy of the package. */
   copy: string;
-  /** The last version as a Debian package. */
+  /** The previous version as a Debian package. */
   previousDeb: string;
-  /** The version before the upgrade, which runs the upgrade to its end. */
+  /** Copy of the version that ran before the upgrade. Its program runs the rest of the upgrade. */
   rescue: string;
 }
 
@@ -47,7 +50,7 @@ export function upgradePaths(directory: string): UpgradePaths {
   };
 }
 
-/** The agent's request to root: the package's description and signature, and how to try it. */
+/** The agent's request to root: the package's description and signature, and how to try the new version. */
 export const requestSchema = signatureFileSchema.extend({
   upgrade_id: z.string().regex(/^[\w-]{1,64}$/),
   link_timeout_ms: z.int().min(10_000).max(3_600_000),
@@ -68,18 +71,18 @@ const kindSchema = z.enum(['tar.gz', 'deb']);
 export type PackageKind = z.output<typeof kindSchema>;
 const installedSchema = z.object({ kind: kindSchema });
 
-/** What became of the last upgrade; undefined if there was none. */
+/** Returns the outcome of the last upgrade; undefined if there was none. */
 export function readResult(directory: string): UpgradeResult | undefined {
   return readJson(upgradePaths(directory).result, resultSchema);
 }
 
-/** The kind of package that root's unit can replace; undefined if the unit is not installed. */
+/** Returns the kind of package that root's upgrade unit can replace; undefined if the unit is not installed. */
 export function installedKind(directory: string): PackageKind | undefined {
   const { installed, incoming } = upgradePaths(directory);
   return existsSync(incoming) ? readJson(installed, installedSchema)?.kind : undefined;
 }
 
-/** The kind of the package that contains the program with this home directory; undefined if none does. */
+/** Returns the kind of package that installed the program in this directory; undefined if no package did. */
 export function kindOfHome(home: string): PackageKind | undefined {
   if (home === '/usr/lib/farhand-agent') return 'deb';
   return dirname(home) === '/opt/farhand-agent' ? 'tar.gz' : undefined;

@@ -11,7 +11,10 @@ import { upgradeDirectory, upgradePaths } from './shared-directory.ts';
 
 const usage = 'farhand-agent trust-key FILE: trusts the packages that the owner of this key signs';
 
-/** Reads the trusted key: raw, 32 bytes. Returns undefined if none is pinned. Throws StartError. */
+/**
+ * Reads the trusted key as 32 raw bytes. Returns undefined if no key is pinned. Throws StartError if the file is
+ * damaged.
+ */
 export function readTrustedKey(directory: string): Buffer | undefined {
   const file = upgradePaths(directory).trustedKey;
   return existsSync(file) ? readPublicKey(file) : undefined;
@@ -30,14 +33,14 @@ export function readPublicKey(file: string): Buffer {
     const key = createPublicKey(text);
     if (key.asymmetricKeyType === 'ed25519') return rawPublicKey(key);
   } catch {
-    // The error below says the same of all files.
+    // A file without a key gets the same error, which is thrown below.
   }
   throw new StartError(
     `${file} is no Ed25519 public key in PEM; npm run package -- --make-key FILE writes one to FILE.pub`,
   );
 }
 
-/** Pins a key. The caller is root, to whom the directory belongs. */
+/** Pins a key. Only root can call this, because the directory belongs to root. */
 export async function pinKey(directory: string, key: Buffer): Promise<void> {
   await mkdir(directory, { recursive: true });
   // The agent must be able to enter the directory, whatever root's umask is.

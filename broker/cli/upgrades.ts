@@ -15,7 +15,7 @@ import { latest, ofMachine, printView, routeVerb } from './verb-from-route.ts';
 
 type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
 
-/** Milliseconds between two looks at an upgrade. */
+/** Milliseconds between two requests for the state of an upgrade. */
 const pollMs = 1_000;
 /** Maximum number of failed machines whose messages are printed. */
 const mostFailures = 20;
@@ -63,9 +63,9 @@ export function addMachineUpgrade(machines: Command): void {
     input: (options) => (options['agent-pin'] === 'any' ? { agent_pin: null } : {}),
   });
   routeVerb(machines, 'hold', 'machines', 'update', {
-    about: 'let upgrades skip a machine',
+    about: 'make upgrades skip a machine',
     examples: ['', '--release'],
-    flags: { '--release': 'let upgrades install other versions again' },
+    flags: { '--release': 'let upgrades of a machine install any version again' },
     input: ({ release }) => ({ agent_hold: !release }),
   });
 }
@@ -137,7 +137,7 @@ async function upgradeText(upgrade: Upgrade, client: Farhand): Promise<string> {
   return [text, ...lines].join('\n');
 }
 
-/** Prints the progress of an upgrade until its end. A signal ends this program, and the upgrade goes on. */
+/** Prints the progress of an upgrade until it ends. If a signal ends this program, the upgrade continues. */
 async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade> {
   const upgrade_id = upgrade.id;
   const { isTTY } = process.stderr;

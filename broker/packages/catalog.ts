@@ -1,4 +1,4 @@
-// The agent packages that this broker can send: those of its own directory, and those that were uploaded.
+// The agent packages that this broker can send: the packages in its own directory and the uploaded ones.
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
@@ -14,7 +14,7 @@ import {
 type Arch = 'x64' | 'arm64';
 type Kind = SignedPackage['kind'];
 
-/** What the name of a package's file says. */
+/** Version, architecture and kind of a package, as its file name says them. */
 export interface PackageName {
   version: string;
   arch: Arch;
@@ -25,16 +25,16 @@ export interface AgentPackage extends PackageName {
   file: string;
   path: string;
   size: number;
-  /** Hexadecimal. */
+  /** SHA-256 of the package, in hexadecimal. */
   sha256: string;
-  /** Undefined if it is not signed, or if its signature is of another file. */
+  /** Signature of the package. Undefined if there is none, or if it is for another package. */
   signature: PackageSignature | undefined;
   uploaded: boolean;
-  /** Milliseconds since 1970. */
+  /** Time of the file's last change, in milliseconds since 1970. */
   created_at: number;
 }
 
-/** Largest signature file in bytes. */
+/** Maximum size of a signature file in bytes. */
 const maxSignatureBytes = 64 * 1024;
 const tarName = /^farhand-agent-(\d[\w.+-]{0,63})-linux-(x64|arm64)\.tar\.gz$/;
 const debName = /^farhand-agent_(\d[\w.+~-]{0,63})_(amd64|arm64)\.deb$/;
@@ -49,7 +49,7 @@ export function parsePackageName(file: string): PackageName | undefined {
   return debian && known ? { version: debian, arch: known, kind: 'deb' } : undefined;
 }
 
-/** Parses the text of a signature file; undefined if it is none. */
+/** Parses the text of a signature file. Returns undefined if it is not the text of a signature file. */
 export function parseSignatureFile(text: string) {
   try {
     return signatureFileSchema.safeParse(JSON.parse(text)).data;
@@ -59,8 +59,8 @@ export function parseSignatureFile(text: string) {
 }
 
 /**
- * Returns the packages that a list of files with their SHA-256 names. Files that are no agent packages, such as the
- * list itself, are left out.
+ * Returns the packages in a list of files with their SHA-256. Leaves out files that are no agent packages, such as
+ * the list itself.
  */
 export function packagesIn(directory: string, files: Iterable<readonly [string, string]>): AgentPackage[] {
   return [...files].flatMap(([file, sha256]) => packageAt(directory, file, sha256, false) ?? []);
@@ -72,7 +72,10 @@ export function uploadedPackages(directory: string): AgentPackage[] {
   return readdirSync(directory).flatMap((file) => packageAt(directory, file, undefined, true) ?? []);
 }
 
-/** Without `sha256`, the file must be signed, and has the hash that its signature says. */
+/**
+ * Describes the package in a file. Without `sha256`, the file must be signed, and the hash is taken from its
+ * signature.
+ */
 function packageAt(
   directory: string,
   file: string,
@@ -82,7 +85,7 @@ function packageAt(
   const name = parsePackageName(file);
   if (!name) return undefined;
   const path = join(directory, file);
-  // The file may be removed meanwhile.
+  // The file may have been removed meanwhile.
   const stat = statSync(path, { throwIfNoEntry: false });
   if (!stat) return undefined;
   const signed = signatureOf(path);
@@ -95,7 +98,7 @@ function packageAt(
   };
 }
 
-/** True if a signature is of a package with this name. */
+/** Returns true if a signature is for the package with this name. */
 export const isSigned = (name: PackageName, signed: SignedPackage): boolean =>
   name.version === signed.version && name.arch === signed.arch && name.kind === signed.kind;
 
@@ -113,7 +116,7 @@ export function toJson(one: AgentPackage): Reply<Api['packages']['upload']> {
   return { id: file, version, arch, kind, size, sha256, signed_by, uploaded, created_at: iso(created_at) };
 }
 
-/** The packages of one moment. */
+/** The packages that this broker could send when the object was made. */
 export class Catalog {
   readonly packages: readonly AgentPackage[];
 

@@ -1,4 +1,5 @@
-// Decides whether the agent of a machine can be upgraded to a version, before the agent is asked.
+// Decides from the broker's data whether the agent of a machine can be upgraded to a version. The agent itself is
+// asked later.
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { Obstacle } from '../../shared/api/upgrades.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
@@ -15,7 +16,7 @@ export interface Refusal {
 
 const byHand = 'upgrade it by hand once, as docs/upgrading.md describes';
 
-/** Returns the package to send, or why there is none. */
+/** Returns the package to send, or the reason why the machine cannot be upgraded. */
 export function packageFor(
   machine: Machine,
   facts: Facts | undefined,
@@ -23,25 +24,32 @@ export function packageFor(
   catalog: Catalog,
 ): AgentPackage | Refusal {
   const { installation, agent_version = '', arch = '', capabilities = [] } = facts ?? {};
-  if (agent_version === target) return refusal('current', `the agent has version ${target} already`);
+  if (agent_version === target) return refusal('current', `the agent already has version ${target}`);
   if (machine.agent_hold) return refusal('held', 'the machine is on hold: set agent_hold to false');
   if (machine.agent_pin !== undefined && machine.agent_pin !== target)
     return refusal('pinned', `the machine is pinned to ${machine.agent_pin}: change agent_pin`);
   if (!installation)
-    return refusal('not_supported', `the agent ${agent_version} knows no upgrades: ${byHand}`);
+    return refusal(
+      'not_supported',
+      `agent version ${agent_version} cannot be upgraded by the broker: ${byHand}`,
+    );
   const { kind, upgrade_unit, trusted_key, hold_version } = installation;
   if (kind === null)
     return refusal(
       'not_supported',
-      'the agent is no service of a tar.gz or .deb package: upgrade it by hand',
+      'the agent was not installed as a service from a tar.gz or .deb package: upgrade it by hand',
     );
-  if (!upgrade_unit) return refusal('not_supported', `the machine has no unit for upgrades: ${byHand}`);
+  if (!upgrade_unit)
+    return refusal('not_supported', `root’s upgrade unit is not installed on the machine: ${byHand}`);
   if (hold_version !== '' && hold_version !== target)
     return refusal('held', `the machine’s owner accepts only version ${hold_version} (--hold-version)`);
   if (!capabilities.includes('upgrade'))
-    return refusal('not_allowed', 'the machine’s owner does not allow upgrade: see --allow of its agent');
+    return refusal(
+      'not_allowed',
+      'the machine’s owner does not allow upgrades: see the agent’s option --allow',
+    );
   if (trusted_key === '')
-    return refusal('no_key', 'the machine trusts no signing key: run farhand-agent trust-key there');
+    return refusal('no_key', 'the machine does not trust a signing key: run farhand-agent trust-key there');
   return signedPackage(catalog, { version: target, arch, kind }, trusted_key);
 }
 
@@ -57,9 +65,9 @@ function signedPackage(
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
   const { public_key, key_changes } = found.signature;
-  // A chain of changes may begin at the key of the machine, which only the machine itself can verify.
+  // Key changes may lead from the machine's key to this one. Only the machine itself can verify that.
   if (key_changes.length > 0 || fingerprintOf(public_key) === trustedKey) return found;
-  return refusal('other_key', `the package ${found.file} is signed by another key than the machine trusts`);
+  return refusal('other_key', `the package ${found.file} is not signed by the key that the machine trusts`);
 }
 
 const refusal = (reason: Obstacle, message: string): Refusal => ({ reason, message });
@@ -68,7 +76,7 @@ export const isRefusal = (one: AgentPackage | Refusal): one is Refusal => 'reaso
 
 type State = Reply<Api['machines']['get']>['upgrade'];
 
-/** Returns what the API shows of a machine's upgrades. */
+/** Returns the field of the API that says whether a machine can be upgraded. */
 export function upgradeStateOf(machine: Machine, facts: Facts | undefined, catalog: Catalog): State {
   const target = machine.agent_pin ?? brokerVersion;
   const found = packageFor(machine, facts, target, catalog);

@@ -19,7 +19,7 @@ export interface Packages {
   handlers: Handlers['packages'];
   /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens include; undefined if there are no packages. */
   hash(): string | undefined;
-  /** The packages that upgrades can install, as they are now on the disk. */
+  /** Reads from the disk which packages upgrades can install at present. */
   catalog(): Catalog;
   /**
    * The command line that installs an agent with this token and optional name,
@@ -38,7 +38,7 @@ const sumsLine = /^([0-9a-f]{64}) {2}([\w.~+-]+\.(?:tar\.gz|deb)(?:\.sig)?)$/;
  */
 const defaultDirectory = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
-/** The packages in a directory: file names with their SHA-256. */
+/** The packages in a directory, by file name with their SHA-256. */
 interface Offer {
   hash: string;
   files: ReadonlyMap<string, string>;

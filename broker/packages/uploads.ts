@@ -1,4 +1,4 @@
-// Uploaded agent packages: each is checked while it arrives, and stored with its signature.
+// Handles uploads of agent packages: checks each package while it arrives, and stores it with its signature.
 import { createHash } from 'node:crypto';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rename, rm } from 'node:fs/promises';
@@ -17,20 +17,22 @@ import {
   toJson,
 } from './catalog.ts';
 
-/** Largest package in bytes. */
+/** Maximum size of a package in bytes. */
 const mostBytes = 512 * 1024 * 1024;
 /** Maximum number of uploads at a time. */
 const mostUploads = 4;
 const temporary = '.upload-';
 
-/** Deletes what a killed broker has left of uploads. */
+/** Deletes the files of unfinished uploads, which a killed broker has left. */
 export async function removeUnfinishedUploads(directory: string): Promise<void> {
   const names = await readdir(directory).catch((): string[] => []);
   for (const name of names.filter((one) => one.startsWith(temporary)))
     await rm(join(directory, name), { force: true });
 }
 
-/** The handlers that add and remove packages in `directory`. `catalog` returns all packages of the broker. */
+/**
+ * Returns the handlers that add and delete packages in `directory`. `catalog` returns all packages of the broker.
+ */
 export function uploadHandlers(
   directory: string,
   catalog: () => Catalog,
@@ -99,19 +101,19 @@ async function upload(
   throw new AppError('unavailable', `${file} was deleted while it was stored: upload it again`);
 }
 
-/** Checks that a signature file is of a package with this name. */
+/** Checks that a signature file is for a package with this name. */
 function checked(file: string, text: string): SignedPackage {
   const name = parsePackageName(file);
   if (!name) {
     const message =
-      'must be the name of an agent package, such as farhand-agent-1.2.3-linux-x64.tar.gz: do not rename it';
+      'must be the name of an agent package, such as farhand-agent-1.2.3-linux-x64.tar.gz: do not rename the file';
     throw fieldError('path', 'package', message);
   }
   const signed = parseSignatureFile(text);
   if (!signed) throw fieldError('query', 'signature', `must be the text of the file ${file}.sig`);
   if (!isSigned(name, signed)) {
     const of = `${signed.version} for ${signed.arch} (${signed.kind})`;
-    throw fieldError('query', 'signature', `is the signature of version ${of}, not of ${file}`);
+    throw fieldError('query', 'signature', `is the signature of version ${of}, not the signature of ${file}`);
   }
   if (signed.size > mostBytes)
     throw new AppError('payload_too_large', `the package is larger than ${mostBytes} bytes`, {
@@ -120,14 +122,16 @@ function checked(file: string, text: string): SignedPackage {
   return signed;
 }
 
-/** A version has one package of each kind, because machines that have it would not get another. */
+/**
+ * A version has one package of each kind. A second one would not reach the machines that have that version already.
+ */
 function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage, file: string): void {
   if (!stored || stored.sha256 === sha256) return;
   const message = `this broker has another package ${file}: build a new version, or delete that one first`;
   throw new AppError('already_exists', message, { file });
 }
 
-/** Writes a package to the disk. Throws validation_failed unless it is the one that was signed. */
+/** Writes a package to the disk. Throws validation_failed if it is not the package that was signed. */
 async function store(
   path: string,
   { size, sha256 }: SignedPackage,
@@ -147,7 +151,7 @@ async function store(
     await handle.writeFile(chunk);
   }
   if (written !== size || hash.digest('hex') !== sha256) {
-    const message = 'the body is not the package that was signed: its size or SHA-256 differs; send it again';
+    const message = 'the body is not the signed package, because its size or SHA-256 differs: send it again';
     throw new AppError('validation_failed', message, { size, sha256 });
   }
   await handle.sync();

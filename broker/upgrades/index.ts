@@ -45,12 +45,12 @@ export class Upgrades {
     this.#rollout = new Rollout(services, records, log);
   }
 
-  /** Opens the stored upgrades. Those that have ended are deleted `keepMs` after they began. */
+  /** Opens the stored upgrades. An upgrade that has ended is deleted `keepMs` milliseconds after it began. */
   static async open(services: UpgradeServices, keepMs: number, log: Logger): Promise<Upgrades> {
     return new Upgrades(services, await UpgradeRecords.open(services, keepMs), log);
   }
 
-  /** Goes on with the upgrades of an earlier broker process. */
+  /** Continues the upgrades that an earlier broker process began. */
   start(): Promise<void> {
     return this.#rollout.start();
   }
@@ -59,7 +59,7 @@ export class Upgrades {
     this.#rollout.stop();
   }
 
-  /** The machines of an upgrade; none if it does not exist. */
+  /** Returns the machines of an upgrade; no machines if the upgrade does not exist. */
   machinesOf(id: string): Promise<MachineId[]> {
     return this.#records.machinesOf(id);
   }
@@ -145,7 +145,7 @@ export class Upgrades {
     return this.#serialize(upgrade, caller);
   }
 
-  /** The machines of a new upgrade. Those that cannot be upgraded are done already. */
+  /** Makes the list of machines of a new upgrade. Machines that cannot be upgraded are marked as skipped at once. */
   #members(
     upgrade_id: UpgradeId,
     machines: readonly MachineId[],
@@ -175,7 +175,7 @@ export class Upgrades {
   }
 }
 
-/** Numbers the waves of the machines that are upgraded. Returns the number of waves. */
+/** Assigns the machines that can be upgraded to waves. Returns the number of waves. */
 function divide(members: Member[], wave: string): number {
   const upgraded = members.filter(({ status }) => status === 'waiting');
   const amount = Number.parseInt(wave, 10);

@@ -31,19 +31,24 @@ interface Context extends UpgradeServices {
   /** Limits how many machines get a package at once. */
   slots: Semaphore;
   log: Logger;
-  /** Called once the end is stored. */
+  /** Called when the end of the machine's upgrade is stored. */
   ended(member: Member): void;
   /** Called when the machine no longer delays its wave. */
   left(): void;
 }
 
-/** Milliseconds besides twice the probe timeout in which a machine must link again and report the outcome. */
+/**
+ * A machine must link again and report the outcome within twice the probe timeout and this number of milliseconds.
+ */
 const outcomeMs = 180_000;
-/** Milliseconds besides `wait_for` after which a call to a machine is given up: the package may arrive slowly. */
+/**
+ * A call to a machine is given up after `wait_for` and this number of milliseconds, in which a slow link can
+ * transfer the package.
+ */
 const sendMs = 1_800_000;
-/** Milliseconds until a failed write, or a call to a machine that is not ready for it, is tried again. */
+/** Milliseconds before a failed write is tried again, or a call that the machine was not ready for. */
 const retryMs = 5_000;
-/** Maximum number of times that the package is sent to a machine whose link is lost meanwhile. */
+/** Maximum number of times that the package is sent to a machine that loses its link during the transfer. */
 const mostAttempts = 5;
 
 type Why = 'cancelled' | 'max_failures' | 'removed';
@@ -53,9 +58,12 @@ export class MachineUpgrade {
   #member: Member;
   readonly #plan: { readonly upgrade: Upgrade };
   readonly #context: Context;
-  /** Ends the call that runs. */
+  /** Ends the running call of StageUpgrade. */
   #call: AbortController | undefined;
-  /** Set when the machine is to be left as it is, unless it has taken the package already. */
+  /**
+   * The reason why this machine shall not be upgraded any more. It has no effect once the machine has taken the
+   * package.
+   */
   #leaving: Why | undefined;
   #attempts = 0;
   #cancelTimer = (): void => {};
@@ -63,7 +71,7 @@ export class MachineUpgrade {
   #isActing = false;
   #looksAgain = false;
 
-  /** `plan` has the upgrade as it is at present. */
+  /** `plan.upgrade` is the upgrade in its present state. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
     this.#member = member;
     this.#plan = plan;
@@ -74,21 +82,24 @@ export class MachineUpgrade {
     return this.#plan.upgrade;
   }
 
-  /** Ends the work without a write, because the broker stops or another one owns the machine now. */
+  /** Ends the work without a write, because this broker stops or another broker owns the machine now. */
   close(): void {
     this.#isClosed = true;
     this.#cancelTimer();
     this.#call?.abort(new AppError('unavailable', 'the broker stops'));
   }
 
-  /** Leaves the machine as it is, unless it has taken the package already. */
+  /** Does not upgrade this machine any more, unless it has taken the package already. */
   leave(why: Why): void {
     this.#leaving ??= why;
     this.#call?.abort(new AppError('unavailable', 'the upgrade was stopped'));
     this.look();
   }
 
-  /** Does what can be done now. Called when the machine links, reports an outcome, or a time is over. */
+  /**
+   * Takes the next step that is possible now. Called when the machine links or reports an outcome, or when a wait is
+   * over.
+   */
   look(): void {
     this.#looksAgain = true;
     if (!this.#isActing && !this.#isClosed) void this.#actAll();
@@ -138,12 +149,12 @@ export class MachineUpgrade {
       return this.#end({
         status: 'skipped',
         reason: 'offline',
-        message: 'the machine was offline all the time',
+        message: 'the machine was offline for the whole waiting time',
       });
     this.#lookAtEnd();
   }
 
-  /** Waits for a machine whose link was lost: it may have taken the package. */
+  /** Waits for a machine whose link was lost. The machine may have taken the package. */
   async #awaitReturn(): Promise<void> {
     const { until } = this.#member;
     if (until === null) await this.#step({ until: this.#outcomeUntil() });
@@ -154,13 +165,14 @@ export class MachineUpgrade {
     this.#lookAtEnd();
   }
 
-  /** Waits until the machine reports what became of the package that it has taken. */
+  /** Waits until the machine reports the outcome of the upgrade, after it has taken the package. */
   async #awaitOutcome(): Promise<void> {
     const { status, until } = this.#member;
     if (status !== 'switching')
       await this.#step({ status: 'switching', commands: null, until: this.#outcomeUntil() });
     else if (until !== null && until <= now()) {
-      const message = 'the machine has not reported the outcome: see journalctl -u farhand-agent there';
+      const message =
+        'the machine has not reported the outcome of the upgrade: see journalctl -u farhand-agent there';
       return this.#end({ status: 'failed', reason: 'no_answer', message });
     }
     this.#lookAtEnd();
@@ -179,7 +191,7 @@ export class MachineUpgrade {
     const call = new AbortController();
     this.#call = call;
     let release = (): void => {};
-    // The slot is for the transfer: a machine may wait for its commands for hours after that.
+    // The slot is used only for the transfer. After that, a machine may wait for its commands for hours.
     const free = (): void => {
       release();
       release = () => {};
@@ -201,7 +213,10 @@ export class MachineUpgrade {
     }
   }
 
-  /** Returns the package to send, or why there is none; undefined if the machine is gone meanwhile. */
+  /**
+   * Returns the package to send, or the reason why the machine cannot be upgraded. Returns undefined if the machine
+   * was removed meanwhile.
+   */
   #check(): AgentPackage | { reason: UpgradeReason; message: string } | undefined {
     const { state, presence, machineFacts, packages, rightsOf } = this.#context;
     const { machine_id } = this.#member;
@@ -209,7 +224,7 @@ export class MachineUpgrade {
     if (!machine || !presence.online(machine_id)) return undefined;
     const rights = rightsOf(this.upgrade.requested_by);
     if (!rights?.may('machines:write') || !rights.reaches(machine_id)) {
-      const message = 'the key of the upgrade may not use this machine any more';
+      const message = 'the key that began the upgrade may not use this machine any more';
       return { reason: 'not_permitted', message };
     }
     return packageFor(machine, machineFacts.of(machine_id), this.upgrade.version, packages.catalog());
@@ -254,7 +269,9 @@ export class MachineUpgrade {
   #endAs({ outcome, reason }: LastUpgrade): Promise<void> {
     if (outcome === 'succeeded') return this.#end({ status: 'upgraded' });
     const isBack = outcome === 'rolled_back';
-    const what = isBack ? 'the new version did not work, and the old one runs again' : 'nothing was replaced';
+    const what = isBack
+      ? 'the new version did not work, and the old version runs again'
+      : 'nothing was replaced';
     const message = reason === '' ? what : `${what}: ${reason}`;
     return this.#end({ status: 'failed', reason: isBack ? 'rolled_back' : 'refused', message });
   }
@@ -277,7 +294,10 @@ export class MachineUpgrade {
     this.#context.ended(this.#member);
   }
 
-  /** Stores a step. Returns false if the machine was ended meanwhile, for example by a cancel at another broker. */
+  /**
+   * Stores a step. Returns false if the upgrade of this machine has ended meanwhile, for example because another
+   * broker cancelled it.
+   */
   async #step(change: Partial<Member>): Promise<boolean> {
     const next = { ...this.#member, ...change };
     const isStored = await this.#context.records.step(next, this.upgrade);
@@ -287,14 +307,17 @@ export class MachineUpgrade {
   }
 }
 
-/** How a machine ends that has refused the package. */
+/** Returns the status with which a machine ends that has refused the package. */
 function endOf({ code, message, details }: AppError): End {
   const skipped = skipReasons[String(details.reason)] ?? skipReasons[code];
   if (skipped) return { status: 'skipped', reason: skipped, message };
   return { status: 'failed', reason: code === 'machine_offline' ? 'no_answer' : 'refused', message };
 }
 
-/** Refusals of agents, by their details or code, that are no failures: the machine is as it should be. */
+/**
+ * Refusals of agents that count as skipped and not as failed, by their reason or code: the machine is as it should
+ * be.
+ */
 const skipReasons: Readonly<Record<string, Refusal['reason'] | 'busy' | 'in_other_upgrade'>> = {
   processes_running: 'busy',
   same_version: 'current',

@@ -1,5 +1,5 @@
-// Upgrades machines a wave at a time. The history decides what is done: a broker that was killed goes on from there,
-// and asks each machine by its next hello what became of it.
+// Upgrades machines a wave at a time. The history stores every step, so a broker that was killed can continue. Each
+// machine then reports the outcome of its own upgrade in its next hello.
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -8,9 +8,9 @@ import type { Cluster } from '../cluster/owners.ts';
 import { MachineUpgrade, type UpgradeServices } from './machine-upgrade.ts';
 import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
 
-/** What is different with several brokers. */
+/** The parts of the broker that differ if there are several brokers. */
 interface Peers {
-  /** Undefined with a single broker. */
+  /** Undefined if this is the only broker. */
   cluster?: Pick<Cluster, 'join' | 'follow'> | undefined;
 }
 export type RolloutServices = UpgradeServices & Peers;
@@ -24,7 +24,7 @@ const retryMs = 5_000;
 interface Plan {
   upgrade: Upgrade;
   cancelTimer: () => void;
-  /** True once its machines were left because it was cancelled or has failed. */
+  /** True if the upgrade was cancelled or has failed, and its waiting machines were told so. */
   isStopped: boolean;
 }
 
@@ -38,7 +38,7 @@ export class Rollout {
   readonly #members = new Map<MachineId, MachineUpgrade>();
   #unanswered = new Map<string, UpgradeId>();
   readonly #slots = new Semaphore(sendAtOnce);
-  /** Upgrades that are being moved on; true if they are to be moved on again. */
+  /** Upgrades whose next step is being stored. The value is true if that must be done once more afterwards. */
   readonly #advancing = new Map<UpgradeId, boolean>();
   #stops: (() => void)[] = [];
   #isStopped = false;
@@ -54,7 +54,7 @@ export class Rollout {
     services.cluster?.follow(() => this.#follow());
   }
 
-  /** Goes on with the upgrades of an earlier broker process. */
+  /** Continues the upgrades that an earlier broker process began. */
   async start(): Promise<void> {
     const { presence, machineFacts, events } = this.#services;
     const look = (machineId: string): void => this.#look(machineId as MachineId);
@@ -80,13 +80,16 @@ export class Rollout {
     for (const id of [...this.#members.keys()]) this.#remove(id);
   }
 
-  /** Begins an upgrade that was stored. */
+  /** Begins an upgrade that is stored already. */
   begin(upgrade: Upgrade): void {
     this.#set(upgrade);
     this.advance(upgrade.id);
   }
 
-  /** Moves an upgrade on, soon. Calls while it runs share one further run. */
+  /**
+   * Begins the next wave of an upgrade, or ends the upgrade, if its present wave is done. Calls during this work
+   * cause one more run.
+   */
   advance(id: UpgradeId): void {
     if (this.#isStopped) return;
     const isRunning = this.#advancing.has(id);
@@ -102,7 +105,7 @@ export class Rollout {
       } while (this.#advancing.get(id) && !this.#isStopped);
     } catch (err) {
       if (this.#isStopped) return;
-      this.#log.error({ err, upgrade_id: id }, 'an upgrade could not be moved on; trying again');
+      this.#log.error({ err, upgrade_id: id }, 'the next step of an upgrade was not stored; trying again');
       this.#wait(id, now() + retryMs);
     } finally {
       this.#advancing.delete(id);
@@ -125,7 +128,7 @@ export class Rollout {
     this.advance(id);
   }
 
-  /** Leaves the machines of a stopped upgrade that have not taken the package yet. */
+  /** Ends the upgrade of those machines of a stopped upgrade that have not taken the package yet. */
   #leave({ id, status }: Upgrade): void {
     const plan = this.#open.get(id);
     if (!plan || plan.isStopped) return;
@@ -146,7 +149,7 @@ export class Rollout {
     if (open) open.cancelTimer = after(Math.max(0, until - now()), () => this.advance(id));
   }
 
-  /** Reads what other brokers have begun or ended. */
+  /** Reads which upgrades other brokers have begun or ended. */
   async #follow(): Promise<void> {
     const open = await this.#records.open();
     const ids = new Set(open.map(({ id }) => id));
@@ -201,7 +204,7 @@ export class Rollout {
     else if (this.#unanswered.has(machineId)) void this.#lookLate(machineId);
   }
 
-  /** Corrects the outcome of a machine that did not answer in time, if it reports the outcome now. */
+  /** Corrects the stored outcome of a machine that did not report in time but reports now. */
   async #lookLate(machineId: MachineId): Promise<void> {
     const last = this.#services.machineFacts.of(machineId)?.installation?.last_upgrade;
     if (!last || last.upgrade_id !== this.#unanswered.get(machineId) || last.outcome === 'running') return;
@@ -211,7 +214,10 @@ export class Rollout {
       const member = await this.#records.member(upgrade.id, machineId);
       if (member?.reason === 'no_answer') this.#add(member, planOf(upgrade));
     } catch (err) {
-      this.#log.error({ err, machine_id: machineId }, 'a late outcome of an upgrade could not be stored');
+      this.#log.error(
+        { err, machine_id: machineId },
+        'the late outcome of a machine’s upgrade was not stored',
+      );
     }
   }
 }

@@ -1,5 +1,5 @@
-// Upgrades in the history: a row for each, and a row for each of its machines. Every step of a machine is committed
-// together with its event.
+// Stores upgrades in the history: a row for each upgrade, and a row for each of its machines. Every step of a
+// machine is committed together with the event that reports it.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
@@ -29,7 +29,7 @@ export interface Upgrade
 export interface Member {
   upgrade_id: UpgradeId;
   machine_id: MachineId;
-  /** From 1; 0 for a machine that was skipped at once. */
+  /** Number of the machine's wave, from 1; 0 if the machine was skipped at once. */
   wave: number;
   status: MachineUpgradeStatus;
   reason: UpgradeReason | null;
@@ -38,7 +38,7 @@ export interface Member {
   commands: number | null;
   created_at: number;
   started_at: number | null;
-  /** Time until which the machine may be offline or switching. */
+  /** Time until which the machine may be offline or switching, in milliseconds since 1970. */
   until: number | null;
   finished_at: number | null;
 }
@@ -90,7 +90,7 @@ export class UpgradeRecords {
     this.history = context.history;
   }
 
-  /** Opens the tables. Upgrades that have ended are deleted `keepMs` after they began. */
+  /** Opens the tables. An upgrade that has ended is deleted `keepMs` milliseconds after it began. */
   static async open(context: RecordContext, keepMs: number): Promise<UpgradeRecords> {
     const { history } = context;
     await history.migrate('upgrades', tables);
@@ -103,8 +103,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Stores an upgrade with its machines, in slices. The last slice has the upgrade itself, so that machines without
-   * one are removed at the next start after a crash. `commit` is called with the machines of each slice.
+   * Stores an upgrade with its machines, in slices. The last slice includes the upgrade itself. If a crash prevents
+   * that, the next start removes the stored machines. `commit` is called with the machines of each slice.
    */
   async insert(
     upgrade: Upgrade,
@@ -157,7 +157,7 @@ export class UpgradeRecords {
     throw new AppError('upgrade_not_found', `no upgrade has the id ${id}`, { upgrade_id: id });
   }
 
-  /** A machine of an upgrade; undefined if it is none. */
+  /** Finds a machine of an upgrade; undefined if the upgrade does not include it. */
   async member(id: UpgradeId, machineId: MachineId): Promise<Member | undefined> {
     const sql = `SELECT ${memberColumns} FROM upgrade_machines WHERE upgrade_id = ? AND machine_id = ?`;
     const row = await this.history.get(sql, id, machineId);
@@ -172,20 +172,22 @@ export class UpgradeRecords {
     return rows.map(upgradeFromRow);
   }
 
-  /** The machines of an upgrade; none if it does not exist. */
+  /** Returns the machines of an upgrade; no machines if the upgrade does not exist. */
   async machinesOf(id: string): Promise<MachineId[]> {
     const rows = await this.history.all('SELECT machine_id FROM upgrade_machines WHERE upgrade_id = ?', id);
     return rows.map((row) => textIn(row, 'machine_id') as MachineId);
   }
 
-  /** The machines that an upgrade is not done with, in all upgrades. */
+  /** Returns the machines whose upgrade has not ended, in all upgrades. */
   async busyMachines(): Promise<Set<string>> {
     const sql = 'SELECT machine_id FROM upgrade_machines WHERE finished_at IS NULL';
     const [rows = []] = await this.history.read([{ sql, values: [] }]);
     return new Set(rows.map((row) => textIn(row, 'machine_id')));
   }
 
-  /** The machines whose wave has begun and which are not done, of all or of some machines. */
+  /**
+   * Returns the machines whose wave has begun and whose upgrade has not ended. Looks at all machines, or at some.
+   */
   async started(machineIds?: readonly string[]): Promise<Member[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const columns = memberColumns.replaceAll(/\w+/g, 'm.$&');
@@ -197,7 +199,10 @@ export class UpgradeRecords {
     return rows.map(memberFromRow);
   }
 
-  /** The machines whose outcome is unknown, with their upgrade. A machine reports it when it links again. */
+  /**
+   * Returns the machines whose outcome is unknown, with their upgrade. A machine reports its outcome when it links
+   * again.
+   */
   async unanswered(): Promise<Map<string, UpgradeId>> {
     const sql = `SELECT machine_id, upgrade_id FROM upgrade_machines WHERE reason = 'no_answer' ORDER BY created_at`;
     const rows = await this.history.all(sql);
@@ -205,8 +210,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Writes a step of a machine. Returns false, and writes nothing, if the machine is done already, for example
-   * cancelled by another broker.
+   * Writes a step of a machine. If its upgrade has ended already, for example because another broker cancelled it,
+   * returns false and writes nothing.
    */
   step(member: Member, upgrade: Upgrade): Promise<boolean> {
     const { upgrade_id, machine_id, status, reason, message, from_version } = member;
@@ -233,7 +238,7 @@ export class UpgradeRecords {
   }
 
   /**
-   * Moves an upgrade on if its wave is done: to the pause, to the next wave, or to its end. Every broker may call
+   * If the wave of an upgrade is done, begins the pause or the next wave, or ends the upgrade. Every broker may call
    * this at any time.
    */
   advance(id: UpgradeId): Promise<Upgrade | undefined> {
@@ -278,7 +283,7 @@ export class UpgradeRecords {
       : { ...upgrade, current_wave: current_wave + 1, next_wave_at: null };
   }
 
-  /** Ends the machines that do not have the package yet. */
+  /** Ends the upgrade of the machines that do not have the package yet. */
   #endWaiting(id: UpgradeId, reason: 'max_failures' | null, transaction: HistoryTransaction): void {
     const message =
       reason === null ? null : 'more machines failed than max_failures allows: see their messages';
@@ -289,7 +294,10 @@ export class UpgradeRecords {
     );
   }
 
-  /** Cancels an upgrade that has not ended. Machines that have the package are cancelled by their broker. */
+  /**
+   * Cancels an upgrade that has not ended. If a machine has the package already, the broker that owns the machine
+   * cancels its upgrade.
+   */
   cancel(id: UpgradeId, commit: (transaction: HistoryTransaction) => void): Promise<void> {
     return this.history.write((transaction) => {
       const open = 'id = ? AND finished_at IS NULL';

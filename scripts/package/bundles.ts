@@ -28,7 +28,7 @@ const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-th
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
 
-/** Leaves out zod's error texts in fifty languages besides English, a third of the agent's code. */
+/** Leaves out zod's error texts in languages besides English. They would be a third of the agent's code. */
 const oneLanguage: Plugin = {
   name: 'one language',
   setup(esbuild) {
@@ -63,7 +63,7 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // This halves the source text in V8's memory. Names and short lines remain, for readers of a stack trace.
+  // This setting halves the source text in V8's memory. Names and short lines remain, for readers of a stack trace.
   minifySyntax: true,
   minifyWhitespace: true,
   lineLimit: 120,
@@ -86,8 +86,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // Only the broker needs this library, for its health check. grpc-js also imports it, for a feature that
-    // is not used here.
+    // Only the broker needs this library, for its health check. The library grpc-js also imports it, for a feature
+    // that no program uses.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,

@@ -1,4 +1,4 @@
-// Functions that all packaging steps share: root and version of the checkout, running programs, reading JSON.
+// What all packaging steps share: root and version of the checkout, and functions that run programs and read JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { execa } from 'execa';

@@ -1,4 +1,5 @@
-// The key that signs the agents' packages: makes one, and signs with it. Its file is PEM, encrypted by a passphrase.
+// Makes the key that signs the agents' packages, and signs with it. The key's file is PEM, encrypted with a
+// passphrase.
 import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { password } from '@clack/prompts';
@@ -20,16 +21,16 @@ export interface Signer {
   sign(what: SignedPackage): string;
 }
 
-/** Variable with the passphrase, for builds without a terminal; and the one of the key before. */
+/** Variables with the passphrases of the key and of the previous key, for builds without a terminal. */
 const variable = 'FARHAND_SIGN_PASSPHRASE';
 const oldVariable = 'FARHAND_OLD_SIGN_PASSPHRASE';
 
-/** File beside a key that leads from earlier keys to it. */
+/** Returns the name of the file beside a key that proves how earlier keys were replaced by it. */
 const changesFileOf = (file: string): string => `${file}.changes`;
 
 /**
- * Makes a key in FILE, its public key in FILE.pub, and with the key before the proof of the change in FILE.changes.
- * Returns the path of the public key.
+ * Makes a key in FILE and its public key in FILE.pub. If there is a previous key, FILE.changes gets the proof of the
+ * change. Returns the path of the public key.
  */
 export async function makeSigningKey(file: string, oldFile: string | undefined): Promise<string> {
   if (existsSync(file)) throw new Error(`${file} exists already; choose another name`);
@@ -49,7 +50,7 @@ export async function makeSigningKey(file: string, oldFile: string | undefined):
   return `${file}.pub`;
 }
 
-/** Loads a key for signing. Asks for its passphrase, unless FARHAND_SIGN_PASSPHRASE has it. */
+/** Loads a key for signing. Asks for its passphrase, unless FARHAND_SIGN_PASSPHRASE contains it. */
 export async function loadSigningKey(file: string): Promise<Signer> {
   const key = await readPrivateKey(file, variable);
   const publicKey = createPublicKey(key);
@@ -73,7 +74,7 @@ async function readPrivateKey(file: string, passphraseVariable: string): Promise
   const pem = readFileSync(file, 'utf8');
   const isEncrypted = pem.includes('ENCRYPTED');
   if (!isEncrypted)
-    process.stderr.write(`${file} has no passphrase: who reads this file can sign packages\n`);
+    process.stderr.write(`${file} has no passphrase: anyone who can read this file can sign packages\n`);
   const passphrase = isEncrypted
     ? await passphraseFor(`Passphrase of ${file}`, passphraseVariable)
     : undefined;
@@ -86,7 +87,7 @@ async function readPrivateKey(file: string, passphraseVariable: string): Promise
 async function passphraseFor(message: string, name: string): Promise<string> {
   const given = process.env[name];
   if (given !== undefined) return given;
-  if (!process.stdin.isTTY) throw new Error(`no terminal to ask for a passphrase; set ${name}`);
+  if (!process.stdin.isTTY) throw new Error(`there is no terminal to ask for the passphrase; set ${name}`);
   const typed = await password({ message });
   if (typeof typed !== 'string') throw new Error('cancelled');
   return typed;

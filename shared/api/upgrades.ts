@@ -11,7 +11,7 @@ const agentVersion = z
   .regex(/^\d{1,9}\.\d{1,9}\.\d{1,9}(-[0-9A-Za-z.-]{1,64})?$/, 'must be a version such as 1.2.3')
   .meta({ description: 'Version of the agent', examples: ['1.2.3'] });
 
-/** Why a machine cannot be upgraded, before its agent is asked. */
+/** Reasons why a machine cannot be upgraded, as far as the broker knows without asking its agent. */
 export const obstacles = [
   'current',
   'held',
@@ -55,14 +55,14 @@ export const upgradeOutcomes = ['running', 'succeeded', 'rolled_back', 'failed']
 
 /** The last upgrade that an agent reports, and what became of it. */
 const lastUpgrade = z.object({
-  upgrade_id: z.string().describe('Id of the upgrade; empty if it was made by hand'),
+  upgrade_id: z.string().describe('Id of the upgrade; empty for an upgrade by hand'),
   outcome: z
     .enum(upgradeOutcomes)
     .describe(
       '`running`: the new version is being tried; `rolled_back`: it was tried, and the old one runs again; `failed`: nothing was replaced',
     ),
-  from_version: z.string().describe('Version before'),
-  to_version: z.string().describe('Version that was asked for'),
+  from_version: z.string().describe('Version before the upgrade'),
+  to_version: z.string().describe('Version that the upgrade was to install'),
   reason: z.string().describe('Why the machine went back to the old version; otherwise empty'),
 });
 
@@ -71,37 +71,46 @@ export const machineUpgrade = named('MachineUpgradeState', {
   available: z
     .string()
     .nullable()
-    .describe('Version that the machine would get now; null if there is none, or it has that already'),
+    .describe(
+      'Version that an upgrade would install now; null if there is none, or if the machine has that version already',
+    ),
   possible: z.boolean().describe('True if the machine can be upgraded to that version'),
-  reason: z.enum(obstacles).nullable().describe('Why not; null if it can be upgraded'),
+  reason: z.enum(obstacles).nullable().describe('Why the machine cannot be upgraded; null if it can'),
   message: z.string().nullable().describe('The reason in words, with the next step'),
-  pin: z.string().nullable().describe('The only version that upgrades may install; null: any'),
+  pin: z
+    .string()
+    .nullable()
+    .describe('The only version that upgrades may install, set by agent_pin; null: any'),
   hold: z.boolean().describe('True if upgrades skip the machine'),
   kind: z
     .enum(['tar.gz', 'deb'])
     .nullable()
-    .describe('Kind of package that replaces the agent; null: only by hand, or unknown'),
+    .describe(
+      'Kind of package that can replace the agent; null: only an upgrade by hand can, or the kind is unknown',
+    ),
   key: z
     .string()
     .nullable()
-    .describe('Fingerprint of the key whose packages the machine accepts; null: none is pinned'),
+    .describe('Fingerprint of the key whose packages the machine accepts; null: no key is pinned'),
   hold_version: z
     .string()
     .nullable()
     .describe('The only version that the machine’s owner accepts; null: any'),
-  last: lastUpgrade.nullable().describe('The last upgrade that the machine has reported'),
+  last: lastUpgrade.nullable().describe('The last upgrade of the machine, as its agent reported it'),
 });
 
 const counts = z.object({
   waiting: z.number().describe('Machines whose wave has not begun'),
   offline: z.number().describe('Machines that are upgraded once they are online'),
-  staging: z.number().describe('Machines that get the package'),
-  busy: z.number().describe('Machines that wait for the end of their commands and terminals'),
-  switching: z.number().describe('Machines that start the new version'),
+  staging: z.number().describe('Machines to which the package is being sent'),
+  busy: z.number().describe('Machines that have the package and wait until their commands and terminals end'),
+  switching: z.number().describe('Machines that are starting the new version'),
   upgraded: z.number().describe('Machines that run the new version'),
-  failed: z.number().describe('Machines that were not upgraded because of a failure'),
-  skipped: z.number().describe('Machines that were not touched, such as held or offline ones'),
-  cancelled: z.number().describe('Machines whose wave did not begin'),
+  failed: z.number().describe('Machines whose upgrade failed'),
+  skipped: z.number().describe('Machines that were skipped, such as offline machines and machines on hold'),
+  cancelled: z
+    .number()
+    .describe('Machines that still had the old version when the upgrade was cancelled or failed'),
 });
 
 const wave = z
@@ -148,33 +157,38 @@ const upgrade = named('Upgrade', {
   id: upgradeId,
   status: z
     .enum(['running', 'completed', 'failed', 'cancelled'])
-    .describe('`completed`: no machine failed; `failed`: at least one did'),
+    .describe('`completed`: all machines are done and none failed; `failed`: at least one machine failed'),
   version: z.string().describe('Version that the machines get'),
   ...choices,
-  current_wave: z.number().describe('Number of the wave that has begun last, from 1'),
+  current_wave: z.number().describe('Number of the last wave that has begun, from 1'),
   waves: z.number().describe('Number of waves'),
   next_wave_at: timestamp
     .nullable()
-    .describe('Time at which the next wave begins; null: not yet known, or none'),
+    .describe('Time at which the next wave begins; null: not yet known, or there is no next wave'),
   total: z.number().describe('Number of machines of the upgrade'),
   counts: counts.describe('Number of machines by status'),
   created_at: timestamp.describe('Time of creation'),
-  finished_at: timestamp.nullable().describe('Time when the last machine was done'),
+  finished_at: timestamp.nullable().describe('Time at which the last machine was done; null before that'),
   requested_by: requestedBy,
 });
 
 const upgradeMachine = named('UpgradeMachine', {
   machine_id: machineId,
   machine_name: z.string().describe('Name of the machine; empty if it was removed'),
-  wave: z.number().describe('Number of its wave, from 1'),
+  wave: z.number().describe('Number of the machine’s wave, from 1'),
   status: z.enum(machineStatuses).describe('Status; the last four are final'),
-  reason: z.enum(reasons).nullable().describe('Why it was skipped, failed or was cancelled'),
+  reason: z.enum(reasons).nullable().describe('Why the machine was skipped, failed or was cancelled'),
   message: z.string().nullable().describe('The reason in words, with the next step'),
   from_version: z.string().describe('Version before the upgrade; empty if unknown'),
-  commands: z.number().nullable().describe('Running commands and terminals that a busy machine waits for'),
+  commands: z
+    .number()
+    .nullable()
+    .describe('Number of running commands and terminals for which a busy machine waits'),
   created_at: timestamp.describe('Time of creation'),
-  started_at: timestamp.nullable().describe('Time when it first got the package; null before'),
-  finished_at: timestamp.nullable().describe('Time of its end; null before'),
+  started_at: timestamp
+    .nullable()
+    .describe('Time at which the transfer of the package began for the first time; null before that'),
+  finished_at: timestamp.nullable().describe('Time at which the machine was done; null before that'),
 });
 
 export const upgrades = {
@@ -218,7 +232,7 @@ export const upgrades = {
   cancel: single('POST', '/upgrades/{upgrade_id}/cancel', 'machines:write', {
     summary: 'Cancel an upgrade',
     description:
-      'Machines that wait are not upgraded. A machine that already starts the new version ends as it would have.',
+      'Machines that still wait are not upgraded. The upgrade of a machine that is already starting the new version continues.',
     reply: upgrade,
   }),
 };

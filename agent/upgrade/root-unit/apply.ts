@@ -1,5 +1,5 @@
-// The program of root's upgrade unit, `farhand-agent apply-upgrade`: takes the agent's request, verifies the package
-// itself, replaces the agent, and goes back to the version before if the new one does not link.
+// The program of root's upgrade unit, `farhand-agent apply-upgrade`. It takes the agent's request, verifies the
+// package itself and replaces the agent. If the new version does not link, it restores the previous version.
 import { existsSync, readFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import * as z from 'zod';
@@ -17,27 +17,30 @@ import { dropRequest, takeRequest, verifiedCopy } from './take-request.ts';
 import { TarVersions } from './tar-versions.ts';
 import { faultOfNewVersion, startVersion } from './try-version.ts';
 
-/** The step of a running upgrade. It is on the disk before the step begins, so that a reboot cannot lose it. */
+/**
+ * The step that a running upgrade has reached. It is written to the disk before the step begins, so that a reboot
+ * cannot lose it.
+ */
 const stateSchema = z.object({
   upgrade_id: z.string(),
   kind: z.enum(['tar.gz', 'deb']),
   from_version: z.string(),
   to_version: z.string(),
   link_timeout_ms: z.number(),
-  /** The key to trust after a success: base64. */
+  /** The key that the machine trusts once the upgrade has succeeded, in base64. */
   public_key: z.string(),
   phase: z.enum(['switching', 'rolling_back']),
-  /** How often this phase has begun. */
+  /** Number of times that this phase was started; a reboot can interrupt it. */
   begun: z.number(),
-  /** Why it rolls back. */
+  /** The reason for which the previous version is restored. */
   reason: z.string(),
-  /** Names of the version before and the new one below /opt/farhand-agent; empty for a Debian package. */
+  /** Directory names of the previous and the new version in /opt/farhand-agent; empty for a Debian package. */
   before: z.string(),
   after: z.string(),
 });
 type State = z.output<typeof stateSchema>;
 
-/** Most attempts of one phase: the first, and one after an interruption. */
+/** Maximum number of times that a phase is started: at first, and once more after an interruption. */
 const mostSwitches = 2;
 const mostRollbacks = 5;
 const retryMs = 10_000;
@@ -49,7 +52,7 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
     else await upgrade.begin();
   } catch (error) {
-    // systemd starts the unit again at once if a state or request is still there.
+    // systemd starts the unit again at once if the state file or a request still exists.
     await sleep(retryMs);
     throw error;
   }
@@ -69,8 +72,8 @@ class Upgrade {
   }
 
   /**
-   * Takes a request, and makes the new version ready. A failure changes nothing. At the end systemd starts the unit
-   * again because of the stored state, and then it runs the copy of this version in `rescue`.
+   * Takes a request and prepares the new version. A failure changes nothing. Afterwards systemd starts the unit
+   * again because the state file exists. The unit then runs from the copy of the present version in `rescue`.
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);
@@ -97,7 +100,7 @@ class Upgrade {
     await dropRequest(this.#directory);
   }
 
-  /** Brings an upgrade to its end, from whichever step a reboot or crash has left. */
+  /** Brings an upgrade to its end. Begins with the step that a reboot or crash has interrupted. */
   async finish(): Promise<void> {
     const state = await this.#begun(this.#read());
     if (state.phase === 'rolling_back') return await this.#rollBack(state);
@@ -106,13 +109,16 @@ class Upgrade {
         ? 'the machine or its upgrade unit was interrupted twice while the new version was tried'
         : await this.#faultOf(state);
     if (reason === undefined) return await this.#succeed(state);
-    this.#log.error({ to_version: state.to_version, reason }, 'the new version is not used; going back');
+    this.#log.error(
+      { to_version: state.to_version, reason },
+      'the new version failed; restoring the previous version',
+    );
     const back = { ...state, phase: 'rolling_back', begun: 0, reason } as const;
     await this.#store(back);
     await this.#rollBack(await this.#begun(back));
   }
 
-  /** Switches to the new version and tries it. Returns why it is not good. */
+  /** Switches to the new version and tries it. Returns what is wrong with that version, or undefined. */
   async #faultOf(state: State): Promise<string | undefined> {
     const installer = this.#installer(state.kind);
     try {
@@ -136,12 +142,12 @@ class Upgrade {
     try {
       await installer.back(state);
     } catch (error) {
-      const failure = `${reason}; the version before could not be restored: ${messageOf(error)}`;
-      this.#log.error({ reason: failure }, 'going back failed');
+      const failure = `${reason}; the previous version could not be restored: ${messageOf(error)}`;
+      this.#log.error({ reason: failure }, 'the previous version could not be restored');
       if (state.begun >= mostRollbacks) return await this.#end(state, 'FAILED', failure);
       throw error;
     }
-    // The outcome is on the disk before the version before starts, whose hello reports it.
+    // The outcome is written before the previous version starts, because that version reports it in its hello.
     const { upgrade_id, from_version, to_version } = state;
     const facts = { upgrade_id, from_version, to_version };
     await this.#report({ ...facts, outcome: 'ROLLED_BACK', reason, finished_at_ms: now() });
@@ -184,7 +190,7 @@ class Upgrade {
   async #clean(): Promise<void> {
     await rm(this.#paths.copy, { force: true });
     await rm(this.#paths.rescue, { recursive: true, force: true });
-    // The agent may have put anything there. A name that cannot be removed is left to it.
+    // The agent may have put anything at this path. If it cannot be removed, it stays there.
     await rm(this.#paths.package, { force: true }).catch(() => undefined);
   }
 }

@@ -1,5 +1,5 @@
-// Replaces an agent that was installed from a Debian package, by dpkg. The version before is packed again first, so
-// that it can be put back; that package stays until the next upgrade.
+// Replaces an agent that was installed from a Debian package, by dpkg. Before that, it makes a package of the
+// installed version, with which that version can be restored. This package stays until the next upgrade.
 import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -31,7 +31,7 @@ export class DebianPackage implements Installer {
     const directory = dirname(copy);
     const found = (await must('dpkg-deb', ['--field', copy, 'Package', 'Version'])).trim();
     if (found !== `Package: ${name}\nVersion: ${version}`)
-      throw new StartError(`the package says of itself: ${found.replace('\n', ', ')}`);
+      throw new StartError(`the package contains something else: ${found.replace('\n', ', ')}`);
     const folder = await mkdtemp(join(directory, '.new-'));
     try {
       await must('dpkg-deb', ['--extract', copy, folder]);
@@ -59,7 +59,7 @@ export class DebianPackage implements Installer {
   }
 }
 
-/** Makes a package of the installed version, from its files and from what dpkg knows of it. */
+/** Makes a package of the installed version, from its files and from the data that dpkg stores about it. */
 async function packInstalled(directory: string, file: string): Promise<void> {
   const folder = await mkdtemp(join(directory, '.pack-'));
   const fresh = `${folder}.deb`;
@@ -70,7 +70,7 @@ async function packInstalled(directory: string, file: string): Promise<void> {
     writeFileSync(join(control, 'control'), status.replace(/^(Status|Config-Version): .*\n/gm, ''));
     for (const script of scripts) copyFileSync(join(information, `${name}.${script}`), join(control, script));
     const paths = (await must('dpkg-query', ['--listfiles', name])).trim().split('\n');
-    // dpkg lists documentation too that its settings may have left out.
+    // dpkg also lists documentation that was not installed because of dpkg's settings.
     const files = paths.filter((path) => lstatSync(path, { throwIfNoEntry: false })?.isDirectory() === false);
     await must('cp', ['--archive', '--parents', `--target-directory=${folder}`, '--', ...files]);
     await must('chmod', ['0755', folder]);
@@ -82,10 +82,10 @@ async function packInstalled(directory: string, file: string): Promise<void> {
   }
 }
 
-/** Installs a package file, also an older version. Waits while another program uses dpkg. */
+/** Installs a package file, even one of an older version. Waits while another program uses dpkg. */
 async function install(file: string): Promise<void> {
   for (const until = monotonic() + lockMs; ; await sleep(retryMs)) {
-    // The variable prevents that the package's own script restarts the service.
+    // Because of this variable, the package's own script does not restart the service.
     const words = [
       'LC_ALL=C',
       'FARHAND_UPGRADE=1',

@@ -1,6 +1,6 @@
-// What root's upgrade unit needs to replace a program, whatever kind of package it is from.
+// The interface by which root's upgrade unit replaces a program. Each kind of package implements it.
 
-/** Names of the version before and the new one below /opt/farhand-agent; empty for a Debian package. */
+/** Directory names of the previous and the new version in /opt/farhand-agent; empty for a Debian package. */
 export interface VersionNames {
   before: string;
   after: string;
@@ -9,12 +9,15 @@ export interface VersionNames {
 export interface Installer {
   /** The command that starts the installed version. */
   readonly command: string;
-  /** Makes the new version ready without replacing the installed one. Throws if it is not what it should be. */
+  /**
+   * Prepares the new version without replacing the installed one. Throws if the package does not contain that
+   * version.
+   */
   prepare(version: string): Promise<VersionNames>;
-  /** Replaces the installed version by the new one. May be repeated. */
+  /** Replaces the installed version by the new one. Repeated calls do no harm. */
   forward(names: VersionNames): Promise<void>;
-  /** Puts the version before in place again. May be repeated. */
+  /** Restores the previous version. Repeated calls do no harm. */
   back(names: VersionNames): Promise<void>;
-  /** Removes what neither the running version nor a return to the version before needs. */
+  /** Removes files that neither the running version nor a return to the previous version needs. */
   sweep(running: string): Promise<void>;
 }

@@ -1,5 +1,5 @@
-// Takes the agent's request and package as root. Both lie in a directory of the agent's user, so root follows no link
-// there, and verifies its own copy of the bytes.
+// Takes the agent's request and package as root. Both lie in a directory that the agent can write, so root follows
+// no link there, and verifies a copy that only root can write.
 import { createHash } from 'node:crypto';
 import { constants, existsSync } from 'node:fs';
 import { open, rename, rm } from 'node:fs/promises';
@@ -15,8 +15,8 @@ const { O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
 const pieceBytes = 1024 * 1024;
 
 /**
- * Takes the request away from the agent; undefined if there is none. `interrupted`: true if an earlier run took it and
- * did not come to its end. Throws if it is no request.
+ * Takes the agent's request, or returns undefined if there is none. `interrupted` is true if an earlier run took the
+ * request but did not finish. Throws if the file is not a valid request.
  */
 export async function takeRequest(
   directory: string,
@@ -38,7 +38,10 @@ export async function takeRequest(
   }
 }
 
-/** Removes a request that was taken. Uses rm, because the agent could redirect Node's own removal of a directory. */
+/**
+ * Removes a request that was taken. The program rm does it, because the agent could redirect Node's own function to
+ * another directory.
+ */
 export async function dropRequest(directory: string): Promise<void> {
   await must('rm', ['-rf', '--', upgradePaths(directory).taken]);
 }
@@ -52,7 +55,8 @@ export async function verifiedCopy(
   request: UpgradeRequest,
   { allow, hold_version: holdVersion }: AgentSettings,
 ): Promise<void> {
-  if (!allow.includes('upgrade')) throw new StartError('the owner does not allow upgrade (--allow)');
+  if (!allow.includes('upgrade'))
+    throw new StartError('the owner of this machine does not allow upgrades (--allow)');
   const installed = installedKind(directory);
   const fault =
     fitFault(request, { installed, holdVersion }) ?? signerFault(request, readTrustedKey(directory));

@@ -27,7 +27,7 @@ export class TarVersions implements Installer {
       await must('tar', ['-xzf', this.#paths.copy, '-C', folder, '--no-same-owner', '--strip-components=1']);
       await must('chmod', ['0755', folder]);
       await assertRuns(folder, version);
-      // Without this, a power failure could leave the link in place and the files empty.
+      // Without `sync`, a power failure could leave the link in place and the files empty.
       await must('sync', ['-f', folder]);
       await rename(folder, join(place, after));
     } catch (error) {
@@ -47,7 +47,7 @@ export class TarVersions implements Installer {
     await point(before);
   }
 
-  /** Leaves the running version, and the one before for a return by hand. */
+  /** Keeps the running version, and the previous one for a return by hand. Removes all others. */
   async sweep(running: string): Promise<void> {
     const before = await readlink(join(place, 'previous')).catch(() => '');
     const kept = ['current', 'previous', running, before];
@@ -57,7 +57,10 @@ export class TarVersions implements Installer {
   }
 }
 
-/** Makes `current` point to a version, and `previous` to the one before, each in one step. */
+/**
+ * Makes the link `current` point to a version, and `previous` to the previous one. Each link is replaced in one
+ * step.
+ */
 async function point(name: string): Promise<void> {
   const before = await readlink(current).catch(() => name);
   if (before !== name) await link('previous', before);

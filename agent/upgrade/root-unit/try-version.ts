@@ -1,4 +1,4 @@
-// Starts a version of the agent as the service, and finds out whether it is good.
+// Starts a version of the agent as the service, and finds out whether it runs and links.
 import { join } from 'node:path';
 import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
@@ -23,15 +23,18 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Writes the units of the installed version and restarts the service. Returns what it prints if the service did not
- * start or link; the caller finds out by the state of the service.
+ * Writes the unit files of the installed version and restarts the service. If the service does not start or link,
+ * returns what it printed; the caller then looks at the state of the service.
  */
 export async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
   return code === 0 ? '' : (stderr || stdout).trim();
 }
 
-/** Waits until this version is linked and stays so. Returns why it is not good. `output`: of its start. */
+/**
+ * Waits until the new version is linked and stays linked. Returns what is wrong with it, or undefined. `output` is
+ * what its start printed.
+ */
 export async function faultOfNewVersion(
   version: string,
   timeoutMs: number,
