@@ -39,7 +39,7 @@ interface Connection {
   peer: string;
   source: string;
   authenticated: boolean;
-  /** Time when the connection was accepted, in milliseconds of `monotonic`. */
+  /** Time at which the connection was accepted, in milliseconds of `monotonic`. */
   acceptedAt: number;
   onSettled(): void;
   /**
@@ -207,7 +207,7 @@ export class ConnectionLimiter {
     settle(connection);
   }
 
-  /** The accepted TCP socket below a TLS socket. */
+  /** Returns the accepted TCP socket below a TLS socket. */
   tcpSocketBelow(socket: Socket): Socket | undefined {
     return this.#find(peerOf(socket))?.socket;
   }
@@ -350,15 +350,15 @@ function settle(connection: Connection): void {
   connection.onSettled = nothing;
 }
 
-/** The oldest connection of a source. */
+/** Returns the oldest connection of a source. */
 function firstOf(connections: Map<string, Connection>, source: string): Connection | undefined {
   for (const connection of connections.values()) if (connection.source === source) return connection;
   return undefined;
 }
 
 /**
- * Name of a peer, in the form of grpc-js.
- * A TLS socket and the accepted TCP socket below it have the same name.
+ * Returns the name of a peer, in the form of grpc-js. A TLS socket and the accepted TCP socket below it have the
+ * same name.
  */
 function peerOf({ remoteAddress, remotePort }: Pick<Socket, 'remoteAddress' | 'remotePort'>): string {
   return `${remoteAddress}:${remotePort}`;

@@ -185,8 +185,8 @@ const statusOf = (peer: Peer): Status => ({
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**
- * The window that each stream of a peer should have now. It shrinks by halves. `share`: most bytes of all
- * windows of the peer together.
+ * Returns the window that each stream of a peer should have now. It shrinks by halves. `share` is the maximum number
+ * of bytes of all windows of the peer together.
  */
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
@@ -203,7 +203,7 @@ function windowFor(peer: Peer, share: number): number {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // A change waits until the peer has acknowledged the one before.
+  // A change waits until the peer has acknowledged the previous change.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

@@ -11,7 +11,7 @@ import type { AlertRule, State } from '../state/in-memory-state.ts';
 import type { Subject } from './alert-records.ts';
 import { isAboutBroker } from './rule-handlers.ts';
 
-/** A certificate of the broker: that of the REST API, or that of the broker's own certificate authority. */
+/** A certificate of the broker: the one of the REST API, or the one of the broker's own certificate authority. */
 export interface Certificate {
   id: 'tls' | 'authority';
   /** Time at which the certificate expires, in milliseconds since 1970. */
@@ -57,7 +57,7 @@ export class Conditions {
     this.#services = services;
   }
 
-  /** Reads from the history what a kind of rule needs and this process does not have in memory. */
+  /** Reads from the history what a kind of rule needs, unless this process has it in memory already. */
   async load(kind: AlertRule['kind']): Promise<void> {
     const { certificates, scheduleRuns } = this.#services;
     if (kind === 'certificate') this.#certificates = await certificates();
@@ -92,7 +92,7 @@ export class Conditions {
     );
   }
 
-  /** True if the subject exists and the rule is about it. */
+  /** Returns true if the subject exists and the rule watches it. */
   covers(rule: AlertRule, subject: Subject): boolean {
     const { machineId } = subject;
     if (!this.exists(rule.kind, subject)) return false;

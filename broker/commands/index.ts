@@ -195,7 +195,7 @@ export class Commands {
     this.#parts.scheduler.stop();
   }
 
-  /** Closes the output files. Must be called when no agent is linked any more. */
+  /** Closes the output files. No agent may be linked any more when this is called. */
   async close(): Promise<void> {
     await Promise.all(this.#parts.scheduler.all().map(({ output }) => output.close()));
   }

@@ -74,7 +74,8 @@ export function isUnlimited({ machine_ids, tags }: Limits): boolean {
 }
 
 /**
- * True if a machine is within limits, by its id or one of its tags. A key without limits may use all machines.
+ * Returns true if a key may use a machine, because its limits name the machine's id or one of its tags. A key
+ * without limits may use all machines.
  */
 export function reaches(key: Limits, machine: MachineId, { machines }: Machines): boolean {
   if (isUnlimited(key) || key.machine_ids?.includes(machine)) return true;

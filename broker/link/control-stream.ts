@@ -194,7 +194,7 @@ class AgentLink {
   readonly #services: LinkServices;
   readonly #settings: LinkSettings;
   readonly #calls: Calls;
-  /** When the last message arrived, for `Heartbeats`. */
+  /** Time at which the last message arrived. `Heartbeats` reads it. */
   heardAt = monotonic();
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */

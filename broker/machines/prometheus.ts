@@ -50,7 +50,10 @@ export function prometheusHandlers(
   };
 }
 
-/** The labels of a machine. Its tags are one text that begins and ends with a comma, as in other discoveries. */
+/**
+ * Returns the labels of a machine. All tags are in one text that begins and ends with a comma, as other service
+ * discoveries of Prometheus do it.
+ */
 function labelsOf({ id, name, tags }: Machine): Record<string, string> {
   const __meta_farhand_tags = tags.length > 0 ? `,${tags.join(',')},` : '';
   return { instance: name, machine_id: id, __meta_farhand_tags };
@@ -58,7 +61,10 @@ function labelsOf({ id, name, tags }: Machine): Record<string, string> {
 
 type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>];
 
-/** Metrics in Prometheus' text format. A machine that is offline, or allows no metrics, has only `farhand_machine_up`. */
+/**
+ * Returns metrics in Prometheus' text format. A machine that is offline, or whose owner allows no metrics, has only
+ * `farhand_machine_up`.
+ */
 function textOf(online: boolean, report: Report | undefined): string {
   const lines: string[] = [];
   const gauge = (name: string, help: string, samples: readonly Sample[]): void => {

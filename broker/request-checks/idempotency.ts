@@ -202,8 +202,8 @@ export class Idempotency {
 }
 
 /**
- * Throws unless the content has the SHA-256 that the first answer contains. All routes that accept content
- * answer with one.
+ * Throws if the SHA-256 of the content differs from the SHA-256 in the first answer. All routes that accept content
+ * answer with its SHA-256.
  */
 async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
   const digest = createHash('sha256');

@@ -45,7 +45,7 @@ export type Reach = readonly string[] | undefined;
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR coalesce(reason, '') = 'machine_offline'))";
-/** Sorts runs that have ended: a lost one, which may have done anything, is the worst. */
+/** Sorts ended runs, the worst first. A lost run is the worst, because nobody knows what it has done. */
 const worstFirst =
   "CASE status WHEN 'lost' THEN 0 WHEN 'failed' THEN 1 WHEN 'timeout' THEN 2 WHEN 'cancelled' THEN 3 ELSE 4 END";
 /** Maximum number of marks that one transaction stores. */
@@ -82,12 +82,12 @@ export class ScheduleRecords {
     return new ScheduleRecords(context);
   }
 
-  /** Stores a run whose command is created in the same transaction. */
+  /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, machine_id, scheduled_for: at } = run;
     transaction.about(machine_id);
-    // The row is put and not inserted: after the clock was set back, there may be a row for the same time, whose run
-    // did not take place.
+    // The row may replace an older one. After the clock was set back, a row for the same time may exist, although
+    // its run did not take place.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
@@ -112,7 +112,10 @@ export class ScheduleRecords {
     for (const watcher of this.#watchers) watcher(run);
   }
 
-  /** The last run of each of these schedules, on each machine, that ended by itself or should have taken place. */
+  /**
+   * Returns the last run of each of these schedules on each machine. Counts runs that ended by themselves, and runs
+   * that should have taken place.
+   */
   async lastOutcomes(on: readonly { schedule_id: string; machine_id: string }[]): Promise<ScheduleRun[]> {
     const sql = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND machine_id = ?
       AND finished_at IS NOT NULL AND status NOT IN ('skipped', 'cancelled')
@@ -157,7 +160,7 @@ export class ScheduleRecords {
     return (await this.#history.all(sql, JSON.stringify(scheduleIds))).map(toMark);
   }
 
-  /** Stores up to when schedules are settled on machines that just got their tags. */
+  /** Stores up to which time schedules are settled on machines that have just got the schedules' tags. */
   async mark(marks: readonly Mark[]): Promise<void> {
     for (let from = 0; from < marks.length; from += marksAtOnce) {
       await this.#history.write((transaction) => {

@@ -1,4 +1,4 @@
-// The tables of schedule runs in the history, and the steps that made them.
+// The tables of schedule runs in the history, and the migration steps that create them.
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 
 /** The time up to which a schedule is settled on a machine. */
@@ -32,7 +32,8 @@ export const tables = [
   `${dropOldCounts('schedule_runs')}
   CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
   ${createCounts(counted)}`,
-  // A schedule with tags has a row for each machine at the same time. SQLite cannot change a UNIQUE of a table.
+  // A schedule with tags has rows of several machines for the same time. The table is copied, because SQLite cannot
+  // change a UNIQUE constraint.
   `CREATE TABLE runs_by_machine (
     id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT, batch_id TEXT,
     status TEXT NOT NULL, trigger TEXT NOT NULL, scheduled_for INTEGER, started_at INTEGER NOT NULL,

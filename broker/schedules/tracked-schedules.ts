@@ -1,4 +1,4 @@
-// The schedules that are declared now, and how far each of them has come on each of its machines.
+// The schedules that are declared now. For each of their machines, stores up to which time the schedule is settled.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -16,15 +16,18 @@ export interface Tracked {
   settledUntil: number;
   /** The first time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** When the schedule is checked next: at its next time or later. */
+  /** Time at which the schedule is checked next: its next time, or later. */
   checkAt: number;
-  /** False until its mark is read, after another broker may have run it. */
+  /** False until the schedule's mark is read again, because another broker may have run the schedule meanwhile. */
   loaded: boolean;
   /** True while the schedule is being checked. */
   busy: boolean;
-  /** True while the next time waits: for the end of an open run, or for a retry after a failed write. */
+  /**
+   * True while the next time cannot run yet, because an open run has not ended, or because a failed write is tried
+   * again.
+   */
   waiting: boolean;
-  /** Number of missed times recorded in a row. */
+  /** Number of missed times that were recorded in succession. */
   missed: number;
 }
 
@@ -56,7 +59,7 @@ export class TrackedSchedules {
     for (const some of this.#bySchedule.values()) yield* some.values();
   }
 
-  /** The schedule of a run on the run's machine. The machine of a schedule may have changed since. */
+  /** Returns the schedule of a run on the machine of the run. The schedule may have another machine by now. */
   of({ schedule_id, machine_id }: { schedule_id: string; machine_id: string }): Tracked | undefined {
     const some = this.#bySchedule.get(schedule_id);
     const [only] = some?.values() ?? [];
@@ -121,13 +124,13 @@ export class TrackedSchedules {
     tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
   }
 
-  /** Goes on with the schedules of these machines, which this broker owns from now on. */
+  /** Continues the schedules of these machines, which this broker owns from now on. */
   async adopt(machineIds: readonly string[]): Promise<void> {
     const owned = new Set(machineIds);
     await this.#load([...this.all()].filter(({ machine_id }) => owned.has(machine_id)));
   }
 
-  /** Reads up to when other brokers have settled these schedules. */
+  /** Reads up to which time other brokers have settled these schedules. */
   async #load(some: readonly Tracked[]): Promise<void> {
     for (const tracked of some) tracked.loaded = false;
     const marks = latestOf(
@@ -141,7 +144,7 @@ export class TrackedSchedules {
     this.onChange();
   }
 
-  /** Makes the tracked schedules equal to those that are declared now. Returns false if they were. */
+  /** Makes the tracked schedules equal to the declared schedules. Returns false if they were equal already. */
   #sync(stored?: readonly Mark[]): boolean {
     const { schedules, machines, keys } = this.#context.state;
     const seen = this.#seen;
@@ -159,12 +162,12 @@ export class TrackedSchedules {
     this.#mark(tagged);
     if (this.#context.cluster && moved.length > 0)
       this.#load(moved).catch((err: unknown) =>
-        this.#log.error({ err }, 'marks of schedules could not be read'),
+        this.#log.error({ err }, 'the times up to which schedules are settled could not be read'),
       );
     return true;
   }
 
-  /** Tracks a schedule of one machine. Returns it if it was on another machine before. */
+  /** Tracks a schedule that has one machine. Returns the schedule if it was on another machine before. */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
     if (machine_id === undefined) return [];
@@ -176,7 +179,7 @@ export class TrackedSchedules {
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
-    // The owner of its machine before may have been another broker.
+    // Another broker may have run the schedule on its previous machine.
     return hasMoved ? [tracked] : [];
   }
 
@@ -213,7 +216,7 @@ export class TrackedSchedules {
     return mark;
   }
 
-  /** Stores from when on these machines have the tags, so that a restart finds no earlier time due. */
+  /** Stores since when these machines have had the tags. After a restart, earlier times are therefore not due. */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
     const own = added.filter(({ machine_id }) => history.owns(machine_id));
@@ -233,7 +236,10 @@ export class TrackedSchedules {
     this.#context.records
       .forget(schedule_id, machineIds)
       .catch((err: unknown) =>
-        this.#log.warn({ err, schedule_id }, 'marks of machines without the tags of a schedule remain'),
+        this.#log.warn(
+          { err, schedule_id },
+          'the marks of machines that lost the tags of a schedule could not be removed',
+        ),
       );
   }
 }
@@ -247,7 +253,9 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 
 type LatestMarks = ReadonlyMap<string, number>;
 
-/** The marks by schedule and machine, and the latest of each schedule by its id alone. */
+/**
+ * Returns the marks by schedule and machine, and also the latest mark of each schedule by the schedule's id alone.
+ */
 function latestOf(marks: readonly Mark[]): LatestMarks {
   const latest = new Map<string, number>();
   for (const { schedule_id, machine_id, at } of marks) {

@@ -1,4 +1,4 @@
-// Reads and writes state.json, as an adapter of lowdb: durable writes, and recovery commands in errors.
+// An adapter of lowdb that reads state.json and writes it durably. Its errors contain the commands for recovery.
 import { existsSync, readFileSync } from 'node:fs';
 import { link, readFile, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';

@@ -16,7 +16,7 @@ export const service = {
       tls_pin: z
         .string()
         .nullable()
-        .describe('Value for `curl --pinnedpubkey`; null if the certificate needs no pin'),
+        .describe('Public key for `curl --pinnedpubkey`; null if the certificate needs no pin'),
       limits: group('Limits', {
         body_bytes: z.number().describe('Largest JSON body in bytes'),
         file_content_bytes: z.number().describe('Largest file in bytes that `files/content` reads'),
@@ -51,13 +51,15 @@ export const service = {
   metricsTargets: raw('/metrics/targets', 'machines:read', {
     summary: 'List the machines for Prometheus to scrape (http_sd)',
     description:
-      'Without `port` the targets are the metrics of each machine at this broker. A limited key gets only its machines.',
+      'Without `port`, each target is this broker, which answers with the metrics of one machine. A key limited to some machines gets only these.',
     types: ['application/json'],
     query: {
       tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
       port: queryNumber(1, 65_535)
         .optional()
-        .describe('Port of an exporter on the machines themselves, such as 9100; by default the broker'),
+        .describe(
+          'Port of an exporter on the machines themselves, such as 9100; default: the broker answers for the machines',
+        ),
     },
   }),
   machineMetrics: raw('/metrics/machines/{machine_id}', 'machines:read', {

@@ -46,7 +46,9 @@ const listed = named('Schedule', {
   tags: z
     .array(z.string())
     .nullable()
-    .describe('The schedule runs on every machine that has all of these tags; null with `machine_id`'),
+    .describe(
+      'The schedule runs on every machine that has all of these tags; null for a schedule with `machine_id`',
+    ),
   command: z.string().describe('Shell line'),
   cron: z.string().describe('Cron expression'),
   timezone: z.string().describe('IANA time zone of the expression'),
@@ -238,7 +240,7 @@ export const schedules = {
     description:
       'Also works for a disabled schedule, and while a run is in progress. Needs the scope `commands:execute` too. Answers when the agent has accepted the command. A schedule with `tags` runs as a batch on its machines that the key may use.',
     reply: z.object({
-      command_id: commandId.describe('Id of the command; of a batch the first one'),
+      command_id: commandId.describe('Id of the command, or of the batch’s first command'),
       status: z.string().describe('Status of the command'),
       batch_id: batchId.nullable().describe('Id of the batch of a schedule with `tags`; null without tags'),
     }),

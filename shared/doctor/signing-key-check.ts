@@ -1,5 +1,5 @@
-// The doctor's search for a key that signs agent packages: it must not be on the broker's machine, because who gets in
-// there could then sign packages for all machines.
+// The check of `doctor` that looks for keys that sign agent packages. Such a key must not be on the broker's
+// machine, because an intruder there could then sign packages for all machines.
 import { createPrivateKey } from 'node:crypto';
 import { type Dirent, existsSync } from 'node:fs';
 import { readdir, readFile, stat } from 'node:fs/promises';
@@ -8,26 +8,26 @@ import { join } from 'node:path';
 import { run } from '../systemd/control.ts';
 import { type Finding, ok, warn } from './check-result.ts';
 
-/** Maximum depth of directories, of entries in all, and of bytes of a file that may be a key. */
+/** Limits of the search: depth of directories, number of entries in all, and bytes of a file that may be a key. */
 const maxDepth = 3;
 const maxEntries = 5_000;
 const maxBytes = 8 * 1024;
 const skipped = /^(node_modules|\.git|\.cache|\.npm|proc|sys)$/;
 
 /**
- * Looks for signing keys in these directories, in the home of this user and in that of the owner of the first one.
- * Directories that cannot be read are left out.
+ * Looks for signing keys in these directories, in this user's home, and in the home of the first directory's owner.
+ * Leaves out directories that cannot be read.
  */
 export async function examineSigningKeys(...directories: readonly string[]): Promise<Finding> {
   const found = new Set<string>();
   const places = [...directories, homedir(), await homeOfOwner(directories[0] ?? '')];
   for (const place of new Set(places)) await search(place, maxDepth, { entries: maxEntries }, found);
   if (found.size === 0) return ok('signing key', 'no key that signs agent packages was found here');
-  const what = `${[...found].join(', ')} can sign agent packages: who gets into this machine could sign for all others`;
-  return warn('signing key', what, 'move it to the machine that builds packages, and delete it here');
+  const what = `${[...found].join(', ')} can sign agent packages: an intruder on this machine could sign packages for all machines`;
+  return warn('signing key', what, 'move the key to the machine that builds packages, and delete it here');
 }
 
-/** The home of the user to whom a directory belongs; the directory itself if it is unknown. */
+/** Returns the home of a directory's owner, or the directory itself if that home is unknown. */
 async function homeOfOwner(directory: string): Promise<string> {
   try {
     const { uid } = await stat(directory);
@@ -56,8 +56,8 @@ async function search(
 }
 
 /**
- * True for a private Ed25519 key in PEM. The kind of an encrypted key is that of its public key beside it; without one
- * it may be of any kind, and counts.
+ * Returns true for a private Ed25519 key in PEM. The kind of an encrypted key is read from the public key beside it.
+ * Without a public key, an encrypted key counts, because it may be of any kind.
  */
 async function isSigningKey(path: string): Promise<boolean> {
   try {
@@ -68,12 +68,12 @@ async function isSigningKey(path: string): Promise<boolean> {
     if (!text.includes('-----BEGIN PRIVATE KEY-----')) return false;
     return createPrivateKey(text).asymmetricKeyType === 'ed25519';
   } catch {
-    // A file that cannot be read, or that is no key.
+    // The file cannot be read, or it contains no key.
     return false;
   }
 }
 
-/** Length of an Ed25519 public key in PEM; those of other kinds are longer. */
+/** Length of an Ed25519 public key in PEM. Public keys of other kinds are longer. */
 const publicKeyBytes = 120;
 
 async function mayBeEd25519(path: string): Promise<boolean> {
