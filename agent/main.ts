@@ -45,8 +45,8 @@ runServiceProgram({
 function start(settings: Settings<typeof agentSettings>, { log, notify, fail }: RunContext) {
   let agent: Agent | undefined;
   async function run(): Promise<void> {
-    agent = await startAgent(settings, log, (linked) => {
-      const text = linkText(settings.broker, linked ? agent?.machineId : undefined);
+    agent = await startAgent(settings, log, (linked, broker) => {
+      const text = linkText(broker, linked ? agent?.machineId : undefined);
       notify.up(text, () => agent?.alive() ?? true);
     });
     await agent.ended;

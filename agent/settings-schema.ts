@@ -3,7 +3,7 @@ import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import * as z from 'zod';
 import { label, tags } from '../shared/api/shared-schemas.ts';
-import { common, flag, hostPort, logLevel, type Settings, words } from '../shared/read-settings.ts';
+import { common, flag, isHostPort, logLevel, type Settings, words } from '../shared/read-settings.ts';
 import { allCapabilities } from './capabilities-by-rpc.ts';
 import { upgradeDirectory } from './upgrade/shared-directory.ts';
 
@@ -14,6 +14,9 @@ const dataDir = z
     process.getuid?.() === 0 ? '/var/lib/farhand-agent' : join(homedir(), '.local/state/farhand-agent'),
   )
   .transform((path) => resolve(path));
+
+/** Maximum number of addresses of brokers. */
+export const mostBrokers = 32;
 
 /** Settings that `farhand-agent install` adds; it stores them in the settings file with the others. */
 export const serviceSettings = {
@@ -27,9 +30,15 @@ export const serviceSettings = {
 
 export const agentSettings = {
   broker: {
-    schema: z.string().refine(isHostPort, 'must be HOST:PORT, with a port of at most 65535'),
+    schema: words.pipe(
+      z
+        .array(z.string().refine(isHostPort, 'must be HOST:PORT, with a port of at most 65535'))
+        .min(1)
+        .max(mostBrokers),
+    ),
     value: 'HOST:PORT',
-    help: 'address of the broker’s port for agents',
+    repeats: true,
+    help: 'address of the broker’s port for agents; give one for each of several brokers',
   },
   join_token: {
     schema: z.string().optional(),
@@ -85,7 +94,3 @@ export const agentSettings = {
   ...common,
 };
 export type AgentSettings = Settings<typeof agentSettings>;
-
-function isHostPort(text: string): boolean {
-  return hostPort.safeParse(text).success;
-}

@@ -11,6 +11,7 @@ import { AuditLog } from './audit-log/index.ts';
 import { checkRoots, createFiles } from './files/index.ts';
 import { loadIdentity, markRemoved, readTokenFile } from './identity.ts';
 import { createInventory } from './inventory/index.ts';
+import { BrokerAddresses } from './link/broker-addresses.ts';
 import { type Identity, keepLinked, type LinkOptions, Removed } from './link/index.ts';
 import { MetricsReader } from './metrics.ts';
 import { startProcesses } from './processes/index.ts';
@@ -41,7 +42,7 @@ type Closers = (() => unknown)[];
 export async function startAgent(
   settings: AgentSettings,
   log: Logger,
-  onLinkChange?: (linked: boolean) => void,
+  onLinkChange?: (linked: boolean, broker: string) => void,
 ): Promise<Agent> {
   warnOfLocks(settings, log);
   const closers: Closers = [takeDirectory(settings.data_dir, 'agent')];
@@ -61,13 +62,14 @@ async function assemble(
   settings: AgentSettings,
   log: Logger,
   closers: Closers,
-  onLinkChange?: (linked: boolean) => void,
+  onLinkChange?: (linked: boolean, broker: string) => void,
 ): Promise<Agent> {
   const directory = settings.data_dir;
   const stopping = new AbortController();
   // The roots are checked first, because joining uses up the join token.
   await checkRoots(settings.root);
-  const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false));
+  const [first = ''] = settings.broker;
+  const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false, first));
   const auditLog = await AuditLog.open(directory, log);
   closers.push(() => auditLog.close());
   const services = await startServices(settings, log, closers);
@@ -75,10 +77,11 @@ async function assemble(
   const onProgress = (ms: number): void => {
     dueBy = monotonic() + ms;
   };
-  onLinkChange?.(false);
-  const { broker, allow: capabilities, root: roots } = settings;
+  onLinkChange?.(false, first);
+  const brokers = await BrokerAddresses.open(directory, settings.broker, log);
+  const { allow: capabilities, root: roots } = settings;
   const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
-  const options = { broker, identity, capabilities, roots, log, auditLog, ...services, ...watching };
+  const options = { brokers, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
   // Prevents an unhandled rejection, because `ended` may be awaited late.
   ended.catch(() => undefined);
@@ -140,7 +143,7 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
  * until the broker answers, and then removes the file with the join token.
  */
 async function joined(
-  { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,
+  { data_dir, broker: brokers, name, tags, join_token, join_token_file: file }: AgentSettings,
   log: Logger,
   signal: AbortSignal,
   waits: () => void,
@@ -148,7 +151,8 @@ async function joined(
   // A missing file is no error, because the agent removes it after joining.
   const joinToken = join_token || (file ? await readTokenFile(file, true) : undefined);
   const wait = backoff();
-  for (;;) {
+  for (let attempt = Math.floor(Math.random() * brokers.length); ; attempt += 1) {
+    const broker = brokers[attempt % brokers.length] ?? '';
     try {
       const identity = await loadIdentity(data_dir, { broker, joinToken, name, tags });
       // A join token contains the fingerprint of its broker's CA certificate.

@@ -165,5 +165,10 @@ export function allOf(conditions: readonly Condition[]): [where: string, values:
 
 /** Returns the condition that selects only rows of machines that a key may use. */
 export function reachableOnly(machines: readonly string[] | undefined): Condition {
-  return machines && ['machine_id IN (SELECT value FROM json_each(?))', JSON.stringify(machines)];
+  return machines && among('machine_id', machines);
+}
+
+/** SQL condition: the column has one of these values. */
+export function among(column: string, values: readonly string[]): NonNullable<Condition> {
+  return [`${column} IN (SELECT value FROM json_each(?))`, JSON.stringify(values)];
 }

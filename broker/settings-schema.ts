@@ -8,6 +8,7 @@ import {
   duration,
   flag,
   hostPort,
+  isHostPort,
   logLevel,
   type Settings,
   size,
@@ -84,6 +85,12 @@ export const brokerSettings = {
     schema: z.string().pipe(hostPort).optional(),
     value: 'HOST:PORT',
     help: 'address of this broker for agents, if it differs from --grpc',
+  },
+  agent_brokers: {
+    schema: words.default([]).pipe(z.array(z.string().refine(isHostPort, 'must be HOST:PORT')).max(32)),
+    value: 'HOST:PORT',
+    repeats: true,
+    help: 'addresses of brokers that agents use from now on; they keep their old ones until one of these works',
   },
   insecure_http: { schema: flag, help: 'serve REST without TLS on addresses other than 127.0.0.1' },
   tls_cert: {

@@ -12,6 +12,18 @@ import { countTransferred } from './start-garbage-collection.ts';
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
+/** The agent's rpcs that write files, which brokers call at each other for a copy between machines. */
+export const fileWriterService = {
+  writeFile: methodOf('WriteFile'),
+  writeArchive: methodOf('WriteArchive'),
+};
+
+function methodOf(name: string): WireMethod {
+  const method = agentService[name];
+  if (!method) throw new Error(`agent.proto has no rpc ${name}`);
+  return method;
+}
+
 /** The streaming service that clients call at the broker. */
 export const streamsService = serviceOf('farhand.client.v1.Streams') as unknown as StreamsDefinition;
 

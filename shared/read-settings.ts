@@ -18,6 +18,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   /** Single letter that can be used instead of the flag. */
   short?: string;
   help: string;
+  /** True if the flag may be given several times, for a schema that takes a list. */
+  repeats?: boolean;
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
   /**
@@ -60,6 +62,9 @@ export const hostPort = z
     return { host: text.slice(0, at).replace(/^\[|\]$/g, ''), port: Number(text.slice(at + 1)) };
   })
   .refine(({ port }) => port <= 65_535, 'the port must be at most 65535');
+
+/** True for HOST:PORT with a possible port. */
+export const isHostPort = (text: string): boolean => hostPort.safeParse(text).success;
 
 /** Comma-separated words. In the file they may also be an array. */
 export const words = z
@@ -170,8 +175,9 @@ function readFlags(
   table: Record<string, Setting>,
   argv: readonly string[],
 ): Record<string, string | boolean | undefined> {
-  const optionOf = ({ value, short }: Partial<Setting> = {}) => ({
+  const optionOf = ({ value, short, repeats = false }: Partial<Setting> = {}) => ({
     type: value ? ('string' as const) : ('boolean' as const),
+    multiple: repeats,
     ...(short && { short }),
   });
   const options = Object.fromEntries(
@@ -179,10 +185,13 @@ function readFlags(
   );
   try {
     const { values } = parseArgs({ args: [...argv], options, allowNegative: true });
-    // The cast is safe: parseArgs returns arrays only for options with `multiple`.
-    return Object.fromEntries(
-      Object.entries(values).map(([name, value]) => [name.replaceAll('-', '_'), value as string | boolean]),
-    );
+    // The cast is safe: parseArgs returns arrays only for options with `multiple`, whose values are texts. One value is
+    // read like that of a variable, so it may be a list with commas.
+    const entries = Object.entries(values).map(([name, value]): [string, string | boolean] => [
+      name.replaceAll('-', '_'),
+      Array.isArray(value) ? value.join(',') : (value as string | boolean),
+    ]);
+    return Object.fromEntries(entries);
   } catch (error) {
     throw new UsageError(error instanceof Error ? error.message : String(error));
   }

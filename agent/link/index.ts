@@ -9,6 +9,7 @@ import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRe
 import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
 import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
+import type { Welcome__Output } from '../../proto/types/farhand/link/v1/Welcome.ts';
 import { type Method, methods, protocolVersion, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { backoff } from '../../shared/backoff.ts';
 import { clockFault } from '../../shared/certificate-clock-error.ts';
@@ -19,6 +20,7 @@ import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import { version } from '../../shared/version.ts';
 import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
+import type { BrokerAddresses } from './broker-addresses.ts';
 import { brokerText, type ControlStream, Dial } from './dial.ts';
 
 /** The identity of this machine at its broker. */
@@ -32,7 +34,7 @@ export interface Identity {
 }
 
 export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
-  broker: string;
+  brokers: BrokerAddresses;
   identity: Identity;
   roots: readonly string[];
   /** Methods that this machine cannot serve. */
@@ -45,7 +47,7 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   installation(): Installation;
   lastUpgrade(): LastUpgrade | null;
   /** Called whenever the link is established or lost. */
-  onLinkChange?(linked: boolean): void;
+  onLinkChange?(linked: boolean, broker: string): void;
   /**
    * Called at each attempt to connect and at each message. If the next call does not come within `ms`
    * milliseconds, the agent is considered hung.
@@ -104,11 +106,14 @@ async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<voi
   const wait = backoff();
   while (!signal.aborted) {
     options.onProgress?.(patienceMs);
-    const line = new Dial(options.broker, options.identity.caCertificate);
-    const ended = new Connection(options, line, () => wait.reset()).run(signal).catch((error: unknown) => {
-      if (error instanceof Removed) throw error;
-      options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link to the broker failed');
-    });
+    const broker = options.brokers.next();
+    const line = new Dial(broker, options.identity.caCertificate);
+    const ended = new Connection(options, broker, line, () => wait.reset())
+      .run(signal)
+      .catch((error: unknown) => {
+        if (error instanceof Removed) throw error;
+        options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link to the broker failed');
+      });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
     options.onProgress?.(ms + patienceMs);
     if (!signal.aborted)
@@ -120,6 +125,7 @@ async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<voi
 /** One connection to the broker, from dialing to its end. */
 class Connection {
   readonly #options: LinkOptions;
+  readonly #broker: string;
   readonly #linked: () => void;
   readonly #control: ControlStream;
   readonly #calls: Calls;
@@ -130,8 +136,9 @@ class Connection {
   /** The last upgrade as the broker knows it, in JSON. */
   #reported = '';
 
-  constructor(options: LinkOptions, line: Dial, linked: () => void) {
+  constructor(options: LinkOptions, broker: string, line: Dial, linked: () => void) {
     this.#options = options;
+    this.#broker = broker;
     this.#linked = linked;
     this.#control = line.connect();
     this.#calls = new Calls({ ...options, line, control: this.#control });
@@ -164,7 +171,7 @@ class Connection {
       this.#stopBeating();
       this.#calls.close();
       this.#control.cancel();
-      if (this.#welcomed) this.#options.onLinkChange?.(false);
+      if (this.#welcomed) this.#options.onLinkChange?.(false, this.#broker);
     }
   }
 
@@ -173,7 +180,7 @@ class Connection {
       this.#silenceMs = greetingMs;
       await this.#sendHello(message.challenge.nonce);
     }
-    if (message.welcome) this.#begin(message.welcome.heartbeat_ms, message.welcome.silence_ms);
+    if (message.welcome) this.#begin(message.welcome);
     if (message.call) this.#call(message.call);
     if (message.cancel) this.#calls.cancel(message.cancel.call_id);
     if (message.drain) return message.drain.retry_after_ms;
@@ -213,11 +220,11 @@ class Connection {
     });
   }
 
-  #begin(heartbeatMs: number, silenceMs: number): void {
+  #begin({ heartbeat_ms, silence_ms, brokers }: Welcome__Output): void {
     if (this.#welcomed) return;
     this.#welcomed = true;
-    this.#silenceMs = Math.min(silenceMs, longestSilenceMs);
-    const beatMs = Math.min(Math.max(heartbeatMs, shortestBeatMs), longestBeatMs);
+    this.#silenceMs = Math.min(silence_ms, longestSilenceMs);
+    const beatMs = Math.min(Math.max(heartbeat_ms, shortestBeatMs), longestBeatMs);
     this.#stopBeating = every(beatMs, () => {
       this.#options.report().then(
         (metrics) => this.#send({ heartbeat: { metrics, ...this.#changedUpgrade() } }),
@@ -229,8 +236,13 @@ class Connection {
       );
     });
     this.#linked();
-    this.#options.log.info({ broker: this.#options.broker }, 'linked');
-    this.#options.onLinkChange?.(true);
+    this.#options.brokers
+      .linked(this.#broker, brokers)
+      .catch((err: unknown) =>
+        this.#options.log.error({ err }, 'the addresses that the broker has sent could not be stored'),
+      );
+    this.#options.log.info({ broker: this.#broker }, 'linked');
+    this.#options.onLinkChange?.(true, this.#broker);
   }
 
   /** The last upgrade, if it has changed since the broker last heard of it. */

@@ -10,7 +10,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Events } from '../events.ts';
 import type { History, Row, RowReader } from '../history/history.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
-import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { AlertRule, State } from '../state/in-memory-state.ts';
 
 type Served = Reply<Api['alerts']['get']>;
@@ -87,10 +87,14 @@ export class AlertRecords {
     return new AlertRecords(context);
   }
 
-  /** All alerts that are not resolved. Because of the plus, SQLite finds them by the index `alerts_open`. */
-  async unresolved(): Promise<Alert[]> {
-    const sql = `SELECT ${columns} FROM alerts WHERE resolved_at IS NULL ORDER BY +rowid`;
-    const rows = await this.#history.all(sql);
+  /**
+   * Alerts that are not resolved: all of them, or those about these machines. Because of the plus, SQLite finds them by
+   * the index `alerts_open`.
+   */
+  async unresolved(machineIds?: readonly string[]): Promise<Alert[]> {
+    const [where, values] = allOf([['resolved_at IS NULL'], reachableOnly(machineIds)]);
+    const sql = `SELECT ${columns} FROM alerts WHERE ${where} ORDER BY +rowid`;
+    const rows = await this.#history.all(sql, ...values);
     return rows.map(fromRow);
   }
 
@@ -168,15 +172,19 @@ export class AlertRecords {
     });
   }
 
-  /** Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. */
-  repeat(id: AlertId): Promise<Alert | undefined> {
+  /**
+   * Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. If another broker has repeated
+   * it meanwhile, returns it as it is.
+   */
+  repeat({ id, repeats }: Alert): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
-      WHERE id = ? AND status = 'open' RETURNING ${columns}`;
+      WHERE id = ? AND status = 'open' AND repeats = ? RETURNING ${columns}`;
+    const same = `SELECT ${columns} FROM alerts WHERE id = ? AND status = 'open'`;
     return this.#history.write(async (transaction) => {
-      const row = await transaction.get(change, now(), id);
-      const alert = row && fromRow(row);
-      if (alert) this.#emit('alert.repeated', alert, transaction);
-      return alert;
+      const row = await transaction.get(change, now(), id, repeats);
+      if (row) this.#emit('alert.repeated', fromRow(row), transaction);
+      const stored = row ?? (await transaction.get(same, id));
+      return stored && fromRow(stored);
     });
   }
 

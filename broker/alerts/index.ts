@@ -4,6 +4,7 @@ import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import { DeliveryQueue, type RetrySettings } from '../deliveries/delivery-queue.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
@@ -16,13 +17,14 @@ import { ChannelReceivers } from './deliver-to-channels.ts';
 import { Windows } from './maintenance-windows.ts';
 import { Monitor } from './monitor.ts';
 import { Digest, type DigestTimes } from './notification-digest.ts';
-import type { ConditionServices } from './rule-conditions.ts';
+import { brokerRules, type ConditionServices } from './rule-conditions.ts';
 import { ruleHandlers } from './rule-handlers.ts';
 
 export { type DigestTimes, defaultTimes } from './notification-digest.ts';
 export type { Certificate } from './rule-conditions.ts';
 
 interface AlertServices extends ConditionServices {
+  cluster: Cluster | undefined;
   history: History;
   events: Events;
   deliveries: Deliveries;
@@ -42,7 +44,7 @@ export class Alerts {
   readonly #records: AlertRecords;
   readonly #monitor: Monitor;
   readonly #digest: Digest;
-  readonly #queue: DeliveryQueue<AlertChannel>;
+  readonly queue: DeliveryQueue<AlertChannel>;
 
   private constructor(
     services: AlertServices,
@@ -59,19 +61,25 @@ export class Alerts {
     this.channelHandlers = new ChannelHandlers({ ...services, ...parts });
     this.#records = records;
     this.#digest = digest;
-    this.#queue = queue;
+    this.queue = queue;
     const windows = new Windows(services.state);
     this.windowHandlers = windows.handlers;
     this.#monitor = new Monitor(services, records, windows, log);
+    services.cluster?.join(this.#monitor);
+    services.cluster?.claims.join({ names: () => [brokerRules], claimed: () => this.#monitor.claimed() });
   }
 
   /** Opens the stored alerts. Resolved alerts are deleted `keepMs` milliseconds after they were opened. */
   static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
-    const { state, history, deliveries, rightsOf } = services;
+    const { state, history, deliveries, rightsOf, cluster } = services;
     const { store } = deliveries;
     const records = await AlertRecords.open(services, settings.keepMs);
     const receivers = new ChannelReceivers(state, deliveries, rightsOf);
-    const queue = new DeliveryQueue({ state, history, store, receivers }, settings.retry, log);
+    const queue = new DeliveryQueue(
+      { state, history, store, receivers, claims: cluster?.claims },
+      settings.retry,
+      log,
+    );
     const digest = await Digest.open({ ...services, receivers, store, queue }, settings.times, log);
     return new Alerts(services, { records, digest, receivers, queue }, log);
   }
@@ -79,7 +87,7 @@ export class Alerts {
   /** Starts the evaluation of rules, and sends the notifications that wait. */
   async start(): Promise<void> {
     await this.#digest.start();
-    await this.#queue.start();
+    await this.queue.start();
     await this.#monitor.start();
   }
 
@@ -91,7 +99,7 @@ export class Alerts {
 
   /** Ends the attempts in progress. */
   close(): Promise<void> {
-    return this.#queue.close();
+    return this.queue.close();
   }
 
   /**

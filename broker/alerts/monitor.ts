@@ -51,6 +51,7 @@ export class Monitor {
   #stopExpiries = nothing;
   #stopWatching = nothing;
   #stopped = false;
+  #isStarted = false;
 
   constructor(services: ConditionServices, records: AlertRecords, windows: Windows, log: Logger) {
     this.#services = services;
@@ -68,8 +69,44 @@ export class Monitor {
 
   /** Goes on with the alerts that an earlier broker process left, and evaluates all rules. */
   async start(): Promise<void> {
-    for (const alert of await this.#records.unresolved()) {
+    await this.#resume(await this.#records.unresolved());
+    this.#isStarted = true;
+    this.#seen = { ...this.#seen, machines: this.#state.machines, keys: this.#state.keys };
+    this.#stopWatching = this.#state.watch(() => this.#look());
+    this.#look();
+  }
+
+  /** Goes on with the alerts about machines that this broker owns from now on. */
+  async adopt(machineIds: readonly string[]): Promise<void> {
+    for (const id of machineIds) this.#conditions.adopt(id);
+    if (!this.#isStarted || this.#state.alert_rules.size === 0) return;
+    await this.#resume(await this.#records.unresolved(machineIds));
+    for (const id of machineIds) this.#evaluateMachine(id, () => true);
+  }
+
+  /** Leaves the alerts about a machine to the broker that owns it now. */
+  drop(machineId: string): void {
+    this.#conditions.drop(machineId);
+    for (const tracked of this.#tracked.values())
+      if (tracked.subject.machineId === machineId) this.#leave(tracked);
+  }
+
+  /** Goes on with the alerts about keys and certificates, which another broker has evaluated so far. */
+  claimed(): void {
+    if (!this.#isStarted || this.#stopped || this.#state.alert_rules.size === 0) return;
+    void this.#records
+      .unresolved()
+      .then((alerts) => this.#resume(alerts.filter(({ machine_id }) => machine_id === null)))
+      .catch((err: unknown) =>
+        this.#log.error({ err }, 'alerts about keys and certificates could not be read'),
+      )
+      .finally(() => this.#checkExpiries());
+  }
+
+  async #resume(alerts: readonly Alert[]): Promise<void> {
+    for (const alert of alerts) {
       const subject = { id: alert.subject, machineId: alert.machine_id };
+      if (this.#conditions.isElsewhere(subject)) continue;
       const rule = this.#state.alert_rules.get(alert.rule_id);
       if (!rule) {
         await this.#records.resolve(alert.id, 'rule_removed');
@@ -80,9 +117,11 @@ export class Monitor {
       Object.assign(tracked, { alert, target: 'open' });
       this.#armNext(tracked, alert);
     }
-    this.#seen = { ...this.#seen, machines: this.#state.machines, keys: this.#state.keys };
-    this.#stopWatching = this.#state.watch(() => this.#look());
-    this.#look();
+  }
+
+  #leave(tracked: Tracked): void {
+    cancelTimers(tracked);
+    this.#tracked.delete(keyOf(tracked.rule.id, tracked.subject));
   }
 
   stop(): void {
@@ -317,13 +356,14 @@ export class Monitor {
     const { id, status } = alert;
     const isCurrent = (): boolean => tracked.alert?.id === id && tracked.target === 'open';
     if (this.#stopped || !isCurrent()) return;
+    if (this.#conditions.isElsewhere(tracked.subject)) return this.#leave(tracked);
     // Another maintenance window may have begun meanwhile.
     if (this.#windows.holding(tracked.subject)) {
       this.#armNext(tracked, alert);
       return;
     }
     try {
-      const changed = await (status === 'held' ? this.#records.release(id) : this.#records.repeat(id));
+      const changed = await (status === 'held' ? this.#records.release(id) : this.#records.repeat(alert));
       if (!changed || !isCurrent()) return;
       tracked.alert = changed;
       this.#armNext(tracked, changed);

@@ -42,6 +42,8 @@ interface DigestServices {
   receivers: ChannelReceivers;
   store: DeliveryStore;
   queue: DeliveryQueue<AlertChannel>;
+  /** Undefined with a single broker. */
+  cluster: unknown;
 }
 
 const tables = [
@@ -114,8 +116,18 @@ export class Digest {
     });
     if (waiting) this.#noticed();
     this.#stopMarks = every(markMs, () => {
-      if (state.alert_channels.size > 0) this.#mark();
+      if (state.alert_channels.size === 0) return;
+      this.#mark();
+      if (this.#services.cluster) void this.#lookForOthers();
     });
+  }
+
+  /** Sends what another broker, which may have ended, has left. */
+  async #lookForOthers(): Promise<void> {
+    const waiting = await this.#services.history
+      .get('SELECT 1 AS n FROM alert_notices LIMIT 1')
+      .catch(() => undefined);
+    if (waiting && this.#latest === undefined) this.#noticed();
   }
 
   stop(): void {

@@ -3,6 +3,7 @@
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { version } from '../../shared/version.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import { machinesOfSchedule, reaches } from '../keys/rights.ts';
 import { type MachineFacts, percentOf, type Report } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
@@ -24,9 +25,12 @@ export interface ConditionServices {
   machineFacts: MachineFacts;
   scheduleRuns: ScheduleRecords;
   certificates(): Promise<Certificate[]>;
-  /** True if another broker of the same database owns the machine, and so evaluates the rules about it. */
-  isElsewhere(machineId: MachineId): boolean;
+  /** The other brokers of the database; undefined with a single broker. */
+  cluster: Pick<Cluster, 'claims' | 'ownerElsewhere'> | undefined;
 }
+
+/** The task of evaluating rules about keys and certificates, among several brokers. */
+export const brokerRules = 'broker-rules';
 
 export interface Observation {
   /** True if the condition holds. Undefined if that is unclear: then no alert is opened or resolved. */
@@ -47,6 +51,8 @@ const returnMs = 60_000;
 export class Conditions {
   readonly #services: ConditionServices;
   readonly #started = monotonic();
+  /** When this broker became the owner of a machine, if another one was the owner before. */
+  readonly #adoptedAt = new Map<string, number>();
   /**
    * The last run of each schedule that has succeeded or failed. Empty until a rule about schedules exists.
    */
@@ -65,6 +71,24 @@ export class Conditions {
     const on = this.#scheduled().map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
     for (const run of await scheduleRuns.lastOutcomes(on))
       if (!this.#runs.has(keyOfRun(run))) this.#runs.set(keyOfRun(run), run);
+  }
+
+  /** Records that this broker evaluates the rules about a machine from now on. */
+  adopt(machineId: string): void {
+    this.#adoptedAt.set(machineId, monotonic());
+  }
+
+  drop(machineId: string): void {
+    this.#adoptedAt.delete(machineId);
+  }
+
+  /** True if another broker evaluates the rules about a subject. */
+  isElsewhere({ machineId }: Subject): boolean {
+    const { cluster } = this.#services;
+    if (!cluster) return false;
+    return machineId === null
+      ? !cluster.claims.has(brokerRules)
+      : cluster.ownerElsewhere(machineId) !== undefined;
   }
 
   /** Records the outcome of a run. */
@@ -111,7 +135,7 @@ export class Conditions {
   }
 
   observe(rule: AlertRule, subject: Subject): Observation {
-    if (subject.machineId !== null && this.#services.isElsewhere(subject.machineId)) return unclear;
+    if (this.isElsewhere(subject)) return unclear;
     if (rule.kind === 'certificate') return this.#certificate(rule, subject);
     if (rule.kind === 'key') return this.#key(rule, subject);
     if (rule.kind === 'schedule') return this.#schedule(subject);
@@ -128,9 +152,9 @@ export class Conditions {
   #offline(machineId: MachineId): Observation {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
-    const running = monotonic() - this.#started;
-    // The silence before the start of this process does not count, because the process does not know if the machine
-    // was offline then.
+    const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
+    // The silence before the start of this process, or while another broker owned the machine, does not count, because
+    // this process does not know if the machine was offline then.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

@@ -38,11 +38,13 @@ export class Lease {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
   }
 
-  async renew(): Promise<void> {
+  /** Returns the time from which the lease is good for its whole length. */
+  async renew(): Promise<number> {
     const sent = monotonic();
     await this.#connection.query(renewal, [this.brokerId, this.url]);
     if (sent > this.#until) this.#steadySince = sent;
     this.#until = sent + leaseMs - marginMs;
+    return sent;
   }
 
   /** Ends the lease, so that other brokers claim the machines at once. */

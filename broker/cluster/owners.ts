@@ -12,17 +12,10 @@ import { PostgresListener } from '../history/postgres-listener.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
+import { Claims } from './claims.ts';
 import { Lease } from './own-broker-lease.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
-import {
-  claiming,
-  readingBrokers,
-  readingHorizon,
-  readingOwners,
-  tables,
-  taking,
-  unlinking,
-} from './tables.ts';
+import * as sql from './tables.ts';
 
 /** A part of the broker that has open work of machines in memory. */
 export interface Adopter {
@@ -69,6 +62,8 @@ export class Cluster implements Owners {
   readonly #state: State;
   readonly #connection: PostgresListener;
   readonly #lease: Lease;
+  /** Tasks that one broker does for all. */
+  readonly claims: Claims;
   /** Machines of this broker whose open work could not be loaded. The next read tries it again. */
   readonly #unloaded = new Set<string>();
   readonly #adopters: Adopter[] = [];
@@ -79,6 +74,9 @@ export class Cluster implements Owners {
   readonly #own = new Map<string, Own>();
   /** All brokers, with the monotonic time until which each of them is alive. */
   #brokers = new Map<string, { url: string; until: number }>();
+  /** When they were read, and which of them were alive then. */
+  #readAt = 0;
+  #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
   readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
@@ -92,6 +90,7 @@ export class Cluster implements Owners {
 
   private constructor({ brokerId, url, log }: Options, connection: PostgresListener, state: State) {
     this.#lease = new Lease(connection, brokerId, url);
+    this.claims = new Claims(connection, brokerId);
     this.#log = log;
     this.#connection = connection;
     this.#state = state;
@@ -100,7 +99,7 @@ export class Cluster implements Owners {
 
   /** Creates the tables and the first lease. From then on, changes about machines of other brokers fail. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
-    await history.migrate('cluster', tables);
+    await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
     const connection = await PostgresListener.open(options.address, options.log, (from) => onNews(from));
     const cluster = new Cluster(options, connection, state);
@@ -118,6 +117,7 @@ export class Cluster implements Owners {
     await this.#readOwners();
     await this.#claim();
     await this.#readOwners();
+    await this.claims.renew(await this.#lease.renew(), this.#lease.isSteady);
   }
 
   get brokerId(): string {
@@ -147,6 +147,10 @@ export class Cluster implements Owners {
     return (
       this.ownerElsewhere(machineId) !== undefined && (this.#owners.get(machineId)?.linkId ?? null) !== null
     );
+  }
+
+  hasEnded(brokerId: string): boolean {
+    return (this.#brokers.get(brokerId)?.until ?? 0) <= this.#readAt;
   }
 
   peers(): readonly Peer[] {
@@ -221,9 +225,10 @@ export class Cluster implements Owners {
 
   async #renewAndClaim(): Promise<void> {
     try {
-      await this.#lease.renew();
+      const renewedAt = await this.#lease.renew();
       await this.#unlink();
       await this.#claim();
+      await this.claims.renew(renewedAt, this.#lease.isSteady);
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
@@ -247,7 +252,7 @@ export class Cluster implements Owners {
       return !broker || (isSteady && broker.until <= monotonic());
     });
     if (free.length === 0) return;
-    await this.#connection.query(claiming, [this.brokerId, free, isSteady]);
+    await this.#connection.query(sql.claiming, [this.brokerId, free, isSteady]);
     await this.#notify();
     this.#read();
   }
@@ -262,7 +267,7 @@ export class Cluster implements Owners {
       this.#takes.clear();
       try {
         const links = [...some.values()].map(({ linkId }) => linkId);
-        const rows = await this.#connection.query(taking, [this.brokerId, [...some.keys()], links]);
+        const rows = await this.#connection.query(sql.taking, [this.brokerId, [...some.keys()], links]);
         await this.#notify();
         for (const row of rows) this.#set(row);
         await this.#become(rows.map((row) => String(row.machine_id)));
@@ -312,7 +317,7 @@ export class Cluster implements Owners {
     if (this.#unlinked.size === 0) return;
     const ended = new Map(this.#unlinked);
     await this.#connection
-      .query(unlinking, [this.brokerId, [...ended.keys()], [...ended.values()]])
+      .query(sql.unlinking, [this.brokerId, [...ended.keys()], [...ended.values()]])
       .then(() => {
         for (const [id, link] of ended) if (this.#unlinked.get(id) === link) this.#unlinked.delete(id);
         return this.#notify();
@@ -345,14 +350,16 @@ export class Cluster implements Owners {
 
   async #readOwners(): Promise<void> {
     const at = monotonic();
-    const brokers = await this.#connection.query(readingBrokers);
-    const before = JSON.stringify(this.peers());
+    const brokers = await this.#connection.query(sql.readingBrokers);
     this.#brokers = new Map(
       brokers.map(({ id, url, ms }) => [String(id), { url: String(url), until: at + Number(ms) }]),
     );
+    this.#readAt = at;
+    const before = this.#living;
+    this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
     // The horizon is read first, so that a transaction that commits between the two reads is read again.
-    const [horizon] = await this.#connection.query(readingHorizon);
-    const rows = await this.#connection.query(readingOwners, [this.#horizon]);
+    const [horizon] = await this.#connection.query(sql.readingHorizon);
+    const rows = await this.#connection.query(sql.readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);
     const changed = rows.filter((row) => this.#set(row));
     for (const row of changed) this.#dropIfLost(String(row.machine_id));
@@ -360,7 +367,7 @@ export class Cluster implements Owners {
       .filter(({ broker_id }) => broker_id === this.brokerId)
       .map((row) => String(row.machine_id));
     await this.#become([...new Set([...own, ...this.#unloaded])]);
-    if (changed.length === 0 && before === JSON.stringify(this.peers())) return;
+    if (changed.length === 0 && before === this.#living) return;
     for (const watcher of [...this.#watchers]) watcher();
   }
 

@@ -16,6 +16,9 @@ export const tables = [
     PERFORM 1 FROM owners WHERE machine_id = machine AND epoch = owned FOR SHARE;
     IF NOT FOUND THEN RAISE EXCEPTION 'another broker owns machine %', machine USING ERRCODE = 'FH001'; END IF;
   END $$`,
+  // Counts of requests may be lost with the server: each counts for a minute.
+  `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
+  CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
 ];
 
 export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + interval '${leaseMs} ms')
@@ -39,7 +42,13 @@ export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
     SELECT 1 FROM brokers b WHERE b.id = o.broker_id AND (NOT $3 OR b.lease_until > clock_timestamp()))`;
 export const unlinking = `UPDATE owners SET link_id = NULL, changed = pg_current_xact_id()
   WHERE broker_id = $1 AND machine_id = ANY($2::varchar[]) AND link_id = ANY($3::varchar[])`;
-/** `ms`: milliseconds until the end of each lease. */
+/** Claims tasks ($2) of no living broker, as `claiming` does with machines, and forgets tasks that do not exist any more. */
+export const claimingTasks = `WITH gone AS (DELETE FROM tasks WHERE broker_id = $1 AND name <> ALL($2::varchar[]))
+  INSERT INTO tasks AS t SELECT task, $1 FROM unnest($2::varchar[]) AS task ORDER BY task
+  ON CONFLICT (name) DO UPDATE SET broker_id = $1 WHERE t.broker_id <> $1 AND NOT EXISTS (
+    SELECT 1 FROM brokers b WHERE b.id = t.broker_id AND (NOT $3 OR b.lease_until > clock_timestamp()))`;
+export const readingTasks = 'SELECT name FROM tasks WHERE broker_id = $1';
+/** `ms` is what is left of each lease. */
 export const readingBrokers =
   'SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
 /** Reads the id of the oldest transaction in progress. */

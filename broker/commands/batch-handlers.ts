@@ -5,8 +5,10 @@ import type { BatchId, MachineId, ScheduleId } from '../../shared/api/shared-sch
 import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import type { Peer } from '../cluster/peers/owner-lookup.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import { machinesNamedOrTagged } from '../machines/named-or-tagged.ts';
+import { mergeStreams } from '../merge-streams.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
 import {
@@ -21,7 +23,7 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './co
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
-import type { Scheduler } from './scheduler.ts';
+import { longQueue, type Scheduler } from './scheduler.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };
@@ -36,7 +38,7 @@ interface BatchHooks {
   /** Ids of created objects, for the audit. A repeated request gets the first of them. */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
-  complete?(transaction: HistoryTransaction, members: readonly OpenCommand[]): void;
+  complete?(transaction: HistoryTransaction, members: readonly Command[]): void;
 }
 
 interface NewBatch {
@@ -63,7 +65,7 @@ export class Batches {
         machinesNamedOrTagged(params, caller, this.#context.state),
         caller,
       );
-      await untilEnded(members, waitUntil - monotonic(), caller.signal);
+      await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);
       return this.#detail(id, caller);
     },
     list: async (input, caller) => {
@@ -91,8 +93,11 @@ export class Batches {
       const members: Command[] = [];
       for await (const command of this.#members(id, caller)) members.push(command);
       this.#followed.take(caller, members);
-      const events = followMembers(members, (one) => sourceOf(this.#context, one), tail, caller);
-      return this.#withEnd(id, events, caller);
+      const { here, elsewhere } = this.#byBroker(members, caller);
+      const events = followMembers(here, (one) => sourceOf(this.#context, one), tail, caller);
+      const path = `/api/v1/batches/${id}/stream?tail=${tail}`;
+      const all = [events, ...elsewhere.map(({ events }) => withoutEnd(events(path)))];
+      return this.#withEnd(id, mergeStreams(all, caller.signal), caller);
     },
     cancel: async ({ batch_id: id }, caller) => {
       const { store, scheduler } = this.#context;
@@ -102,10 +107,10 @@ export class Batches {
         throw new AppError('forbidden', message, { batch_id: id });
       }
       const open = scheduler.all().filter(({ record }) => record.batch_id === id);
-      if (open.length > 0) {
+      if (open.length > 0 || this.#context.cluster) {
         await store.batches.cancel(id);
         await scheduler.cancelAll(open, caller);
-        await untilEnded(open, cancelWaitMs);
+        await this.#untilEnded(id, open, cancelWaitMs);
       }
       return this.#detail(id, caller);
     },
@@ -147,10 +152,13 @@ export class Batches {
     yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
-  /** Number of stored changes to the commands of a batch; undefined if all of its commands have ended. */
+  /**
+   * Number of stored changes to the commands of a batch; undefined if all of its commands have ended, or if other
+   * brokers may change it too.
+   */
   changesOf(id: string): number | undefined {
-    const { scheduler, store } = this.#context;
-    return scheduler.hasBatch(id) ? store.batches.changesOf(id) : undefined;
+    const { scheduler, store, cluster } = this.#context;
+    return !cluster && scheduler.hasBatch(id) ? store.batches.changesOf(id) : undefined;
   }
 
   /** Returns a batch with the counts of its commands on these machines, or on all. */
@@ -167,24 +175,35 @@ export class Batches {
     const { scheduler, store, log } = this.#context;
     const { id: batch_id, created_at } = batch;
     const { key_id, request_id } = caller;
+    const elsewhere = machines.filter((id) => !store.history.owns(id));
+    const [full] = elsewhere.length > 0 ? await store.withLongQueue(elsewhere) : [];
+    if (full !== undefined) throw longQueue(full);
     const origin = { key_id, batch_id, ...(params.schedule_id && { schedule_id: params.schedule_id }) };
-    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
+    const counts = { open: machines.length - elsewhere.length, running: 0, elsewhere: 0, failures: 0 };
+    const progress = { ...batch, ...counts, isComplete: true };
+    const isElsewhere = new Set(elsewhere);
+    const all: Command[] = [];
     try {
-      while (members.length < machines.length) {
-        const slice = machines.slice(members.length, members.length + sliceSize).map((machine_id) => {
-          scheduler.refuseLongQueue(machine_id);
+      for (let from = 0; from < machines.length; from += sliceSize) {
+        const slice = machines.slice(from, from + sliceSize);
+        const added = slice.map((machine_id) => {
           const member = commandOf(params, { machine_id, ...origin }, created_at);
-          return scheduler.create(member, request_id, progress);
+          if (isElsewhere.has(machine_id)) return { member };
+          scheduler.refuseLongQueue(machine_id);
+          const open = scheduler.create(member, request_id, progress);
+          members.push(open);
+          return { member, open };
         });
-        members.push(...slice);
-        const more = members.length < machines.length;
+        all.push(...added.map(({ member }) => member));
+        const more = from + sliceSize < machines.length;
         await store.history.write((transaction) => {
-          if (slice.length === members.length) store.batches.insert(batch, transaction);
-          for (const { record } of slice) store.insert(record, undefined, transaction);
+          if (from === 0) store.batches.insert(batch, transaction);
+          for (const { member, open } of added)
+            if (open) store.insert(open.record, undefined, transaction);
+            else store.insertElsewhere(member, transaction);
           if (!more) store.batches.complete(batch_id, specOf(params), transaction);
-          if (!more) hooks.complete?.(transaction, members);
-          const on = slice.map(({ record }) => record.machine_id);
-          caller.commit(transaction, { ...hooks.made, batch_id }, on, more);
+          if (!more) hooks.complete?.(transaction, all);
+          caller.commit(transaction, { ...hooks.made, batch_id }, slice, more);
         });
       }
     } catch (error) {
@@ -203,12 +222,50 @@ export class Batches {
     const most = Math.min(listedBytes, Math.floor(mostOutput / Math.max(1, count) / 2));
     const results: Reply<Api['batches']['get']>['results'] = [];
     const tally: Tally[] = [];
+    const open: Command[] = [];
     for await (const command of this.#members(id, caller)) {
       const member = (await scheduler.get(command.id)?.current(most)) ?? command;
+      if (command.finished_at === null) open.push(command);
       results.push(serializeFor(caller, serializeListed(member, most)));
       tally.push({ status: member.status, finished_at: member.finished_at, n: 1 });
     }
-    return { ...serializeBatch(batch, tally), results };
+    const reported = await this.#reportedElsewhere(id, open, caller);
+    return { ...serializeBatch(batch, tally), results: results.map((one) => reported.get(one.id) ?? one) };
+  }
+
+  /** The results of these commands as their brokers have them, by id. A broker that does not answer is left out. */
+  async #reportedElsewhere(id: BatchId, open: readonly Command[], caller: Caller) {
+    const { elsewhere } = this.#byBroker(open, caller);
+    const answers = elsewhere.map(({ get }) => get(`/api/v1/batches/${id}`).catch(() => undefined));
+    // The cast is safe: the peer port has the same routes.
+    const batches = (await Promise.all(answers)) as (Reply<Api['batches']['get']> | undefined)[];
+    return new Map(batches.flatMap((batch) => batch?.results ?? []).map((one) => [one.id, one]));
+  }
+
+  /** Separates the commands that this broker answers for from those of other brokers. */
+  #byBroker(members: readonly Command[], caller: Caller) {
+    const { others } = this.#context;
+    if (!others || caller.isForwarded) return { here: members, elsewhere: [] };
+    const peers = new Map<string, Peer>();
+    const here: Command[] = [];
+    for (const member of members) {
+      const peer = others.ownerElsewhere(member.machine_id);
+      if (peer) peers.set(peer.brokerId, peer);
+      else here.push(member);
+    }
+    const elsewhere = [...peers.values()].map((peer) => ({
+      get: (path: string) => others.get(peer, path, caller),
+      events: (path: string) => others.events(peer, path, caller),
+    }));
+    return { here, elsewhere };
+  }
+
+  /** Resolves when all commands have ended on disk, after `ms` milliseconds, or when the signal fires. */
+  async #untilEnded(id: string, members: readonly OpenCommand[], ms: number, signal?: AbortSignal) {
+    const until = monotonic() + ms;
+    for (const open of members) await open.untilEnded(until - monotonic(), signal);
+    const { cluster, store } = this.#context;
+    if (cluster) await store.batches.untilEnded(id, until - monotonic(), signal);
   }
 
   /**
@@ -221,9 +278,14 @@ export class Batches {
 
   /** The commands of a batch on machines that the caller is allowed to use, in the order of the batch. */
   async *#members(id: BatchId, caller: Caller): AsyncGenerator<Command> {
+    const { store } = this.#context;
     for (let from: number | undefined = 0; from !== undefined; ) {
-      const rows = await this.#context.store.ofBatch(id, from, sliceSize);
-      for (const { command } of rows) if (caller.reaches(command.machine_id)) yield command;
+      const rows = await store.ofBatch(id, from, sliceSize);
+      for (const { command } of rows) {
+        // Another broker asks for the commands of this one alone.
+        const isAsked = !caller.isForwarded || store.history.owns(command.machine_id);
+        if (isAsked && caller.reaches(command.machine_id)) yield command;
+      }
       from = rows.length < sliceSize ? undefined : rows.at(-1)?.next;
       // Other requests run between two slices.
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
@@ -231,10 +293,10 @@ export class Batches {
   }
 }
 
-/** Resolves when all members have ended on disk, after `ms` milliseconds, or when the signal fires. */
-async function untilEnded(members: readonly OpenCommand[], ms: number, signal?: AbortSignal): Promise<void> {
-  const until = monotonic() + ms;
-  for (const open of members) await open.untilEnded(until - monotonic(), signal);
+/** The events of another broker, without its end of the batch. */
+async function* withoutEnd(events: AsyncIterable<{ event: string; data: unknown }>): AsyncGenerator<Sent> {
+  // The cast is safe: the peer port has the same routes.
+  for await (const sent of events) if (sent.event !== 'end') yield sent as Sent;
 }
 
 /** SQL condition: the batch has at least one member that meets the condition `such`. */

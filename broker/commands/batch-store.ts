@@ -1,8 +1,16 @@
 // Stores batches in the history database (SQLite). Their members are rows of the table `commands`.
 import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
+import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type Row,
+  type RowReader,
+  textIn,
+} from '../history/history.ts';
 import type { Batch, BatchProgress, Spec, Tally } from './command-record.ts';
 
 const table = `CREATE TABLE batches (
@@ -17,6 +25,12 @@ const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.
 
 /** Condition for commands that have not ended. The index of the column `status` finds them. */
 export const isOpen = "status IN ('queued', 'running')";
+const hasFailed = "finished_at IS NOT NULL AND status <> 'completed'";
+/** Commands that an agent has, or is about to get. */
+const isSent = `finished_at IS NULL AND journal_id <> ''`;
+
+/** Milliseconds between two looks at the commands of other brokers. */
+const pollMs = 100;
 
 export class BatchStore {
   readonly #history: History;
@@ -24,8 +38,12 @@ export class BatchStore {
   /** Number of changes of members since the broker started, by open batch. */
   readonly #changes = new Map<string, number>();
 
-  constructor(history: History, log: Logger) {
+  readonly #brokerId: string | undefined;
+
+  /** `brokerId`: of this broker, if others run commands of the same batches. */
+  constructor(history: History, brokerId: string | undefined, log: Logger) {
     this.#history = history;
+    this.#brokerId = brokerId;
     this.#log = log;
   }
 
@@ -48,13 +66,13 @@ export class BatchStore {
 
   /**
    * Removes the batches that were being stored when the broker crashed. No request for them was answered, and
-   * no agent got one of their commands.
+   * no agent got one of their commands. With `before`, only batches that were created earlier.
    */
-  async removeIncomplete(): Promise<void> {
+  async removeIncomplete(before = Number.MAX_SAFE_INTEGER): Promise<void> {
     const open = `SELECT batch_id FROM commands WHERE ${isOpen}`;
     const begun = `SELECT 1 FROM commands WHERE batch_id = batches.id AND (journal_id <> '' OR finished_at IS NOT NULL)`;
-    const incomplete = `spec IS NULL AND id IN (${open}) AND NOT EXISTS (${begun})`;
-    const rows = await this.#history.all(`SELECT id FROM batches WHERE ${incomplete}`);
+    const incomplete = `spec IS NULL AND created_at < ? AND id IN (${open}) AND NOT EXISTS (${begun})`;
+    const rows = await this.#history.all(`SELECT id FROM batches WHERE ${incomplete}`, before);
     for (const row of rows) await this.remove(textIn(row, 'id'));
   }
 
@@ -72,14 +90,17 @@ export class BatchStore {
     throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
   }
 
-  /** Reads the progress of the batches that had not ended when an earlier broker process stopped. */
+  /** Reads the progress of the batches with commands that have not ended. No command of them is in memory yet. */
   async open(): Promise<BatchProgress[]> {
-    const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
-    const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
-        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
+    const failed = `SELECT count(*) FROM commands WHERE batch_id = batches.id AND ${hasFailed}`;
+    const sql = `SELECT id, concurrency, max_failures, cancel, (${failed}) AS failures,
+        CASE WHEN spec IS NULL THEN 0 ELSE 1 END AS complete
       FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
     const rows = await this.#history.all(sql);
-    return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
+    return rows.map((row) => ({
+      ...(row as unknown as BatchProgress),
+      ...{ cancel: row.cancel === 1, isComplete: row.complete === 1, open: 0, running: 0, elsewhere: 0 },
+    }));
   }
 
   /** Counts a change of a member, once the change is on disk. */
@@ -103,10 +124,78 @@ export class BatchStore {
   dropSpec(id: BatchId): void {
     this.#changes.delete(id);
     this.#history
-      .write((transaction) => transaction.run('UPDATE batches SET spec = NULL WHERE id = ?', id))
+      .write((transaction) =>
+        transaction.run(
+          `UPDATE batches SET spec = NULL WHERE id = ?1
+           AND NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = ?1 AND finished_at IS NULL)`,
+          id,
+        ),
+      )
       .catch((err: unknown) =>
         this.#log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted'),
       );
+  }
+
+  /**
+   * Reads how far the other brokers are with a batch. Returns true if no further command of it may start now. Inside a
+   * transaction the answer is exact, because the transactions of all brokers run one after another.
+   */
+  async isFull(batch: BatchProgress, reader: RowReader = this.#history): Promise<boolean> {
+    const { id, concurrency, max_failures } = batch;
+    if (this.#brokerId === undefined || (concurrency === null && max_failures === null)) return false;
+    const here = 'machine_id IN (SELECT machine_id FROM owners WHERE broker_id = ?)';
+    const row = await reader.get(
+      `SELECT count(*) FILTER (WHERE ${isSent}) AS sent, count(*) FILTER (WHERE ${isSent} AND NOT ${here}) AS elsewhere,
+        count(*) FILTER (WHERE ${hasFailed}) AS failures FROM commands WHERE batch_id = ?`,
+      ...[this.#brokerId, id],
+    );
+    batch.elsewhere = Number(row?.elsewhere);
+    batch.failures = Number(row?.failures);
+    const isOver = max_failures !== null && batch.failures > max_failures;
+    return isOver || (concurrency !== null && Number(row?.sent) >= concurrency);
+  }
+
+  /** Which of these batches somebody has cancelled. */
+  async cancelled(ids: readonly string[]): Promise<string[]> {
+    const some = 'SELECT id FROM batches WHERE cancel <> 0 AND id IN (SELECT value FROM json_each(?))';
+    const rows = await this.#history.all(some, JSON.stringify(ids));
+    return rows.map((row) => textIn(row, 'id'));
+  }
+
+  /**
+   * Returns the batches after this row, and those of `incomplete`, with whether all of their commands are stored.
+   * Batches whose commands have all ended are left out.
+   */
+  async since(last: number, incomplete: readonly string[]) {
+    const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id AND finished_at IS NULL)';
+    const rows = await this.#history.all(
+      `SELECT id, rowid AS number, CASE WHEN spec IS NULL THEN 0 ELSE 1 END AS complete, CASE WHEN ${open} THEN 1 ELSE 0 END AS open
+       FROM batches WHERE rowid > ? OR id IN (SELECT value FROM json_each(?)) ORDER BY rowid`,
+      ...[last, JSON.stringify(incomplete)],
+    );
+    return rows.map((row) => ({
+      ...{ id: textIn(row, 'id'), number: Number(row.number) },
+      ...{ isComplete: row.complete === 1, isOpen: row.open === 1 },
+    }));
+  }
+
+  /** The batches that another broker is storing, or was storing when it ended, and the number of the last batch. */
+  async unfinished(): Promise<{ ids: string[]; last: number }> {
+    const open = `spec IS NULL AND id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
+    const last = await this.#history.get('SELECT coalesce(max(rowid), 0) AS n FROM batches');
+    const rows = await this.#history.all(`SELECT id FROM batches WHERE ${open}`);
+    return { ids: rows.map((row) => textIn(row, 'id')), last: Number(last?.n) };
+  }
+
+  /** Waits until all commands of a batch have ended at their brokers, for `ms` milliseconds, or until the signal fires. */
+  async untilEnded(id: string, ms: number, signal?: AbortSignal): Promise<void> {
+    const until = monotonic() + ms;
+    const open = 'SELECT 1 AS n FROM commands WHERE batch_id = ? AND finished_at IS NULL LIMIT 1';
+    while (!signal?.aborted && (await this.#history.get(open, id))) {
+      const left = until - monotonic();
+      if (left <= 0) return;
+      await sleep(Math.min(left, pollMs), signal);
+    }
   }
 
   /** Counts the members of a batch by status, on these machines or on all. */

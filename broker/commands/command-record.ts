@@ -51,11 +51,15 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
 
 /** Limits and progress of a batch. */
 export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_failures' | 'cancel'> {
-  /** Members that have not ended. */
+  /** True once all members are stored. */
+  isComplete: boolean;
+  /** Members of machines of this broker that have not ended. */
   open: number;
-  /** Members that count against `concurrency`: an agent has them, or they are about to end. */
+  /** Those of them that count against `concurrency`: an agent has them, or they are about to end. */
   running: number;
-  /** Members that ended with a status other than completed. */
+  /** Members that run at other brokers, when this was last read. */
+  elsewhere: number;
+  /** Members that ended with a status other than completed. Several brokers count them in the database. */
   failures: number;
 }
 

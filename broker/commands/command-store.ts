@@ -2,8 +2,10 @@
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
+import { waitingCommands } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Cluster } from '../cluster/owners.ts';
+import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
 import {
   type History,
@@ -14,7 +16,7 @@ import {
   textIn,
 } from '../history/history.ts';
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
-import { allOf, reachableOnly } from '../paging.ts';
+import { allOf, among, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
@@ -107,7 +109,8 @@ export interface CommandServices {
   presence: Presence;
   machineFacts: MachineFacts;
   /** The other brokers of the database; undefined with a single broker. */
-  cluster?: Pick<Cluster, 'join'> | undefined;
+  cluster?: Pick<Cluster, 'join' | 'follow' | 'brokerId'> | undefined;
+  others?: OtherBrokers | undefined;
   /** True if the key that requested the command may still run commands on its machine. */
   mayRun(command: Command): boolean;
 }
@@ -144,7 +147,7 @@ export class CommandStore {
     storedBytes: number,
   ) {
     this.history = services.history;
-    this.batches = new BatchStore(services.history, outputs.log);
+    this.batches = new BatchStore(services.history, services.cluster?.brokerId, outputs.log);
     this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
@@ -180,6 +183,26 @@ export class CommandStore {
     transaction.about(command.machine_id);
     transaction.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
     transaction.committed(() => this.#changed(command));
+  }
+
+  /**
+   * Inserts a waiting command of a batch, for a machine of another broker. That broker loads it once the batch is
+   * complete.
+   */
+  insertElsewhere(command: Command, transaction: HistoryTransaction): void {
+    transaction.put('commands', 'id', { ...rowOf(command), spec: null });
+    transaction.committed(() => this.#changed(command));
+  }
+
+  /** The machines of these for which as many commands wait as are allowed. */
+  async withLongQueue(machineIds: readonly string[]): Promise<string[]> {
+    const [where, values] = allOf([among('machine_id', machineIds)]);
+    const rows = await this.history.all(
+      `SELECT machine_id FROM commands WHERE status = 'queued' AND journal_id = '' AND ${where}
+       GROUP BY machine_id HAVING count(*) >= ?`,
+      ...[...values, waitingCommands],
+    );
+    return rows.map((row) => textIn(row, 'machine_id'));
   }
 
   /** Writes the changing columns of a command. */
@@ -271,9 +294,16 @@ export class CommandStore {
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
-  /** Returns the commands that have not ended, oldest first: of all machines, or of these. */
-  async open(machineIds?: readonly string[]): Promise<Command[]> {
-    const [where, values] = allOf([[isOpen], reachableOnly(machineIds)]);
+  /** Commands that have not ended, oldest first: all of them, or those of some machines or batches. */
+  async open({
+    machineIds,
+    batchIds,
+  }: {
+    machineIds?: readonly string[];
+    batchIds?: readonly string[];
+  } = {}) {
+    const ofBatches = batchIds && among('batch_id', batchIds);
+    const [where, values] = allOf([[isOpen], reachableOnly(machineIds), ofBatches]);
     const open = `FROM commands WHERE ${where}`;
     const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`, ...values);
     // The commands of a batch share one command line in memory too.

@@ -10,6 +10,7 @@ import type { HistoryTransaction } from '../history/history.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batch-handlers.ts';
+import { BatchFollower } from './batches-of-all-brokers.ts';
 import {
   type Command,
   type CommandParams,
@@ -74,8 +75,11 @@ export async function createCommands(
   const context = { ...services, store, outputs, acknowledgements, ends, stopping: stop.signal, log };
   const scheduler = new Scheduler(context);
   const batches = new Batches({ ...context, scheduler });
-  if (services.cluster) services.cluster.join(scheduler);
-  else await scheduler.recover();
+  if (services.cluster) {
+    const follower = await BatchFollower.open(store, scheduler);
+    services.cluster.join(scheduler);
+    services.cluster.follow(() => follower.read());
+  } else await scheduler.recover();
   return new Commands({ ...context, scheduler, batches }, stop);
 }
 

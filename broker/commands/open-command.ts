@@ -115,6 +115,7 @@ export class OpenCommand {
     this.#cancelAnnouncement();
     this.end ??= this.record;
     this.#leaveSlot();
+    if (this.batch) this.batch.open -= 1;
     this.output.stop();
     void this.output.close().then(() => this.#context.outputs.remove([this.record.id]));
   }
@@ -141,10 +142,13 @@ export class OpenCommand {
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
-      const spec = await store.history.write((transaction) => {
+      const spec = await store.history.write(async (transaction) => {
+        if (this.batch && (await store.batches.isFull(this.batch, transaction))) return 'full';
         store.update(this.record, transaction);
         return store.specOf(id, transaction);
       });
+      // Another broker has taken the last slot of the batch. The scheduler decides again with news of others.
+      if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
       if (!spec) {
@@ -345,10 +349,7 @@ export class OpenCommand {
     store.announce(this.record, transaction);
   }
 
-  /**
-   * Ends the command. Only the first end counts. Resolves when the end is on disk or the broker stops. Never
-   * rejects.
-   */
+  /** Ends the command. Only the first end counts. Resolves when the end is on disk or the broker stops. Never rejects. */
   async finish(outcome: End): Promise<void> {
     if (this.end) return;
     this.#cancelAnnouncement();
@@ -380,7 +381,7 @@ export class OpenCommand {
   }
 
   #close(end: Command): void {
-    const { store, scheduler, acknowledgements } = this.#context;
+    const { store, scheduler, acknowledgements, cluster } = this.#context;
     const { batch } = this;
     this.record = end;
     this.ended = end;
@@ -388,7 +389,7 @@ export class OpenCommand {
     this.#leaveSlot();
     if (batch) {
       batch.open -= 1;
-      if (end.status !== 'completed') batch.failures += 1;
+      if (end.status !== 'completed' && !cluster) batch.failures += 1;
       if (batch.open === 0) store.batches.dropSpec(batch.id);
     }
     store.limitOutput(end.kept_bytes);

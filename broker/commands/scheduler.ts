@@ -23,6 +23,12 @@ const retryMs = 1_000;
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
+/** The machines or batches whose open commands are loaded; without both, all open commands. */
+interface Selection {
+  machineIds?: readonly string[];
+  batchIds?: readonly string[];
+}
+
 export class Scheduler {
   readonly #context: CommandContext;
   readonly #stops: (() => void)[];
@@ -33,6 +39,9 @@ export class Scheduler {
    */
   #checkingRights = false;
   #isDecisionPlanned = false;
+  /** Number of reads of open commands that have not ended, and the commands that have ended meanwhile. */
+  #loads = 0;
+  readonly #endedWhileLoading = new Set<string>();
   #cancelExpiry = (): void => {};
 
   constructor(context: Omit<CommandContext, 'scheduler'>) {
@@ -64,31 +73,57 @@ export class Scheduler {
 
   /** Loads the open commands of machines that this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void> {
-    return this.#load(machineIds);
+    return this.#load({ machineIds });
+  }
+
+  /** Loads the open commands of batches that another broker has stored, for machines of this one. */
+  adoptBatches(batchIds: readonly string[]): Promise<void> {
+    return this.#load({ batchIds });
+  }
+
+  /** The progress of each batch that has open commands here, with these commands. */
+  membersByBatch(): Map<BatchProgress, OpenCommand[]> {
+    const members = this.all().filter(({ batch }) => batch !== undefined);
+    // The cast is safe: commands without a batch were left out.
+    return Map.groupBy(members, ({ batch }) => batch as BatchProgress);
   }
 
   /** Drops the open commands of a machine that another broker owns now. Writes nothing. */
   drop(machineId: string): void {
     for (const open of this.#on(machineId)) {
       open.drop();
-      this.remove(open.record.id);
+      this.#forget(open);
     }
   }
 
-  async #load(machineIds?: readonly string[]): Promise<void> {
+  async #load(some: Selection = {}): Promise<void> {
+    this.#loads += 1;
+    try {
+      await this.#loadOpen(some);
+    } finally {
+      this.#loads -= 1;
+      if (this.#loads === 0) this.#endedWhileLoading.clear();
+    }
+  }
+
+  async #loadOpen(some: Selection): Promise<void> {
     const { store, outputs } = this.#context;
-    const commands = (await store.open(machineIds)).filter(({ id }) => !this.#open.has(id));
+    const commands = (await store.open(some)).filter(({ id }) => !this.#open.has(id));
     const batches = commands.some(({ batch_id }) => batch_id !== null) ? await this.#progress() : undefined;
     const loaded: OpenCommand[] = [];
     for (const command of commands) {
       const output = await outputs.reopen(command.id);
       // Another broker may own the machine by now, and this broker may know the command already.
-      if (this.#open.has(command.id) || !store.history.owns(command.machine_id)) continue;
+      const isKnown = this.#open.has(command.id) || this.#endedWhileLoading.has(command.id);
+      if (isKnown || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
+      // Another broker is storing the batch. Its commands are loaded once it is complete.
+      if (batch?.isComplete === false && command.journal_id === '') continue;
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, output, { batch });
-      open.queueTimeout.awaitReturn();
+      if (!some.batchIds) open.queueTimeout.awaitReturn();
       this.#add(open);
+      if (batch) batch.open += 1;
       if (open.state !== 'queued') open.takeSlot();
       loaded.push(open);
     }
@@ -157,11 +192,17 @@ export class Scheduler {
     this.#abandon('machine_removed', ({ machine_id }) => !machines.has(machine_id), added);
   }
 
+  /** Removes a command that has ended, or was not stored. */
   remove(id: string): void {
     const open = this.#open.get(id);
     if (!open) return;
+    if (this.#loads > 0) this.#endedWhileLoading.add(id);
+    this.#forget(open);
+  }
+
+  #forget(open: OpenCommand): void {
+    const { id, machine_id } = open.record;
     this.#open.delete(id);
-    const { machine_id } = open.record;
     const ofMachine = this.#byMachine.get(machine_id);
     ofMachine?.delete(open);
     if (ofMachine?.size === 0) this.#byMachine.delete(machine_id);
@@ -189,14 +230,13 @@ export class Scheduler {
   /** Throws unavailable when too many commands wait for this machine already. */
   refuseLongQueue(machineId: string): undefined {
     if (this.waiting(machineId).length < waitingCommands) return undefined;
-    const message = `${waitingCommands} commands wait for machine ${machineId}, the most allowed; try again later`;
-    throw new AppError('unavailable', message, { machine_id: machineId, limit: waitingCommands });
+    throw longQueue(machineId);
   }
 
   /**
    * Cancels commands of a batch. Waiting commands are marked first, so that none of them starts meanwhile.
    */
-  async cancelAll(members: readonly OpenCommand[], by: Caller): Promise<void> {
+  async cancelAll(members: readonly OpenCommand[], by?: Caller): Promise<void> {
     for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
     this.decideSoon();
     await Promise.all(members.filter(({ state }) => state !== 'queued').map((open) => open.cancel(by)));
@@ -330,6 +370,12 @@ export class Scheduler {
   }
 }
 
+/** The error for a machine for which too many commands wait. */
+export function longQueue(machine_id: string): AppError {
+  const message = `${waitingCommands} commands wait for machine ${machine_id}, the most allowed; try again later`;
+  return new AppError('unavailable', message, { machine_id, limit: waitingCommands });
+}
+
 function hasSlot(batch: BatchProgress | undefined): boolean {
-  return !batch || batch.concurrency === null || batch.running < batch.concurrency;
+  return !batch || batch.concurrency === null || batch.running + batch.elsewhere < batch.concurrency;
 }

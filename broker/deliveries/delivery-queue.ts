@@ -2,6 +2,7 @@
 // Every receiver has a separate queue, so a dead receiver delays no other.
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Claims } from '../cluster/claims.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { State } from '../state/in-memory-state.ts';
 import type { Attempted, Delivery, DeliveryStore, EventKind } from './delivery-store.ts';
@@ -35,14 +36,14 @@ export interface QueueParts<R extends Receiver> {
   history: History;
   store: DeliveryStore;
   receivers: Receivers<R>;
+  /** The tasks of this broker among several: a receiver's queue is one, by the receiver's id. */
+  claims?: Pick<Claims, 'has' | 'join'> | undefined;
 }
 
 export interface RetrySettings {
   /** Maximum number of attempts for one delivery. */
   attempts: number;
-  /**
-   * Milliseconds before the second attempt, the third and so on. The last value is used for all further attempts.
-   */
+  /** Milliseconds before the second attempt, the third and so on. The last value is used for all further attempts. */
   waits: readonly number[];
 }
 
@@ -61,7 +62,7 @@ class Queue {
   /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
   width = 1;
   waking = false;
-  /** True while a call of #advance() starts attempts. `again` makes it check for due deliveries once more. */
+  /** True while #advance() starts attempts. `again` makes it check for due deliveries once more. */
   advancing = false;
   again = false;
   sweeping = false;
@@ -84,10 +85,7 @@ class Queue {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
-/**
- * Average milliseconds between the starts of two queues. After the start of the broker, queues begin at
- * random times.
- */
+/** Average milliseconds between the starts of two queues. After the start of the broker, they begin at random times. */
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
@@ -114,6 +112,16 @@ export class DeliveryQueue<R extends Receiver> {
     this.#retry = retry;
     this.#log = log;
     this.#stopWatching = parts.state.watch(() => this.#abortForbidden());
+    parts.claims?.join({
+      names: () => [...parts.receivers.all()].map(({ id }) => id),
+      claimed: (id) => this.reread(id),
+    });
+  }
+
+  /** Looks for deliveries that other brokers have requested. Receivers of other brokers are ignored. */
+  lookAgain(receiverIds: Iterable<string>): void {
+    const { claims, receivers } = this.#parts;
+    for (const id of receiverIds) if (claims?.has(id) && receivers.get(id)) this.reread(id);
   }
 
   /** Starts with the deliveries that an earlier broker process left. */
@@ -225,10 +233,10 @@ export class DeliveryQueue<R extends Receiver> {
 
   /** Returns the receiver if another attempt may begin now. Starts a sweep if the receiver is disabled. */
   #attemptable(queue: Queue): R | undefined {
-    const { receivers } = this.#parts;
+    const { receivers, claims } = this.#parts;
     const receiver = receivers.get(queue.id);
     if (!receiver) this.#queues.delete(queue.id);
-    if (!receiver || !this.#started || queue.sweeping) return undefined;
+    if (!receiver || !this.#started || queue.sweeping || claims?.has(queue.id) === false) return undefined;
     if (!receivers.isEnabled(receiver)) {
       void this.#sweep(queue);
       return undefined;

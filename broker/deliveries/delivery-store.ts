@@ -89,11 +89,10 @@ export class DeliveryStore {
    * Webhooks with a failed delivery, each with the number of times that it had been enabled at that time. A webhook
    * that was enabled again since then works.
    */
-  readonly #failed: Map<string, number>;
+  readonly #failed = new Map<string, number>();
 
-  private constructor(history: History, failed: Map<string, number>) {
+  private constructor(history: History) {
     this.#history = history;
-    this.#failed = failed;
   }
 
   /** Opens the tables. Deliveries are deleted together with their events, after `keepMs` milliseconds. */
@@ -101,12 +100,31 @@ export class DeliveryStore {
     await history.migrate('webhooks', tables);
     history.count(countedDeliveries);
     history.retain({ table: 'webhook_deliveries', column: 'created_at', keepMs });
+    const store = new DeliveryStore(history);
+    await store.readFailed();
+    return store;
+  }
+
+  /** Reads which webhooks have failed, for those that another broker has sent to. */
+  async readFailed(): Promise<void> {
     const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
-    const rows = await history.all(marks);
-    return new DeliveryStore(
-      history,
-      new Map(rows.map((row) => [textIn(row, 'webhook_id'), Number(row.tripped)])),
-    );
+    for (const row of await this.#history.all(marks))
+      this.#failed.set(textIn(row, 'webhook_id'), Number(row.tripped));
+  }
+
+  /** The receivers of new deliveries after this row, and the number of the last row. Without `last`, only that number. */
+  async since(last?: number): Promise<{ ids: string[]; last: number }> {
+    if (last === undefined) {
+      const row = await this.#history.get('SELECT coalesce(max(rowid), 0) AS n FROM webhook_deliveries');
+      return { ids: [], last: Number(row?.n) };
+    }
+    const some =
+      'SELECT webhook_id, max(rowid) AS n FROM webhook_deliveries WHERE rowid > ? GROUP BY webhook_id';
+    const rows = await this.#history.all(some, last);
+    return {
+      ids: rows.map((row) => textIn(row, 'webhook_id')),
+      last: Math.max(last, ...rows.map(({ n }) => Number(n))),
+    };
   }
 
   /**

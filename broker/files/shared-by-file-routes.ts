@@ -9,6 +9,7 @@ import { iso, latestInstant } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
+import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
@@ -19,6 +20,8 @@ export interface FileServices {
   state: State;
   history: History;
   events: Events;
+  /** Undefined with a single broker. */
+  others: OtherBrokers | undefined;
   /** Memory quota of file contents that are being converted to JSON. */
   contents: Quota;
   log: Logger;

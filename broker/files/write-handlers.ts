@@ -220,7 +220,8 @@ async function copyAcross(
     });
   }
   const from = services.presence.get(input.machine_id).stub;
-  const to = services.presence.get(input.destination_machine_id).stub;
+  const target = input.destination_machine_id;
+  const to = services.others?.writerOn(target, caller) ?? services.presence.get(target).stub;
   const { source, destination: path, overwrite } = fromTo(input);
   const { type, mode } = assertEntry((await from.statFile({ path: source }, single(caller))).entry);
   const options = bulk(caller);

@@ -61,7 +61,7 @@ async function sendAll(far: PeerCall<object>, { first, rest, signal }: Forwarded
  * The error of a failed call. If it has no error code of Farhand, the connection to the other broker was
  * lost.
  */
-function errorOf({ details: message, metadata }: StatusObject): AppError {
+export function errorOf({ details: message, metadata }: StatusObject): AppError {
   const code = String(metadata.get('farhand-code')[0] ?? '');
   if (isCode(code))
     return new AppError(code, message, parseDetails(String(metadata.get('farhand-details')[0] ?? '')));

@@ -91,6 +91,11 @@ export class PostgresDatabase implements Database {
     }
   }
 
+  /** Runs one statement that is committed at once, beside the groups of writes. */
+  async autocommit(text: string, values: (string | number | null)[]): Promise<Row[]> {
+    return (await this.#pool.query<Row>({ text, values, types })).rows;
+  }
+
   async read(queries: readonly Query[]): Promise<Row[][]> {
     return await this.#with(async (client) => {
       const begun = client.query('BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY');

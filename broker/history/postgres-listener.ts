@@ -63,7 +63,7 @@ export class PostgresListener {
   }
 
   async #connect(): Promise<void> {
-    const client = new Client({ ...this.#address.config, types, query_timeout: answerMs });
+    const client = new Client({ ...this.#address.config, types, pipeline: true, query_timeout: answerMs });
     client.on('error', () => this.#lost(client));
     client.on('end', () => this.#lost(client));
     client.on('notification', ({ payload = '' }) => this.#onNews(payload));

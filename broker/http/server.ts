@@ -73,6 +73,10 @@ const serverOptions: ServerOptions = {
   requireHostHeader: false,
 };
 
+/** Limits of requests from other brokers: those of clients, and what the other broker adds. */
+const forwardedHeaderBytes = 20 * 1024;
+const forwardedHeaders = 110;
+
 /** Messages for requests that Node could not parse, by the code of Node's error. */
 const refusals: Readonly<Record<string, string>> = {
   HPE_HEADER_OVERFLOW: 'the request has too many headers: send at most 100, of at most 16 KiB in all',
@@ -102,6 +106,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   };
   const own = {
     ...serverOptions,
+    ...(forwardedClient && { maxHeaderSize: forwardedHeaderBytes }),
     headersTimeout: silentMs,
     connectionsCheckingInterval: Math.min(5_000, silentMs),
     shouldUpgradeCallback: (request: IncomingMessage) => upgrades.admits(request),
@@ -137,7 +142,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('checkContinue', take);
   // An unknown Expect header may be ignored (RFC 9110 section 10.1.1).
   server.on('checkExpectation', take);
-  server.maxHeadersCount = 100;
+  server.maxHeadersCount = forwardedClient ? forwardedHeaders : 100;
   server.timeout = stalledMs;
   server.on('clientError', refuse);
   server.on('connect', (_request, socket) => refuse(new Error('CONNECT is not supported'), socket));

@@ -35,6 +35,8 @@ export interface LinkServices {
   fingerprint: string;
   /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'take' | 'owns' | 'unlinked'> | undefined;
+  /** Addresses that agents use from now on; none: they keep what they have. */
+  agentBrokers: readonly string[];
   limits: LinkLimits;
   heartbeats: Heartbeats;
   /** Limits how many hellos are checked in one turn of the event loop. */
@@ -298,6 +300,7 @@ class AgentLink {
         time_ms: now(),
         heartbeat_ms: heartbeatMs,
         silence_ms: silenceMs,
+        brokers: [...this.#services.agentBrokers],
       },
     });
   }

@@ -40,10 +40,7 @@ const reportSchema = z.object({
   agent_rss: amount,
   agent_uptime_s: amount,
 });
-/**
- * A checked report, with the machine's clock minus the broker's at its arrival.
- * Older brokers stored no offset.
- */
+/** A checked report, with the machine's clock minus the broker's at its arrival. Older brokers stored no offset. */
 export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 
 const hostSchema = z.object({
@@ -104,6 +101,8 @@ const metricsPoint = [
 export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
+/** Milliseconds between two reads of what machines of other brokers have reported. */
+const othersMs = 15_000;
 const hourMs = 3_600_000;
 /** Number of machines whose rows are written in one transaction, which takes some 5 ms. */
 const rowsAtOnce = 250;
@@ -174,6 +173,20 @@ export class MachineFacts {
     }
   }
 
+  /** Reads regularly what machines of other brokers have reported. Their owners store it once a minute. */
+  followOthers(): void {
+    this.#stops.push(every(othersMs, () => void this.#readOthers().catch(() => {})));
+  }
+
+  async #readOthers(): Promise<void> {
+    const recent = 'SELECT machine_id, facts, report FROM machine_facts WHERE last_seen >= ?';
+    for (const row of await this.#history.all(recent, now() - 3 * flushMs)) {
+      const id = textIn(row, 'machine_id');
+      const facts = this.#history.owns(id) ? undefined : factsIn(row);
+      if (facts && facts.last_seen > (this.of(id)?.last_seen ?? 0)) this.#set(id, facts);
+    }
+  }
+
   /** A number that changes whenever a machine reports another host name, operating system or architecture. */
   get version(): number {
     return this.#version;
@@ -183,9 +196,7 @@ export class MachineFacts {
     return this.#facts.get(machineId);
   }
 
-  /**
-   * Returns the last report of a machine; undefined if there is none, or if its owner does not allow metrics.
-   */
+  /** Returns the last report of a machine; undefined if there is none, or if its owner does not allow metrics. */
   allowedReport(machineId: string): Report | undefined {
     const facts = this.of(machineId);
     return facts?.capabilities.includes('metrics') ? facts.report : undefined;

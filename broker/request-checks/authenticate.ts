@@ -18,6 +18,8 @@ export interface Client {
   login_id?: LoginId;
   /** True if the request arrived over TLS, or from the broker's own machine. */
   secure?: boolean;
+  /** True if another broker has authenticated the client, and sent the request here. */
+  isForwarded?: boolean;
   /** Makes the ticket of the request valid again. Called if the request is refused before its handler runs. */
   restoreTicket?: () => void;
   /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */

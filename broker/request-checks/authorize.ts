@@ -163,6 +163,7 @@ export class AuthorizedRequest<R extends Route> {
     const caller: Caller = {
       ...this.#who,
       secure: this.#client.secure ?? false,
+      isForwarded: this.#client.isForwarded ?? false,
       secret_hash: this.#client.secret_hash,
       signal: gone.signal,
       headers: this.#headers,

@@ -1,7 +1,12 @@
 // Rate limits: on the requests of each key (if --rate-limit is set), and on wrong keys from each source
 // address (always).
 import { createHmac, randomBytes } from 'node:crypto';
-import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
+import {
+  type RateLimiterAbstract,
+  RateLimiterMemory,
+  RateLimiterPostgres,
+  RateLimiterRes,
+} from 'rate-limiter-flexible';
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -30,9 +35,14 @@ export interface Quota {
 
 export type Rates = ReturnType<typeof createRateLimits>;
 
+/** Runs one statement, with values for `$1` and so on. Times and counts in the answer are numbers. */
+export type CountTogether = (text: string, values: (string | number | null)[]) => Promise<object[]>;
+
 export interface RateSettings {
   /** Maximum number of requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
+  /** Runs a statement in the database in which several brokers count together; undefined with a single broker. */
+  countTogether?: CountTogether | undefined;
   /** True if an address belongs to a trusted proxy, which may report no client. */
   isShared?: (address: string) => boolean;
   /**
@@ -42,8 +52,14 @@ export interface RateSettings {
   buckets?: number;
 }
 
-export function createRateLimits({ limit, isShared = () => false, buckets = 16_384 }: RateSettings) {
-  const requests = limit === undefined ? undefined : limiter(limit);
+export function createRateLimits({
+  limit,
+  countTogether,
+  isShared = () => false,
+  buckets = 16_384,
+}: RateSettings) {
+  const requests =
+    limit === undefined ? undefined : countTogether ? sharedLimiter(limit, countTogether) : limiter(limit);
   const fromOne = limiter(wrongFromOne);
   const fromShared = limiter(wrongFromMany);
   const bucketOf = bucketing(buckets);
@@ -77,11 +93,23 @@ function limiter(points: number): RateLimiterMemory {
   return new RateLimiterMemory({ points, duration: windowSeconds });
 }
 
+/** Counts the requests of a key at all brokers. While the database does not answer, this broker counts for itself. */
+function sharedLimiter(points: number, countTogether: CountTogether): RateLimiterPostgres {
+  const query = async ({ text, values }: { text: string; values: (string | number | null)[] }) => ({
+    rows: await countTogether(text, values),
+  });
+  return new RateLimiterPostgres({
+    ...{ points, duration: windowSeconds, keyPrefix: 'requests', insuranceLimiter: limiter(points) },
+    ...{ storeClient: { query }, storeType: 'pool', tableName: 'rate_limits', tableCreated: true },
+    clearExpiredByTimeout: false,
+  });
+}
+
 /**
  * Counts one point. Beyond the limit the library rejects with the count. Here the count is returned in both
  * cases.
  */
-async function spent(from: RateLimiterMemory, what: string): Promise<RateLimiterRes> {
+async function spent(from: RateLimiterAbstract, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
     if (over instanceof RateLimiterRes) return over;
     throw over;

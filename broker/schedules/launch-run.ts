@@ -129,7 +129,7 @@ export class Launcher {
       made: { run_id: runs[0]?.id ?? '' },
       complete: (transaction, members) => {
         for (const [n, run] of runs.entries()) {
-          const { id = null, batch_id = null } = members[n]?.record ?? {};
+          const { id = null, batch_id = null } = members[n] ?? {};
           this.#context.records.begin({ ...run, command_id: id, batch_id }, transaction);
         }
       },

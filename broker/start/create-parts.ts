@@ -10,7 +10,7 @@ import { createAudit } from '../audit-log.ts';
 import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import type { Owners } from '../cluster/peers/owner-lookup.ts';
+import type { OtherBrokers, Owners } from '../cluster/peers/owner-lookup.ts';
 import { createCommands } from '../commands/index.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import type { RetrySettings } from '../deliveries/delivery-queue.ts';
@@ -49,6 +49,7 @@ import { Upgrades } from '../upgrades/index.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
 import { createStores } from './open-state-and-history.ts';
+import { createPeerClients } from './peer-clients.ts';
 
 /**
  * Settings for tests and benchmarks: shorter times, other name resolution,
@@ -86,6 +87,7 @@ interface Stores {
   machineFacts: MachineFacts;
   /** The other brokers of the database; undefined with a single broker. */
   cluster: Cluster | undefined;
+  others: OtherBrokers | undefined;
 }
 
 type Nouns = Awaited<ReturnType<typeof createNouns>> & { deliveries: Deliveries; webhooks: Webhooks };
@@ -109,14 +111,17 @@ const maxContents = 64 * 1024 * 1024;
 /** Creates all parts. Throws StartError if the data directory cannot be used. */
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
-  const { state, history, untouched, cluster, started } = await createStores(opening);
+  const { state, history, untouched, cluster, countTogether, started } = await createStores(opening);
   const authority = await loadAuthority(settings.data_dir, untouched);
   const events = await Events.open(history, settings.keep_events);
   const deliveries = await deliveriesOf(opening, history);
-  const webhooks = webhooksOf(opening, { state, history, events }, deliveries);
+  const webhooks = webhooksOf(opening, { state, history, events, claims: cluster?.claims }, deliveries);
   const machineFacts = await MachineFacts.open(history);
   closers.push(() => machineFacts.close());
-  const stores = { state, history, events, presence: new Presence(), machineFacts, cluster };
+  const owners = opening.tuning.cluster?.owners ?? cluster;
+  const peerClients = owners && (await createPeerClients(opening, authority, owners));
+  const others = peerClients?.others;
+  const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
   // This must come before createNouns(). That function writes changes of an earlier broker process to the
   // history, by functions that are registered here.
@@ -130,7 +135,10 @@ export async function createParts(opening: Opening) {
     ...serviceHandlers(status, authority, publicUrl, metrics),
     ...prometheusHandlers({ ...stores, publicUrl }),
   };
-  if (cluster) followOthers(cluster, stores);
+  if (cluster) {
+    followOthers(cluster, stores);
+    await followDeliveries(cluster, deliveries, [webhooks.queue, nouns.alerts.queue]);
+  }
   await started?.();
   await cluster?.start();
   const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
@@ -138,7 +146,7 @@ export async function createParts(opening: Opening) {
   return {
     ...stores,
     ...nouns,
-    owners: opening.tuning.cluster?.owners ?? cluster,
+    ...{ owners, peerClients },
     authority,
     idempotency,
     recorder,
@@ -147,12 +155,13 @@ export async function createParts(opening: Opening) {
     lookups: lookupsOf(stores, nouns),
     backups: await createBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
-    rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isShared }),
+    rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isShared, countTogether }),
   };
 }
 
 /** Makes the links and events of this broker follow what other brokers do. */
-function followOthers(cluster: Cluster, { state, events, presence }: Stores): void {
+function followOthers(cluster: Cluster, { state, events, presence, machineFacts }: Stores): void {
+  machineFacts.followOthers();
   events.expectOthers();
   cluster.follow(() => events.refresh());
   // The links join the cluster last, so that the work of a machine is dropped before its link ends.
@@ -164,6 +173,25 @@ function followOthers(cluster: Cluster, { state, events, presence }: Stores): vo
   cluster.watch(() => presence.changedElsewhere());
   // If a machine is removed at another broker, this broker ends its link.
   state.watch(() => presence.removeAllBut(state.machines));
+}
+
+/** Wakes the queues of this broker's receivers for deliveries that other brokers have requested. */
+async function followDeliveries(
+  cluster: Cluster,
+  { store }: Deliveries,
+  queues: readonly { lookAgain(ids: Iterable<string>): void }[],
+): Promise<void> {
+  let { last } = await store.since();
+  cluster.follow(async () => {
+    const { ids, last: next } = await store.since(last);
+    last = next;
+    for (const queue of queues) queue.lookAgain(ids);
+  });
+  // A delivery that is requested again has no new row.
+  cluster.claims.regularly(async (names) => {
+    await store.readFailed();
+    for (const queue of queues) queue.lookAgain(names);
+  });
 }
 
 async function deliveriesOf({ settings, tuning, closers }: Opening, history: History): Promise<Deliveries> {
@@ -184,7 +212,7 @@ function retryOfAlerts({ webhook_attempts, webhook_retry }: BrokerSettings): Ret
 
 function webhooksOf(
   { settings, tuning, closers, log }: Opening,
-  stores: Pick<Stores, 'state' | 'history' | 'events'>,
+  stores: Pick<Stores, 'state' | 'history' | 'events'> & { claims: Cluster['claims'] | undefined },
   deliveries: Deliveries,
 ): Webhooks {
   const retry = { attempts: settings.webhook_attempts, waits: settings.webhook_retry };
@@ -236,9 +264,8 @@ async function createNouns(
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
   const certificates = () => expiryDates(settings, authority);
-  const isElsewhere = (id: MachineId) => stores.cluster?.ownerElsewhere(id) !== undefined;
   const alerts = await Alerts.open(
-    { ...stores, deliveries, rightsOf: rightsIn(state), scheduleRuns: records, certificates, isElsewhere },
+    { ...stores, deliveries, rightsOf: rightsIn(state), scheduleRuns: records, certificates },
     { keepMs, retry: retryOfAlerts(settings), times: { ...defaultTimes, ...tuning.alerts } },
     log,
   );

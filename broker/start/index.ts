@@ -110,8 +110,11 @@ async function startParts(
   const opening = { settings, tuning, status, closers, log };
   const parts = await createParts(opening);
   const { alerts, events, live, presence, commands, schedules, sessions, upgrades } = parts;
-  const { owners } = parts;
-  const peering = owners && !settings.local ? await createPeering(opening, { ...parts, owners }) : undefined;
+  const { owners, peerClients: clients } = parts;
+  const peering =
+    owners && clients && !settings.local
+      ? await createPeering(opening, { ...parts, owners, clients })
+      : undefined;
   const peers = peering?.peers;
   const streams = new StreamsService({ ...parts, peers, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await createSpool(join(settings.data_dir, 'spool'));
@@ -264,7 +267,8 @@ function listenForAgents({ settings, tuning, log }: Opening, parts: Parts, strea
     graceMs: firstBytesMs,
     isShared: parts.proxies.isShared,
   });
-  const services = { ...parts, connections, fingerprint: authority.fingerprint, log };
+  const { fingerprint } = authority;
+  const services = { ...parts, connections, fingerprint, agentBrokers: settings.agent_brokers, log };
   const options = {
     ...grpc,
     pings: tuning.pings ?? pings,

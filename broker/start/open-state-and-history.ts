@@ -7,6 +7,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { History } from '../history/history.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
+import type { CountTogether } from '../request-checks/rate-limits.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { openState, State } from '../state/in-memory-state.ts';
@@ -25,6 +26,8 @@ interface OpenedStores {
   untouched: boolean;
   /** The other brokers of the database; undefined with a single broker. */
   cluster?: Cluster | undefined;
+  /** Counts requests together with the other brokers. */
+  countTogether?: CountTogether;
   /** Lets other brokers start. Must be called once all tables exist. */
   started?: () => Promise<void>;
 }
@@ -87,7 +90,10 @@ async function createInDatabase(
   const options = { address: addressOf(address), brokerId, url: peerUrlOf(settings), log };
   const cluster = await several.Cluster.open(options, state, history);
   closers.push(() => cluster.close());
-  return { ...stores, cluster, started: () => database.writer.started() };
+  return {
+    ...{ ...stores, cluster, started: () => database.writer.started() },
+    countTogether: (text, values) => database.autocommit(text, values),
+  };
 }
 
 /** Returns the URL of the peer port that is used until the port listens. */

@@ -1,37 +1,34 @@
 // Connects a broker with the other brokers of its database: the client and the server of the peer port.
+import type { Owners } from '../cluster/peers/owner-lookup.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import type { StreamsService } from '../grpc-api/index.ts';
 import { type AppOptions, createHttpServer } from '../http/server.ts';
 import { renewLeaves } from '../link/certificate-authority.ts';
 import type { Opening, Parts } from './create-parts.ts';
+import type { PeerClients } from './peer-clients.ts';
 
 export type Peering = Awaited<ReturnType<typeof createPeering>>;
 
-type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster'> & {
-  owners: NonNullable<Parts['owners']>;
+type ClientFinder = NonNullable<Parameters<StreamsService['addTo']>[1]['forwardedClient']>;
+
+type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster' | 'presence'> & {
+  owners: Owners;
+  clients: PeerClients;
 };
 
-/**
- * Creates the client for other brokers. The code of client and server is loaded only here, because most
- * brokers run alone.
- */
+/** Creates what forwards requests to other brokers, and accepts theirs. */
 export async function createPeering(
   { closers, log }: Opening,
-  { owners, lookups, state, authority, cluster }: Services,
+  { owners, clients, lookups, state, authority, cluster, presence }: Services,
 ) {
-  const [{ Peers }, { PeerClient }, { PeerCalls }, { listenForPeers }, forwarded] = await Promise.all([
+  const [{ Peers }, { listenForPeers }, forwarded, { machineHeader }, { addFileWriter }] = await Promise.all([
     import('../cluster/peers/route-to-owner.ts'),
-    import('../cluster/peers/peer-http-client.ts'),
-    import('../cluster/peers/peer-grpc-client.ts'),
     import('../cluster/peers/peer-port.ts'),
     import('../cluster/peers/forwarded-client-header.ts'),
+    import('../cluster/peers/peer-grpc-client.ts'),
+    import('../grpc-api/write-files-for-brokers.ts'),
   ]);
   const leaf = await authority.peer();
-  const clients = { http: new PeerClient(leaf, log), grpc: new PeerCalls(leaf) };
-  closers.push(() => {
-    clients.http.close();
-    clients.grpc.close();
-  });
   const peers = new Peers({ owners, lookups, state }, clients);
   const { clientHeader, describedClient } = forwarded;
   const clientOf = (header: unknown) =>
@@ -58,11 +55,11 @@ export async function createPeering(
       );
       const port = await listenForPeers({
         ...{ ...where, leaf, handshakeMs: silentMs, connections, http, log },
-        addServices: (server) =>
-          streams.addTo(server, {
-            peers: peers.atPeerPort,
-            forwardedClient: (call) => clientOf(call.get(clientHeader)[0]),
-          }),
+        addServices(server) {
+          const forwardedClient: ClientFinder = (call) => clientOf(call.get(clientHeader)[0]);
+          streams.addTo(server, { peers: peers.atPeerPort, forwardedClient });
+          addFileWriter(server, { presence, state, machineHeader, clientOf: forwardedClient, log });
+        },
       });
       const renew = (next: typeof leaf): void => {
         for (const one of [port, clients.http, clients.grpc]) one.renew(next);

@@ -1,12 +1,12 @@
 // Webhooks: connects the parts that record, queue and send deliveries. Deliveries are sent at least once, and
 // only to allowed addresses.
 import type { Logger } from '../../shared/logger.ts';
-import { DeliveryQueue, type RetrySettings } from '../deliveries/delivery-queue.ts';
+import { DeliveryQueue, type QueueParts, type RetrySettings } from '../deliveries/delivery-queue.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { State, Webhook } from '../state/in-memory-state.ts';
 import { Subscriptions } from './subscriptions.ts';
 import { WebhookHandlers } from './webhook-handlers.ts';
 
@@ -14,15 +14,21 @@ export type Webhooks = ReturnType<typeof createWebhooks>;
 
 /** Creates all parts of webhooks. From then on each event is stored with its deliveries. */
 export function createWebhooks(
-  given: { state: State; history: History; events: Events; rightsOf: RightsOf },
+  given: {
+    state: State;
+    history: History;
+    events: Events;
+    rightsOf: RightsOf;
+    claims: QueueParts<Webhook>['claims'];
+  },
   deliveries: Deliveries,
   retry: RetrySettings,
   log: Logger,
 ) {
-  const { state, history, events } = given;
+  const { state, history, events, claims } = given;
   const { store } = deliveries;
   const subscriptions = new Subscriptions(given, deliveries, log);
-  const queue = new DeliveryQueue({ state, history, store, receivers: subscriptions }, retry, log);
+  const queue = new DeliveryQueue({ state, history, store, receivers: subscriptions, claims }, retry, log);
 
   events.within(({ id, type, timestamp }, machineId) => {
     const event = { id, type, machineId, at: Date.parse(timestamp) };
@@ -38,6 +44,7 @@ export function createWebhooks(
   });
 
   return {
+    queue,
     handlers: new WebhookHandlers({ ...given, ...deliveries, subscriptions, queue }),
     hasDelivery: async (id: string): Promise<boolean> => (await store.find(id)) !== undefined,
     /** Starts to send deliveries. */

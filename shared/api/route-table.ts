@@ -174,6 +174,8 @@ export interface Caller extends Rights {
   secret_hash?: string | undefined;
   /** True if the request was encrypted, or came from the broker's own machine. */
   secure?: boolean;
+  /** Whether another broker sent the request here, which asks others itself. */
+  isForwarded?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   /** Headers to add to the answer. */

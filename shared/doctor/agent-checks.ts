@@ -11,17 +11,17 @@ import { examineDirectory } from './directory-checks.ts';
 import { reachBroker } from './reachable-port.ts';
 
 /**
- * Runs all checks of an agent, or only those of the data directory if one of them fails. `broker`: HOST:PORT.
+ * Runs all checks of an agent, or only those of the data directory if one of them fails. `brokers`: HOST:PORT of each.
  */
-export async function examineAgent(dataDir: string, broker: string | undefined): Promise<Finding[]> {
+export async function examineAgent(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
   const directory = await examineDirectory(dataDir, ['identity.json']);
   if (directory.some(({ state }) => state === 'fail')) return directory;
-  return [...directory, ...(await joined(dataDir, broker)), ...(await unitState('farhand-agent'))];
+  return [...directory, ...(await joined(dataDir, brokers)), ...(await unitState('farhand-agent'))];
 }
 
 const joinAnew = 'farhand join-tokens create, then farhand-agent --join-token-file FILE --broker HOST:PORT';
 
-async function joined(dataDir: string, broker: string | undefined): Promise<Finding[]> {
+async function joined(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
   try {
     const machine = await readIdentity(dataDir);
     if (!machine?.machine_id)
@@ -29,7 +29,7 @@ async function joined(dataDir: string, broker: string | undefined): Promise<Find
     if (machine.removed)
       return [fail('identity', `${machine.machine_id} was removed from the broker`, joinAnew)];
     const found = ok('identity', machine.machine_id);
-    return broker ? [found, await reached(broker, machine.ca_certificate)] : [found];
+    return [found, ...(await Promise.all(brokers.map((broker) => reached(broker, machine.ca_certificate))))];
   } catch (error) {
     if (!(error instanceof StartError)) throw error;
     return [fail('identity', error.message, joinAnew)];

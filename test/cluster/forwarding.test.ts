@@ -302,6 +302,17 @@ test('small answers reuse one connection', async () => {
   for (let n = 0; n < 20; n += 1) expect(await get()).toBe(200);
 });
 
+test('a request with as many headers as one broker accepts is accepted by the owner too', async () => {
+  const { front, owner, key, machineId } = await brokers();
+  const many = Object.fromEntries(Array.from({ length: 90 }, (_, n) => [`x-header-${n}`, 'x'.repeat(150)]));
+  for (const { url } of [owner, front]) {
+    const answer = await fetch(`${url}/api/v1/machines/${machineId}${stat}`, {
+      headers: { ...many, Authorization: `Bearer ${key}` },
+    });
+    expect(answer.status).toBe(200);
+  }
+});
+
 test('a page of a list is answered without the owner', async () => {
   const { call, machineId, throughProxy } = await startTwoBrokers();
   throughProxy().forbid();

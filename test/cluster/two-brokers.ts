@@ -19,6 +19,8 @@ function createOwners() {
       return owner === name ? undefined : { brokerId: owner, url: urls.get(owner) ?? '' };
     },
     peers: () => [],
+    hasEnded: () => false,
+    watch: () => () => {},
     advertise: async (url) => void urls.set(name, url),
   });
   return { of, urls, moved };

@@ -1,6 +1,7 @@
 // Several brokers on one database: what each learns of the others, which of them owns a machine, and what happens to
 // the machine's work if the owner is killed, frozen or disconnected.
 import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
+import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
@@ -96,6 +97,13 @@ withPostgres('two brokers', () => {
     expect((await one.client.commands.list()).total).toBe(1);
   });
 
+  test('list what the machines of both have reported', async () => {
+    const { one, two } = await startTwo(await server());
+    const { machineId } = await two.agent({ name: 'b' });
+    const listed = async () => (await one.client.machines.list()).items.find(({ id }) => id === machineId);
+    await expect.poll(async () => (await listed())?.hostname, { timeout: 20_000 }).toBe(hostname());
+  }, 30_000);
+
   test('stream the events of both to a client of one, each once and in order', async () => {
     const { one, two, database } = await startTwo(await server());
     const machine = await one.agent({ name: 'a' });
@@ -149,6 +157,34 @@ async function startWithOwner({ createDatabase, query }: PostgresServer) {
 }
 
 withPostgres('when the owner of a machine', () => {
+  test('is frozen, forwarded requests and streams end once its lease has ended, and not before', async () => {
+    const { two, owner, client, machine_id } = await startWithOwner(await server());
+    const { id } = await client.commands.async({ machine_id, command: 'sleep 300' });
+    const stat = () => two.call('GET', `/machines/${machine_id}/files/stat?path=/etc`);
+    await soon(async () => (await stat()).status).toBe(200);
+    const stream = await fetch(`${two.url}/api/v1/commands/${id}/stream`, {
+      headers: { Authorization: `Bearer ${two.key}` },
+    });
+    const broken = stream.text().then(
+      () => 'ended',
+      () => 'broken',
+    );
+    const body = { machine_id, command: 'sleep 300', wait: 50_000 };
+    const waiting = two.call('POST', '/commands', { body });
+    await soon(async () => (await client.commands.list({ status: 'running' })).total).toBe(2);
+    owner.kill('SIGSTOP');
+    const frozen = performance.now();
+    const { status, headers } = await waiting;
+    const afterMs = performance.now() - frozen;
+    expect([status, headers.get('retry-after'), await broken]).toEqual([503, '1', 'broken']);
+    expect(afterMs).toBeGreaterThan(7_500);
+    expect(afterMs).toBeLessThan(14_000);
+    // Another broker claims the machine. Its agent is still linked to the frozen one.
+    await expect
+      .poll(async () => (await stat()).body.error.code, { timeout: 15_000, interval: 500 })
+      .toBe('machine_offline');
+  }, 60_000);
+
   test('is killed, its running command ends at the next one: once, with its whole output', async () => {
     const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
     const { wait, open } = gate();

@@ -8,6 +8,7 @@ import { examineDirectory } from '../../../shared/doctor/directory-checks.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
 import { examineSigningKeys } from '../../../shared/doctor/signing-key-check.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program-start-and-end.ts';
+import { words } from '../../../shared/read-settings.ts';
 import { type Where, where } from '../connect-to-broker.ts';
 import { type Common, localVerb } from '../declare-verb.ts';
 import { cleanLines, print, table } from '../print.ts';
@@ -34,7 +35,9 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
   const { version } = process;
   const findings = [nodeIsGood(version) ? ok('node', version) : fail('node', version, wrongNode)];
   if (agentDataDir !== undefined)
-    findings.push(...(await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER)));
+    findings.push(
+      ...(await examineAgent(agentDataDir, words.parse(broker ?? process.env.FARHAND_BROKER ?? ''))),
+    );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
   // The broker's address is not checked if only a data directory is given and no login is stored.

@@ -2,6 +2,7 @@
 // writes it, and the broker that owns the machine authorizes the client by it. The header is read only at the
 // peer port, to which only brokers can connect.
 import { z } from 'zod';
+import type { Caller } from '../../../shared/api/route-table.ts';
 import type { KeyId, LoginId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { databaseUnavailable } from '../../history/group-commit.ts';
@@ -25,8 +26,20 @@ interface Services {
   cluster: Pick<Cluster, 'isAlive'> | undefined;
 }
 
+/** What another broker has to know of a client. */
+export type DescribedClient = Pick<Client, 'address' | 'login_id' | 'secure'> & { key: { id: KeyId } };
+
+/** The client of a request that this broker handles, and needs another broker for. */
+export function clientOf({ address, login_id, secure, key_id }: Caller): DescribedClient {
+  return {
+    ...{ address, key: { id: key_id } },
+    ...(login_id !== undefined && { login_id }),
+    ...(secure !== undefined && { secure }),
+  };
+}
+
 /** Returns the value of the header for an authenticated client. It is ASCII: an address and ids. */
-export function describeClient({ address, key, login_id, secure }: Client): string {
+export function describeClient({ address, key, login_id, secure }: DescribedClient): string {
   return JSON.stringify({ address, key_id: key.id, login_id, secure });
 }
 
@@ -44,7 +57,8 @@ export async function describedClient(header: string, { state, cluster }: Servic
   if (!knowsKey || (login_id !== undefined && !state.logins.has(login_id))) await state.refresh();
   // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
   const key = currentKey(state, key_id as KeyId);
-  return { address, key, secure, ...(login_id !== undefined && { login_id: login_id as LoginId }) };
+  const login = login_id !== undefined && { login_id: login_id as LoginId };
+  return { address, key, secure, isForwarded: true, ...login };
 }
 
 function parse(header: string): z.output<typeof described> {

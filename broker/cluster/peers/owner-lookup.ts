@@ -1,19 +1,36 @@
-// The interface by which a broker finds the owner of a machine: the broker that runs all work of the machine.
+// Which broker is responsible for a machine, and what handlers ask of that broker.
+import type { AgentStub } from '../../../shared/agent-rpcs.ts';
+import type { Caller } from '../../../shared/api/route-table.ts';
 
 /** Another living broker of the same database. */
 export interface Peer {
   brokerId: string;
-  /** URL of the peer port of that broker. */
+  /** URL of its peer port. */
   url: string;
 }
 
 export interface Owners {
-  /** Returns the living broker that owns the machine; undefined if this broker does, or no broker. */
+  /** The living broker that owns the machine, if it is another one. */
   ownerElsewhere(machineId: string): Peer | undefined;
-  /** Returns the other living brokers. */
+  /** The other living brokers. */
   peers(): readonly Peer[];
-  /**
-   * Stores the URL at which other brokers connect to the peer port of this one. Called once the port listens.
-   */
+  /** True once the lease of a broker is over, by the clock of the database. */
+  hasEnded(brokerId: string): boolean;
+  /** Calls `watcher` after owners or living brokers have changed. Call the returned function to stop. */
+  watch(watcher: () => void): () => void;
+  /** Stores the URL under which the other brokers find this one's peer port. Call once the port listens. */
   advertise(url: string): Promise<void>;
+}
+
+/** The calls of an agent that write files. */
+export type FileWriter = Pick<AgentStub, 'writeFile' | 'writeArchive'>;
+
+/** What a request needs of the owners of its machines, if it is about machines of several brokers. */
+export interface OtherBrokers extends Pick<Owners, 'ownerElsewhere'> {
+  /** Sends a GET request of the caller to another broker. Resolves with the data of the answer. Throws unavailable. */
+  get(peer: Peer, path: string, caller: Caller): Promise<unknown>;
+  /** Follows a stream of another broker to its end. Throws unavailable. */
+  events(peer: Peer, path: string, caller: Caller): AsyncGenerator<{ event: string; data: unknown }>;
+  /** Writes files on a machine of another broker; undefined for all other machines. */
+  writerOn(machineId: string, caller: Caller): FileWriter | undefined;
 }

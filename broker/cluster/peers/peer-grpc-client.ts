@@ -4,7 +4,7 @@ import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefi
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 import { clientHeader, describeClient } from './forwarded-client-header.ts';
-import type { Peer } from './owner-lookup.ts';
+import type { Owners, Peer } from './owner-lookup.ts';
 import type { Forwarded } from './peer-http-client.ts';
 
 /** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
@@ -29,15 +29,27 @@ const options = {
   'grpc.keepalive_timeout_ms': 5_000,
 };
 
+/** The machine on which a call of another broker writes files. */
+export const machineHeader = 'farhand-machine';
+
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */
-const passed = ['idempotency-key'];
+const passed = ['idempotency-key', machineHeader];
 
 export class PeerCalls {
   readonly #clients = new Map<string, Client>();
+  readonly #owners: Pick<Owners, 'hasEnded'>;
+  /** Calls that have not ended, with the broker that answers them. */
+  readonly #calls = new Map<Pick<PeerCall<never>, 'cancel'>, string>();
   #leaf: PeerLeaf;
 
-  constructor(leaf: PeerLeaf) {
+  constructor(leaf: PeerLeaf, owners: Pick<Owners, 'hasEnded'>) {
     this.#leaf = leaf;
+    this.#owners = owners;
+  }
+
+  /** Ends the calls to brokers whose lease is over. */
+  endLost(): void {
+    for (const [call, brokerId] of this.#calls) if (this.#owners.hasEnded(brokerId)) call.cancel();
   }
 
   /** Uses a newer certificate for new connections. Calls over the old connections go on. */
@@ -63,7 +75,10 @@ export class PeerCalls {
     for (const name of passed) for (const value of headers.get(name)) own.add(name, value);
     own.set('x-request-id', requestId);
     if (client) own.set(clientHeader, describeClient(client));
-    return this.#clientOf(peer).makeBidiStreamRequest(path, requestSerialize, (bytes) => bytes, own);
+    const call = this.#clientOf(peer).makeBidiStreamRequest(path, requestSerialize, (bytes) => bytes, own);
+    this.#calls.set(call, peer.brokerId);
+    call.once('status', () => this.#calls.delete(call));
+    return call;
   }
 
   #clientOf({ url }: Peer): Client {

@@ -5,19 +5,19 @@ import { Agent, request as httpsRequest } from 'node:https';
 import type { Duplex } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createSecureContext } from 'node:tls';
+import type { Caller } from '../../../shared/api/route-table.ts';
 import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
-import type { Client } from '../../request-checks/authenticate.ts';
-import { clientHeader, describeClient } from './forwarded-client-header.ts';
-import type { Peer } from './owner-lookup.ts';
+import { clientHeader, clientOf, type DescribedClient, describeClient } from './forwarded-client-header.ts';
+import type { Owners, Peer } from './owner-lookup.ts';
 
 /** A request to be forwarded, and what this broker knows of it already. */
 export interface Forwarded {
   /** The authenticated client. Undefined for a terminal, because the owner of the machine checks its ticket. */
-  client?: Client;
+  client?: DescribedClient;
   requestId: string;
   /** The whole body, if this broker had to read it to find the machine. */
   body?: Buffer | undefined;
@@ -45,11 +45,26 @@ const hopByHop = [
 
 export class PeerClient {
   readonly #log: Logger;
+  readonly #owners: Pick<Owners, 'hasEnded'>;
   #agent: Agent;
+  /** Requests and WebSockets that have not ended, with the broker that answers them. */
+  readonly #open = new Map<ClientRequest | Duplex, string>();
 
-  constructor(leaf: PeerLeaf, log: Logger) {
+  constructor(leaf: PeerLeaf, owners: Pick<Owners, 'hasEnded'>, log: Logger) {
     this.#log = log;
+    this.#owners = owners;
     this.#agent = agentWith(leaf);
+  }
+
+  /** Ends the requests to brokers whose lease is over: they are frozen, and never answer. */
+  endLost(): void {
+    for (const [one, brokerId] of this.#open)
+      if (this.#owners.hasEnded(brokerId)) one.destroy(new Error('the lease of the broker is over'));
+  }
+
+  #track(one: ClientRequest | Duplex, { brokerId }: Peer): void {
+    this.#open.set(one, brokerId);
+    one.once('close', () => this.#open.delete(one));
   }
 
   /** Uses a newer certificate for new connections. */
@@ -72,7 +87,7 @@ export class PeerClient {
     response: ServerResponse,
     forwarded: Forwarded,
   ): Promise<void> {
-    const outgoing = this.#open(peer, request, headersOf(request, forwarded));
+    const outgoing = this.#send(peer, request, headersOf(request, forwarded));
     const answer = Promise.withResolvers<IncomingMessage>();
     outgoing.once('response', answer.resolve);
     // This listener stays for the whole request, because an error event without a listener would end the
@@ -103,6 +118,30 @@ export class PeerClient {
   }
 
   /**
+   * Sends a GET request of a client to the peer. Resolves with the answer's body. When the signal fires, the body fails.
+   * Throws unavailable.
+   */
+  async get(peer: Peer, path: string, caller: Caller): Promise<IncomingMessage> {
+    const { request_id, signal } = caller;
+    const headers = { 'x-request-id': request_id, [clientHeader]: describeClient(clientOf(caller)) };
+    const outgoing = this.#send(peer, { method: 'GET', url: path }, headers);
+    const abort = (): void => void outgoing.destroy();
+    signal.addEventListener('abort', abort, { once: true });
+    outgoing.once('close', () => signal.removeEventListener('abort', abort));
+    if (signal.aborted) abort();
+    const answered = Promise.withResolvers<IncomingMessage>();
+    outgoing.once('response', answered.resolve);
+    outgoing.on('error', answered.reject);
+    outgoing.end();
+    const answer = await answered.promise.catch((error: unknown) => {
+      throw unanswered(peer, error);
+    });
+    if (answer.statusCode === 200) return answer;
+    outgoing.destroy();
+    throw unanswered(peer, new Error(`the answer has the status ${answer.statusCode}`));
+  }
+
+  /**
    * Opens the WebSocket of a request at the peer and joins both connections. Resolves with true once it is open, with
    * false once the peer's refusal is sent. Throws unavailable.
    */
@@ -114,7 +153,7 @@ export class PeerClient {
     forwarded: Forwarded,
   ): Promise<boolean> {
     const headers = { ...headersOf(request, forwarded), connection: 'Upgrade', upgrade: 'websocket' };
-    const outgoing = this.#open(peer, request, headers);
+    const outgoing = this.#send(peer, request, headers);
     const abort = (): void => void outgoing.destroy();
     socket.once('close', abort);
     outgoing.end();
@@ -122,6 +161,7 @@ export class PeerClient {
       outgoing.once('upgrade', (answer, far, farHead) => {
         socket.off('close', abort);
         socket.write(headOf(answer), 'latin1');
+        this.#track(far, peer);
         join(socket, head, far, farHead);
         resolve(true);
       });
@@ -134,10 +174,15 @@ export class PeerClient {
     });
   }
 
-  #open({ url }: Peer, { method, url: path }: IncomingMessage, headers: OutgoingHttpHeaders): ClientRequest {
-    const { hostname, port } = new URL(url);
+  #send(
+    peer: Peer,
+    { method, url: path }: Pick<IncomingMessage, 'method' | 'url'>,
+    headers: OutgoingHttpHeaders,
+  ): ClientRequest {
+    const { hostname, port } = new URL(peer.url);
     const host = hostname.replace(/^\[|\]$/g, '');
     const outgoing = httpsRequest({ agent: this.#agent, host, port, method, path, headers });
+    this.#track(outgoing, peer);
     const cancel = after(connectMs, () =>
       outgoing.destroy(new Error(`no connection within ${connectMs} ms`)),
     );
@@ -236,7 +281,8 @@ function join(near: Duplex, nearHead: Buffer, far: Duplex, farHead: Buffer): voi
   }
 }
 
-function unanswered({ brokerId }: Peer, cause: unknown): AppError {
+/** The error for a broker that did not answer, or not to the end. */
+export function unanswered({ brokerId }: Peer, cause: unknown): AppError {
   const message = 'the broker that is responsible for this machine did not answer: try again';
   return new AppError('unavailable', message, { broker_id: brokerId, retry_after: 1 }, { cause });
 }

@@ -1,0 +1,95 @@
+// The addresses at which an agent tries to link: those of its settings, and those that a broker has sent. Addresses that
+// were sent are used first, but the former ones stay until one of the new ones has proven itself.
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import * as z from 'zod';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { isErrno } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { isHostPort } from '../../shared/read-settings.ts';
+import { mostBrokers } from '../settings-schema.ts';
+
+const addresses = z.array(z.string().refine(isHostPort)).max(mostBrokers);
+const stored = z.object({
+  /** Sent by a broker; no link over them was welcomed so far. */
+  offered: addresses,
+  /** Sent before, and proven by a link. */
+  proven: addresses,
+});
+
+export class BrokerAddresses {
+  readonly #file: string;
+  readonly #configured: readonly string[];
+  readonly #log: Logger;
+  #sent: z.output<typeof stored>;
+  /** What is tried next, in this order. */
+  #left: string[] = [];
+
+  private constructor(
+    file: string,
+    configured: readonly string[],
+    sent: z.output<typeof stored>,
+    log: Logger,
+  ) {
+    this.#file = file;
+    this.#configured = configured;
+    this.#sent = sent;
+    this.#log = log;
+  }
+
+  /** A file that cannot be read is ignored, because the addresses of the settings always stay. */
+  static async open(directory: string, configured: readonly string[], log: Logger): Promise<BrokerAddresses> {
+    const file = join(directory, 'brokers.json');
+    const none = { offered: [], proven: [] };
+    try {
+      return new BrokerAddresses(
+        file,
+        configured,
+        stored.parse(JSON.parse(await readFile(file, 'utf8'))),
+        log,
+      );
+    } catch (err) {
+      if (!isErrno(err, 'ENOENT'))
+        log.warn({ err, file }, 'the addresses that a broker has sent cannot be read');
+      return new BrokerAddresses(file, configured, none, log);
+    }
+  }
+
+  /** Returns the address for the next attempt: each once in random order, those that were sent last first. */
+  next(): string {
+    if (this.#left.length === 0) {
+      const { offered, proven } = this.#sent;
+      const all = [offered, proven, this.#configured].flatMap(shuffled);
+      this.#left = [...new Set(all)];
+    }
+    const [next = ''] = this.#left.splice(0, 1);
+    return next;
+  }
+
+  /** Called when a link over an address is welcomed, with the addresses that the broker sends. */
+  async linked(address: string, sent: readonly string[]): Promise<void> {
+    this.#left = [];
+    const before = JSON.stringify(this.#sent);
+    if (this.#sent.offered.includes(address)) this.#sent = { offered: [], proven: this.#sent.offered };
+    const offered = addresses.safeParse(sent);
+    if (!offered.success)
+      this.#log.warn('the broker has sent addresses that are not HOST:PORT: they are ignored');
+    else if (sent.length > 0 && !isSame(sent, this.#sent.proven))
+      this.#sent = sent.includes(address)
+        ? { offered: [], proven: offered.data }
+        : { ...this.#sent, offered: offered.data };
+    if (JSON.stringify(this.#sent) === before) return;
+    await writeDurably(this.#file, JSON.stringify(this.#sent));
+    this.#log.info({ brokers: sent }, 'the broker has sent addresses, which this agent uses from now on');
+  }
+}
+
+const isSame = (some: readonly string[], others: readonly string[]): boolean =>
+  JSON.stringify([...some].sort()) === JSON.stringify([...others].sort());
+
+function shuffled(list: readonly string[]): string[] {
+  return list
+    .map((one) => ({ one, at: Math.random() }))
+    .sort((a, b) => a.at - b.at)
+    .map(({ one }) => one);
+}

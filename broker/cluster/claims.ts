@@ -1,0 +1,57 @@
+// Tasks that one broker does for all: sending to one receiver of deliveries, and rules about keys and certificates. A
+// claim is good as long as the lease of its broker.
+import { monotonic } from '../../shared/clock.ts';
+import type { PostgresListener } from '../history/postgres-listener.ts';
+import { claimingTasks, leaseMs, readingTasks } from './tables.ts';
+
+/** A broker stops its tasks this long before the end of its lease. */
+const marginMs = 1_000;
+
+interface Claimant {
+  /** The names of the tasks that exist now. */
+  names(): Iterable<string>;
+  /** Called with each task that has become this broker's. */
+  claimed(name: string): void;
+}
+
+export class Claims {
+  readonly #connection: PostgresListener;
+  readonly #brokerId: string;
+  readonly #claimants: Claimant[] = [];
+  #own: ReadonlySet<string> = new Set();
+  readonly #regular: ((names: ReadonlySet<string>) => Promise<void>)[] = [];
+  #until = 0;
+
+  constructor(connection: PostgresListener, brokerId: string) {
+    this.#connection = connection;
+    this.#brokerId = brokerId;
+  }
+
+  /** True if a task is this broker's. */
+  has(name: string): boolean {
+    return this.#own.has(name) && monotonic() < this.#until;
+  }
+
+  join(claimant: Claimant): void {
+    this.#claimants.push(claimant);
+  }
+
+  /** Calls `look` with this broker's tasks after each renewal. */
+  regularly(look: (names: ReadonlySet<string>) => Promise<void>): void {
+    this.#regular.push(look);
+  }
+
+  /** Claims tasks without a living broker. Call it after each renewal of the lease, with the time of that renewal. */
+  async renew(renewedAt: number, isSteady: boolean): Promise<void> {
+    const names = [...new Set(this.#claimants.flatMap((one) => [...one.names()]))];
+    await this.#connection.query(claimingTasks, [this.#brokerId, names, isSteady]);
+    const rows = await this.#connection.query(readingTasks, [this.#brokerId]);
+    const before = monotonic() < this.#until ? this.#own : new Set<string>();
+    this.#own = new Set(rows.map(({ name }) => String(name)));
+    this.#until = renewedAt + leaseMs - marginMs;
+    for (const claimant of this.#claimants)
+      for (const name of claimant.names())
+        if (this.#own.has(name) && !before.has(name)) claimant.claimed(name);
+    for (const look of this.#regular) await look(this.#own);
+  }
+}

@@ -1,0 +1,94 @@
+// What a request needs of the owners of its machines, if it is about machines of several brokers.
+import { json } from 'node:stream/consumers';
+import { status as grpcStatus, Metadata, type StatusObject } from '@grpc/grpc-js';
+import { type CallOptions, drained, fileWriterService } from '../../../shared/agent-rpcs.ts';
+import type { Caller } from '../../../shared/api/route-table.ts';
+import { eventsOf } from '../../../shared/sdk/parse-lines-and-sse.ts';
+import { errorOf } from '../../grpc-api/forward-call-to-owner.ts';
+import { clientOf } from './forwarded-client-header.ts';
+import type { FileWriter, OtherBrokers, Owners, Peer } from './owner-lookup.ts';
+import { machineHeader, type PeerCalls } from './peer-grpc-client.ts';
+import { type PeerClient, unanswered } from './peer-http-client.ts';
+
+interface Clients {
+  http: PeerClient;
+  grpc: PeerCalls;
+}
+
+/** Creates the functions with which handlers call other brokers. */
+export function createOtherBrokers(owners: Owners, { http, grpc }: Clients): OtherBrokers {
+  return {
+    ownerElsewhere: (machineId) => owners.ownerElsewhere(machineId),
+    async get(peer, path, caller) {
+      // The cast is safe: every answer of a broker is in the envelope.
+      return ((await json(await http.get(peer, path, caller))) as { data: unknown }).data;
+    },
+    async *events(peer, path, caller) {
+      const answer = await http.get(peer, path, caller);
+      try {
+        yield* eventsOf(answer);
+      } catch (error) {
+        throw unanswered(peer, error);
+      } finally {
+        answer.destroy();
+      }
+    },
+    writerOn(machineId, caller) {
+      const peer = owners.ownerElsewhere(machineId);
+      if (!peer) return undefined;
+      const about = { peer, machineId, caller };
+      const writer: Record<keyof FileWriter, unknown> = {
+        writeFile: (messages: AsyncIterable<object>, options: CallOptions) =>
+          write(grpc, 'writeFile', about, messages, options),
+        writeArchive: (messages: AsyncIterable<object>, options: CallOptions) =>
+          write(grpc, 'writeArchive', about, messages, options),
+      };
+      // The cast is safe: the messages are encoded and decoded as those of the rpc with the same name.
+      return writer as unknown as FileWriter;
+    },
+  };
+}
+
+/** Calls an rpc that writes files. Throws the other broker's refusal, and unavailable if it does not answer. */
+async function write(
+  grpc: PeerCalls,
+  rpc: keyof FileWriter,
+  { peer, machineId, caller }: { peer: Peer; machineId: string; caller: Caller },
+  messages: AsyncIterable<object>,
+  { signal }: CallOptions,
+): Promise<object> {
+  const headers = new Metadata();
+  headers.set(machineHeader, machineId);
+  const method = fileWriterService[rpc];
+  const about = { client: clientOf(caller), requestId: caller.request_id };
+  const call = grpc.call(peer, method, headers, about);
+  const cancel = (): void => call.cancel();
+  signal?.addEventListener('abort', cancel, { once: true });
+  // The status reports the same error, but an error event without a listener would end the process.
+  call.on('error', () => undefined);
+  const answers: Buffer[] = [];
+  call.on('data', (answer: Buffer) => answers.push(answer));
+  const ended = new Promise<StatusObject>((resolve) => call.once('status', resolve));
+  const over = new AbortController();
+  void ended.then(() => over.abort(new Error('the other broker has ended the call')));
+  try {
+    for await (const message of messages) {
+      over.signal.throwIfAborted();
+      if (!call.write(message)) await drained(call, over.signal);
+    }
+    call.end();
+  } catch (error) {
+    // The other broker's refusal explains why the messages could not be sent.
+    if (!over.signal.aborted) {
+      cancel();
+      throw error;
+    }
+  } finally {
+    signal?.removeEventListener('abort', cancel);
+  }
+  const status = await ended;
+  signal?.throwIfAborted();
+  const [answer] = answers;
+  if (status.code !== grpcStatus.OK || !answer) throw errorOf(status);
+  return method.responseDeserialize(answer);
+}

@@ -1,0 +1,65 @@
+// Follows what other brokers do with batches: loads new commands for machines of this broker, and reads how many
+// commands of its batches run or have failed elsewhere.
+import { now } from '../../shared/clock.ts';
+import type { CommandStore } from './command-store.ts';
+import type { Scheduler } from './scheduler.ts';
+
+/** Age of a batch that was surely not stored because its broker ended, in milliseconds. */
+const brokenMs = 600_000;
+
+export class BatchFollower {
+  readonly #store: CommandStore;
+  readonly #scheduler: Scheduler;
+  /** Number of the last batch that was read. */
+  #last = 0;
+  /** Batches that other brokers are storing. */
+  readonly #incomplete = new Set<string>();
+
+  private constructor(store: CommandStore, scheduler: Scheduler) {
+    this.#store = store;
+    this.#scheduler = scheduler;
+  }
+
+  /** Call it before this broker owns machines, whose open commands are then loaded. */
+  static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
+    await store.batches.removeIncomplete(now() - brokenMs);
+    const follower = new BatchFollower(store, scheduler);
+    const { ids, last } = await store.batches.unfinished();
+    for (const id of ids) follower.#incomplete.add(id);
+    follower.#last = last;
+    return follower;
+  }
+
+  /** Reads what is new. */
+  async read(): Promise<void> {
+    await this.#readNew();
+    await this.#readProgress();
+  }
+
+  async #readNew(): Promise<void> {
+    const batches = await this.#store.batches.since(this.#last, [...this.#incomplete]);
+    const complete = batches.filter(({ isComplete }) => isComplete).map(({ id }) => id);
+    if (complete.length > 0) await this.#scheduler.adoptBatches(complete);
+    this.#incomplete.clear();
+    for (const { id, number, isComplete, isOpen } of batches) {
+      this.#last = Math.max(this.#last, number);
+      if (!isComplete && isOpen) this.#incomplete.add(id);
+    }
+  }
+
+  async #readProgress(): Promise<void> {
+    const open = this.#scheduler.membersByBatch();
+    if (open.size === 0) return;
+    const { batches } = this.#store;
+    const cancelled = await batches.cancelled(
+      [...open.keys()].flatMap(({ cancel, id }) => (cancel ? [] : id)),
+    );
+    for (const [batch, members] of open) {
+      if (cancelled.includes(batch.id)) {
+        batch.cancel = true;
+        await this.#scheduler.cancelAll(members.filter(({ stored }) => stored));
+      } else if (members.some(({ state }) => state === 'queued')) await batches.isFull(batch);
+    }
+    this.#scheduler.decideSoon();
+  }
+}

@@ -1,0 +1,33 @@
+// The clients with which a broker calls the peer ports of other brokers.
+import type { Logger } from '../../shared/logger.ts';
+import type { Owners } from '../cluster/peers/owner-lookup.ts';
+import type { Authority } from '../link/certificate-authority.ts';
+
+export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
+
+interface Opening {
+  /** Functions that close what was created. */
+  closers: (() => unknown)[];
+  log: Logger;
+}
+
+/** Creates the clients of other brokers. Their code is loaded only here, because most brokers have no others. */
+export async function createPeerClients({ closers, log }: Opening, authority: Authority, owners: Owners) {
+  const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
+    import('../cluster/peers/peer-http-client.ts'),
+    import('../cluster/peers/peer-grpc-client.ts'),
+    import('../cluster/peers/other-brokers.ts'),
+  ]);
+  const leaf = await authority.peer();
+  const clients = { http: new PeerClient(leaf, owners, log), grpc: new PeerCalls(leaf, owners) };
+  const stopWatching = owners.watch(() => {
+    clients.http.endLost();
+    clients.grpc.endLost();
+  });
+  closers.push(() => {
+    stopWatching();
+    clients.http.close();
+    clients.grpc.close();
+  });
+  return { ...clients, others: createOtherBrokers(owners, clients) };
+}

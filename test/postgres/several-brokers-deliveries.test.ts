@@ -1,0 +1,97 @@
+// What one of several brokers does for all: sending deliveries, and rules about keys. And what they count together.
+import { copyFileSync, readdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { soon as times } from '../alerts-fixture.ts';
+import { shared } from '../close-after-tests.ts';
+import { soon } from '../commands-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-processes.ts';
+import { type Receiver, startReceiver } from '../webhook-receivers.ts';
+import { createServer, withPostgres } from './postgres-fixture.ts';
+
+const server = shared(() => createServer());
+
+function copyOf(dataDir: string): string {
+  const folder = temporaryFolder('broker');
+  for (const name of readdirSync(dataDir).filter((one) =>
+    /^(authority\.json|.*\.key|.*-key\.json)$/.test(one),
+  ))
+    copyFileSync(join(dataDir, name), join(folder, name));
+  return folder;
+}
+
+async function startTwo(more: string[] = []) {
+  const url = await (await server()).createDatabase();
+  const peer = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
+  const flags = [...peer, '--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms', ...more];
+  const tuning = { alerts: times };
+  const one = await startFarhand({ flags, tuning });
+  const start = (dataDir = copyOf(one.dataDir)) => startFarhand({ flags, tuning, dataDir });
+  return { one, two: await start(), start, flags };
+}
+
+const idsOf = ({ got }: Receiver): string[] => got.map(({ body }) => String(JSON.parse(body.toString()).id));
+
+withPostgres('of two brokers', () => {
+  test('one alone sends the events of both to a webhook, and the other one sends once it is gone', async () => {
+    const { one, two } = await startTwo();
+    const receiver = await startReceiver();
+    await two.client.webhooks.create({ url: receiver.url, events: ['command.completed'] });
+    const near = await one.agent({ name: 'a' });
+    const far = await two.agent({ name: 'b' });
+    const run = ({ client }: typeof one, { machineId: machine_id }: { machineId: string }) =>
+      client.commands.create({ machine_id, command: 'true', wait: 20_000 });
+    const expected = 20;
+    await Promise.all(Array.from({ length: expected }, (_, n) => run(n % 2 ? one : two, n % 3 ? near : far)));
+    await soon(() => new Set(idsOf(receiver)).size).toBe(expected);
+    // A second sender would have sent at the same time.
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    expect(receiver.got).toHaveLength(expected);
+    await one.broker.close();
+    await run(two, far);
+    await expect.poll(() => new Set(idsOf(receiver)).size, { timeout: 20_000 }).toBe(expected + 1);
+  }, 60_000);
+
+  test('the sender is killed with kill -9, and the other one sends what waits', async () => {
+    const { one, two, flags } = await startTwo();
+    const receiver = await startReceiver();
+    await one.broker.close();
+    await two.broker.close();
+    const args = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', ...flags];
+    const first = program('broker/main.ts', ['--data-dir', one.dataDir, ...args]);
+    await first.line('broker is up');
+    const second = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
+    await second.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+    await second.agent({ name: 'a' });
+    await soon(() => receiver.got.length).toBe(1);
+    first.kill('SIGKILL');
+    await second.agent({ name: 'b' });
+    await expect.poll(() => new Set(idsOf(receiver)).size, { timeout: 30_000 }).toBe(2);
+  }, 90_000);
+
+  test('a rule about keys opens one alert and sends one notification, also after its broker is gone', async () => {
+    const { one, two } = await startTwo();
+    const receiver = await startReceiver();
+    await one.client.alertChannels.create({ name: 'hook', type: 'webhook', url: receiver.url });
+    const expires_at = new Date(Date.now() + 3_600_000).toISOString();
+    await two.client.keys.create({ name: 'short', scopes: ['machines:read'], expires_at });
+    await one.client.alertRules.create({ name: 'keys', kind: 'key', before: 86_400_000, repeat_every: null });
+    await soon(async () => (await two.client.alerts.list()).total).toBe(1);
+    await expect.poll(() => receiver.got.length, { timeout: 10_000 }).toBe(1);
+    await one.broker.close();
+    await two.client.keys.create({ name: 'shorter', scopes: ['machines:read'], expires_at });
+    await expect.poll(async () => (await two.client.alerts.list()).total, { timeout: 15_000 }).toBe(2);
+    await expect.poll(() => receiver.got.length, { timeout: 15_000 }).toBe(2);
+  }, 60_000);
+
+  test('the requests of a key count at both against its rate limit', async () => {
+    const { one, two } = await startTwo(['--rate-limit', '10']);
+    const { key } = await one.keyed(['machines:read']);
+    const answers = await Promise.all(
+      Array.from({ length: 16 }, (_, n) => (n % 2 ? one : two).call('GET', '/machines', { key })),
+    );
+    const count = (code: number) => answers.filter(({ status }) => status === code).length;
+    expect([count(200), count(429)]).toEqual([10, 6]);
+  });
+});
