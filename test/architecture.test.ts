@@ -455,7 +455,11 @@ function portable(files: SourceFile[]): Set<string> {
 // Tests cannot move the clock of a browser.
 const maySeeTime = (path: string) => isIn(path, 'shared/clock', 'broker/console/time', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
-  isIn(path, 'agent/main', 'agent/processes/spawner/main', 'broker/main', 'broker/cli', 'scripts', 'test');
+  isIn(
+    path,
+    ...['agent/main', 'broker/main', 'shared/run-service-program', 'agent/processes/spawner/main'],
+    ...['broker/cli', 'scripts', 'test'],
+  );
 const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'controllers', 'managers'];
 
 const runtime: Rule[] = [
@@ -518,7 +522,7 @@ const runtime: Rule[] = [
   {
     name: 'only mains, the CLI, scripts and tests touch the process',
     reason:
-      'environment, exit and signals belong to the main file of the process; the rest gets passed what it needs',
+      'environment, exit and signals belong to the main file of the process and what runs it; the rest gets passed what it needs',
     find: (files) => [
       ...uses(
         (path) => !mayTouchProcess(path),

@@ -42,7 +42,7 @@ export class HandshakeQueue {
    * Connections that have not authenticated yet, with the time at which their handshake began, oldest first.
    */
   readonly #begun = new Map<Socket, number>();
-  #turn: NodeJS.Timeout | undefined;
+  #cancelTurn: (() => void) | undefined;
   #cancelRetry = (): void => {};
 
   /** `begin` starts the TLS handshake on a socket. */
@@ -83,10 +83,10 @@ export class HandshakeQueue {
    * system has taken its beginning. Then it needs another 16 KiB, as long as the connection is open.
    */
   #plan(): void {
-    this.#turn ??= setTimeout(() => {
-      this.#turn = undefined;
+    this.#cancelTurn ??= after(1, () => {
+      this.#cancelTurn = undefined;
       this.#beginSome();
-    }, 1);
+    });
   }
 
   #beginSome(): void {
@@ -146,7 +146,7 @@ export class HandshakeQueue {
   }
 
   close(): void {
-    clearTimeout(this.#turn);
+    this.#cancelTurn?.();
     this.#cancelRetry();
   }
 }

@@ -24,7 +24,7 @@ const retryMs = 5_000;
 interface Plan {
   upgrade: Upgrade;
   cancelTimer: () => void;
-  /** True if the upgrade was cancelled or has failed, and its waiting machines were told so. */
+  /** True if the upgrade was cancelled or has failed, and this was sent to its waiting machines. */
   isStopped: boolean;
 }
 
