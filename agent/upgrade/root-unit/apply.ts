@@ -123,8 +123,7 @@ class Upgrade {
     const installer = this.#installer(state.kind);
     try {
       await installer.forward(state);
-      const output = await startVersion(installer.command);
-      return await faultOfNewVersion(state.to_version, state.link_timeout_ms, output);
+      return await faultOfNewVersion(installer.command, state.to_version, state.link_timeout_ms);
     } catch (error) {
       return messageOf(error);
     }

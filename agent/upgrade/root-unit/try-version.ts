@@ -32,15 +32,15 @@ export async function startVersion(command: string): Promise<string> {
 }
 
 /**
- * Waits until the new version is linked and stays linked. Returns what is wrong with it, or undefined. `output` is
- * what its start printed.
+ * Starts the new version, and waits until it is linked and stays linked. Returns what is wrong with it, or undefined.
  */
 export async function faultOfNewVersion(
+  command: string,
   version: string,
   timeoutMs: number,
-  output: string,
 ): Promise<string | undefined> {
   const until = monotonic() + timeoutMs;
+  const output = await startVersion(command);
   let linkedSince: number | undefined;
   let restarts = 0;
   for (;;) {
