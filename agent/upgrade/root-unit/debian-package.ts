@@ -62,7 +62,7 @@ export class DebianPackage implements Installer {
 /** Makes a package of the installed version, from its files and from the data that dpkg stores about it. */
 async function packInstalled(directory: string, file: string): Promise<void> {
   const folder = await mkdtemp(join(directory, '.pack-'));
-  const fresh = `${folder}.deb`;
+  const [fresh, list, archive] = [`${folder}.deb`, `${folder}.list`, `${folder}.tar`];
   try {
     const control = join(folder, 'DEBIAN');
     mkdirSync(control, { mode: 0o755 });
@@ -72,13 +72,15 @@ async function packInstalled(directory: string, file: string): Promise<void> {
     const paths = (await must('dpkg-query', ['--listfiles', name])).trim().split('\n');
     // dpkg also lists documentation that was not installed because of dpkg's settings.
     const files = paths.filter((path) => lstatSync(path, { throwIfNoEntry: false })?.isDirectory() === false);
-    await must('cp', ['--archive', '--parents', `--target-directory=${folder}`, '--', ...files]);
+    writeFileSync(list, files.map((path) => `.${path}\n`).join(''));
+    await must('tar', ['-C', '/', '-cf', archive, '--no-recursion', '-T', list]);
+    await must('tar', ['-C', folder, '-xpf', archive]);
     await must('chmod', ['0755', folder]);
     await must('dpkg-deb', ['--root-owner-group', '-Zgzip', '-z1', '--build', folder, fresh]);
     await rename(fresh, file);
   } finally {
     await rm(folder, { recursive: true, force: true });
-    await rm(fresh, { force: true });
+    for (const made of [fresh, list, archive]) await rm(made, { force: true });
   }
 }
 
