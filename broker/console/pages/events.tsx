@@ -15,6 +15,7 @@ const families = [
   ['command', 'Commands'],
   ['session', 'Terminals'],
   ['schedule', 'Schedules'],
+  ['alert', 'Alerts'],
   ['file', 'Files'],
 ] as const;
 

@@ -99,7 +99,7 @@ function Row({ item, wanted }: { item: Item; wanted: string }) {
       <td>
         <a href={to('/machines', machine_id, 'inventory')}>{machine_name}</a>
       </td>
-      <td class="wide">
+      <td class="wide two-lines">
         <span>
           {wanted
             ? packages.map(({ version, arch }) => (arch ? `${version} (${arch})` : version)).join(', ')

@@ -93,7 +93,7 @@ function Logins() {
           >
             {items.map(({ id, name, key_name, address, last_used_at, expires_at }) => (
               <tr key={id}>
-                <td class="wide">
+                <td class="wide two-lines">
                   <span>
                     {name ?? 'Browser'} {id === own && <span class="tag">this one</span>}
                   </span>

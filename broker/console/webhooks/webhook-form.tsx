@@ -11,6 +11,7 @@ const choices: readonly (readonly [pattern: Pattern, text: string])[] = [
   ['command.failed', 'Failed commands'],
   ['command.*', 'All events of commands'],
   ['schedule.*', 'Runs of schedules that notify'],
+  ['alert.*', 'Alerts: opened, acknowledged, resolved'],
   ['session.*', 'Terminals'],
   ['file.*', 'Files: uploaded, downloaded, deleted'],
   ['*', 'Everything'],
