@@ -73,6 +73,17 @@ export const pages: readonly Entry[] = [
     needs: 'commands:read',
   },
   {
+    pattern: '/upgrades',
+    page: otherPage('Upgrades'),
+    needs: 'machines:read',
+    menu: item('Fleet', 'Upgrades', icons.upgrades, 'u'),
+  },
+  {
+    pattern: '/upgrades/:upgrade',
+    page: otherPage('UpgradePage'),
+    needs: 'machines:read',
+  },
+  {
     pattern: '/join',
     page: otherPage('Join'),
     needs: 'admin',

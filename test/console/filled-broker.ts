@@ -42,6 +42,7 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
   const window = { name: hostile, duration: 86_400_000 };
   await client.maintenanceWindows.create({ ...window, machine_ids: [machine_id] });
   await client.maintenanceWindows.create({ ...window, tags: ['<b>x</b>'], cron: '@weekly' });
+  const { id: upgrade } = await client.upgrades.create({ machine_ids: [machine_id], version: '9.9.9' });
   const machine = `/machines/${machine_id}`;
   const of = (path: string, ...names: string[]): string[] => names.map((name) => `${path}${name}`);
   const paths = [
@@ -62,6 +63,7 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
     ...of('/webhooks', '', `/${webhook.id}`),
     ...of('/alerts', '', '?status=held', '?status=all', '/rules', '/channels', `/channels/${channel.id}`),
     ...of('/alerts/windows', '', `?machine=${machine_id}`),
+    ...of('/upgrades', '', `/${upgrade}`, `/new?machine=${machine_id}`),
     ...of('/inventory', '', '?package=bash&below=9'),
     ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
   ];

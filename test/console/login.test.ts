@@ -124,7 +124,7 @@ browserTest('a key sees only the pages that it may use', async () => {
     .getByRole('navigation', { name: 'Pages' })
     .getByRole('link')
     .allTextContents();
-  expect(links).toEqual(['Machines', 'Inventory', 'Alerts', 'Events']);
+  expect(links).toEqual(['Machines', 'Inventory', 'Upgrades', 'Alerts', 'Events']);
   await window.open('/keys');
   await window.page.getByText('needs the scope').waitFor();
 });

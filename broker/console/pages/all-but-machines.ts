@@ -16,5 +16,7 @@ export { Profile } from './profile.tsx';
 export { Run } from './run.tsx';
 export { Schedule } from './schedule.tsx';
 export { Schedules } from './schedules.tsx';
+export { UpgradePage } from './upgrade.tsx';
+export { Upgrades } from './upgrades.tsx';
 export { Webhook } from './webhook.tsx';
 export { Webhooks } from './webhooks.tsx';

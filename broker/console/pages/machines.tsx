@@ -96,6 +96,11 @@ function SelectionBar({ total }: { total: number }) {
           Run a command
         </a>
       )}
+      {may('machines:write') && read === undefined && (
+        <a class="button" href={to('/upgrades', 'new')}>
+          Upgrade
+        </a>
+      )}
       <button type="button" onClick={clearSelection}>
         Clear
       </button>

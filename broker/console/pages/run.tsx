@@ -1,21 +1,16 @@
 // The page that runs a command on one machine, on selected machines, or on all machines with some tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { may } from '../login-session.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
-import { MachinePicker } from '../machines/machine-picker.tsx';
 import { learnNames } from '../machines/names.ts';
-import { Chips } from '../machines/selected-machine-chips.tsx';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
+import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
-import { Choice } from '../parts/small-components.tsx';
 import { go, place, to } from '../router.ts';
-import { after } from '../time.ts';
 
 const secondMs = 1_000;
 const dayMs = 86_400_000;
-const typingMs = 200;
 
 interface Options {
   command: string;
@@ -81,7 +76,7 @@ async function start(options: Options, ids: readonly string[], tags: readonly st
 
 export function Run() {
   const { query } = place.value;
-  const [by, setBy] = useState<'machines' | 'tags'>(query.get('tags') ? 'tags' : 'machines');
+  const [by, setBy] = useState<TargetsBy>(query.get('tags') ? 'tags' : 'machines');
   const [tags, setTags] = useState(query.get('tags') ?? '');
   const [options, setOptions] = useState<Options>(() => ({
     ...nothing,
@@ -109,7 +104,13 @@ export function Run() {
             go(address);
           }}
         >
-          <Where by={by} setBy={setBy} tags={tags} setTags={setTags} />
+          <TargetFields
+            by={by}
+            setBy={setBy}
+            tags={tags}
+            setTags={setTags}
+            hint="Every machine that has all of these tags when the command starts"
+          />
           <section class="card">
             <h2>What</h2>
             <div class="card-body">
@@ -130,82 +131,6 @@ export function Run() {
         </Form>
       </div>
     </Page>
-  );
-}
-
-interface WhereProps {
-  by: 'machines' | 'tags';
-  setBy: (by: 'machines' | 'tags') => void;
-  tags: string;
-  setTags: (tags: string) => void;
-}
-
-function Where({ by, setBy, tags, setTags }: WhereProps) {
-  return (
-    <section class="card">
-      <div class="card-head spread">
-        <h2>Where</h2>
-        <Choice
-          label="Where to run"
-          options={[
-            ['machines', 'Machines'],
-            ['tags', 'Tags'],
-          ]}
-          value={by}
-          choose={setBy}
-        />
-      </div>
-      <div class="card-body">
-        {by === 'machines' ? (
-          <Targets />
-        ) : (
-          <>
-            <TextField
-              label="Tags"
-              value={tags}
-              change={setTags}
-              placeholder="web, eu"
-              hint="Every machine that has all of these tags when the command starts"
-            />
-            <Tagged tags={tags} />
-          </>
-        )}
-      </div>
-    </section>
-  );
-}
-
-/** The number of machines that have the tags now. */
-function Tagged({ tags }: { tags: string }) {
-  const [total, setTotal] = useState<number | undefined>(undefined);
-  useEffect(() => {
-    setTotal(undefined);
-    if (tags.trim() === '' || !may('machines:read')) return undefined;
-    return after(typingMs, () => {
-      client.machines.list({ tags, limit: 1 }).then(
-        (found) => setTotal(found.total),
-        () => {},
-      );
-    });
-  }, [tags]);
-  if (total === undefined) return null;
-  return (
-    <p class={total === 0 ? 'warn-text' : 'muted'} role="status">
-      {total === 1 ? '1 machine has' : `${total.toLocaleString()} machines have`} {tags} now.
-    </p>
-  );
-}
-
-function Targets() {
-  const all = [...selected.value.values()];
-  return (
-    <>
-      <Chips label="Selected machines" machines={all} remove={toggle} />
-      <MachinePicker
-        label="Add a machine"
-        choose={(machine) => !selected.value.has(machine.id) && toggle(machine)}
-      />
-    </>
   );
 }
 

@@ -5,7 +5,7 @@ import { fullTime, timeOfDay } from '../time.ts';
 
 const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
   [/failed|timeout|offline|disabled|fenced|removed|alert.(opened|repeated)/, 'bad'],
-  [/completed|online|registered|connected$|resolved/, 'good'],
+  [/completed|online|registered|connected$|resolved|upgraded/, 'good'],
 ];
 
 const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(type))?.[1] ?? 'idle';
@@ -28,6 +28,7 @@ function linkOf({ type, data }: Happened): string | undefined {
   const [command, machine, session] = ['command_id', 'machine_id', 'session_id'].map(idOf);
   if (command !== undefined) return to('/commands', command);
   if (type.startsWith('alert.')) return to('/alerts');
+  if (typeof data.upgrade_id === 'string') return to('/upgrades', data.upgrade_id);
   if (session !== undefined && machine !== undefined) return to('/machines', machine, 'terminals', session);
   return machine !== undefined && type !== 'machine.removed' ? to('/machines', machine) : undefined;
 }

@@ -7,6 +7,7 @@ export { default as docs } from 'lucide-static/icons/book-open.svg';
 export { default as schedules } from 'lucide-static/icons/calendar-clock.svg';
 export { default as check } from 'lucide-static/icons/check.svg';
 export { default as left } from 'lucide-static/icons/chevron-left.svg';
+export { default as upgrades } from 'lucide-static/icons/circle-arrow-up.svg';
 export { default as profile } from 'lucide-static/icons/circle-user-round.svg';
 export { default as columns } from 'lucide-static/icons/columns-3.svg';
 export { default as copy } from 'lucide-static/icons/copy.svg';

@@ -26,6 +26,10 @@ const tones: Readonly<Record<string, string>> = {
   open: 'bad',
   acknowledged: 'warn',
   resolved: 'good',
+  upgraded: 'good',
+  staging: 'busy',
+  switching: 'busy',
+  busy: 'warn',
 };
 
 /** A state with a coloured dot. The text contains the state too, so the colour is not needed to read it. */

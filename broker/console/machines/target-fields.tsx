@@ -1,0 +1,87 @@
+// The machines that something is done on: those that are selected, or all with some tags.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { TextField } from '../parts/form.tsx';
+import { Choice } from '../parts/small-components.tsx';
+import { after } from '../time.ts';
+import { MachinePicker } from './machine-picker.tsx';
+import { Chips } from './selected-machine-chips.tsx';
+import { selected, toggle } from './selected-machines.ts';
+
+const typingMs = 200;
+
+export type TargetsBy = 'machines' | 'tags';
+
+interface TargetFieldsProps {
+  by: TargetsBy;
+  setBy: (by: TargetsBy) => void;
+  tags: string;
+  setTags: (tags: string) => void;
+  /** What the tags select, and when. */
+  hint: string;
+}
+
+/** A card with the choice between the selected machines, and all machines with some tags. */
+export function TargetFields({ by, setBy, tags, setTags, hint }: TargetFieldsProps) {
+  return (
+    <section class="card">
+      <div class="card-head spread">
+        <h2>Where</h2>
+        <Choice
+          label="Where"
+          options={[
+            ['machines', 'Machines'],
+            ['tags', 'Tags'],
+          ]}
+          value={by}
+          choose={setBy}
+        />
+      </div>
+      <div class="card-body">
+        {by === 'machines' ? (
+          <Targets />
+        ) : (
+          <>
+            <TextField label="Tags" value={tags} change={setTags} placeholder="web, eu" hint={hint} />
+            <Tagged tags={tags} />
+          </>
+        )}
+      </div>
+    </section>
+  );
+}
+
+/** The number of machines that have the tags now. */
+function Tagged({ tags }: { tags: string }) {
+  const [total, setTotal] = useState<number | undefined>(undefined);
+  useEffect(() => {
+    setTotal(undefined);
+    if (tags.trim() === '' || !may('machines:read')) return undefined;
+    return after(typingMs, () => {
+      client.machines.list({ tags, limit: 1 }).then(
+        (found) => setTotal(found.total),
+        () => {},
+      );
+    });
+  }, [tags]);
+  if (total === undefined) return null;
+  return (
+    <p class={total === 0 ? 'warn-text' : 'muted'} role="status">
+      {total === 1 ? '1 machine has' : `${total.toLocaleString()} machines have`} {tags} now.
+    </p>
+  );
+}
+
+function Targets() {
+  const all = [...selected.value.values()];
+  return (
+    <>
+      <Chips label="Selected machines" machines={all} remove={toggle} />
+      <MachinePicker
+        label="Add a machine"
+        choose={(machine) => !selected.value.has(machine.id) && toggle(machine)}
+      />
+    </>
+  );
+}

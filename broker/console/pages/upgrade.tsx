@@ -1,0 +1,181 @@
+// The page of one upgrade of agents: its waves, the progress of each machine, and a button to cancel it. For the id
+// `new` it is the form that begins one.
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
+import { Empty, Page, Show } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, Choice, State } from '../parts/small-components.tsx';
+import { useData } from '../parts/use-data.ts';
+import { type Params, place, setQuery, to } from '../router.ts';
+import { durationText } from '../time.ts';
+import { UpgradeForm } from '../upgrades/upgrade-form.tsx';
+import { type Upgrade, UpgradeProgress } from '../upgrades/upgrade-progress-bar.tsx';
+
+type Machine = Awaited<ReturnType<typeof client.upgrades.machines>>['items'][number];
+
+const above = [{ text: 'Upgrades', href: to('/upgrades') }];
+
+export function UpgradePage({ params: { upgrade = '' } }: { params: Params }) {
+  if (upgrade === 'new') {
+    return (
+      <Page title="Upgrade agents" above={above}>
+        <UpgradeForm />
+      </Page>
+    );
+  }
+  return <Existing id={upgrade} />;
+}
+
+function Existing({ id }: { id: string }) {
+  const loaded = useData(
+    (signal) => client.upgrades.get({ upgrade_id: id }, { signal }),
+    [id],
+    ({ data }) => data.upgrade_id === id,
+  );
+  const { data, reload } = loaded;
+  const isRunning = data?.status === 'running';
+  return (
+    <Page
+      title={data ? `Upgrade to ${data.version}` : 'Upgrade'}
+      above={above}
+      beside={data && <State of={data.status} />}
+      actions={
+        isRunning &&
+        may('machines:write') && (
+          <CancelButton
+            what="upgrade"
+            text="Machines that wait are not upgraded. Those that already start the new version go on."
+            run={async () => {
+              await client.upgrades.cancel({ upgrade_id: id });
+              reload();
+            }}
+          />
+        )
+      }
+    >
+      <Show of={loaded}>
+        {(detail) => (
+          <>
+            <Plan upgrade={detail} />
+            <Machines id={id} />
+          </>
+        )}
+      </Show>
+    </Page>
+  );
+}
+
+function Plan({ upgrade }: { upgrade: Upgrade }) {
+  const { wave, waves, current_wave, pause, max_failures, next_wave_at, created_at, finished_at } = upgrade;
+  return (
+    <section class="card command-card">
+      <span>
+        Wave {current_wave} of {waves}
+        {next_wave_at !== null && (
+          <span class="muted">
+            , the next <Ago at={next_wave_at} />
+          </span>
+        )}
+      </span>
+      <UpgradeProgress upgrade={upgrade} />
+      <p class="fact-row muted">
+        <span>
+          {wave} {wave.endsWith('%') ? 'of the machines' : 'machines'} a wave, {durationText(pause)} between
+          them
+        </span>
+        <span>
+          {max_failures === 0 ? 'stops at the first failure' : `stops after ${max_failures} failures`}
+        </span>
+        <span>
+          begun <Ago at={created_at} />
+          {finished_at !== null && (
+            <>
+              , finished <Ago at={finished_at} />
+            </>
+          )}
+        </span>
+      </p>
+    </section>
+  );
+}
+
+const views = [
+  ['', 'All'],
+  ['upgraded', 'Upgraded'],
+  ['failed', 'Failed'],
+  ['skipped', 'Skipped'],
+  ['waiting', 'Waiting'],
+] as const;
+
+function Machines({ id }: { id: string }) {
+  const given = place.value.query.get('status');
+  const status = views.find(([name]) => name === given)?.[0] ?? '';
+  return (
+    <>
+      <div class="filters">
+        <Choice label="Status" options={views} value={status} choose={(name) => setQuery({ status: name })} />
+      </div>
+      <LongList
+        read={async (paging, signal) => {
+          const input = { upgrade_id: id, sort: 'wave' as const, ...paging, ...(status && { status }) };
+          const { items, ...page } = await client.upgrades.machines(input, { signal });
+          return { ...page, items: items.map((item) => ({ ...item, id: item.machine_id })) };
+        }}
+        inputs={[id, status]}
+        when={({ data }) => data.upgrade_id === id}
+        empty={
+          <Empty title="No machine of this upgrade has this status">
+            <p>Choose another status above.</p>
+          </Empty>
+        }
+      >
+        {(items) => (
+          <List
+            label="Machines of the upgrade"
+            head={
+              <>
+                <th class="right">Wave</th>
+                <th>Machine</th>
+                <th>Status</th>
+                <th>From</th>
+                <th class="wide">Why</th>
+              </>
+            }
+          >
+            {items.map((machine) => (
+              <MachineRow key={machine.id} machine={machine} />
+            ))}
+          </List>
+        )}
+      </LongList>
+    </>
+  );
+}
+
+function MachineRow({ machine }: { machine: Machine }) {
+  const { machine_id, machine_name, wave, status, message, commands, from_version, reason } = machine;
+  return (
+    <tr>
+      <td class="right number">{wave}</td>
+      <td>
+        {machine_name === '' ? (
+          <span class="muted">removed</span>
+        ) : (
+          <a href={to('/machines', machine_id)}>{machine_name}</a>
+        )}
+      </td>
+      <td>
+        <State of={status} />
+      </td>
+      <td class="muted">{from_version}</td>
+      <td class="wide two-lines">
+        <span>
+          {status === 'busy' && commands !== null
+            ? `waits for ${commands} commands and terminals`
+            : (message ?? reason?.replaceAll('_', ' '))}
+        </span>
+      </td>
+    </tr>
+  );
+}

@@ -1,0 +1,70 @@
+// The page of all upgrades of agents, each with its waves and the number of machines that are done.
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import * as icons from '../parts/icons.ts';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
+import { to } from '../router.ts';
+import { UpgradeProgress } from '../upgrades/upgrade-progress-bar.tsx';
+
+const newButton = () => (
+  <NewButton text="Upgrade agents" allowed={may('machines:write')} opens={to('/upgrades', 'new')} />
+);
+
+export function Upgrades() {
+  return (
+    <Page title="Upgrades" actions={newButton()}>
+      <LongList
+        read={(paging, signal) => client.upgrades.list(paging, { signal })}
+        inputs={[]}
+        when={({ type }) => type.startsWith('upgrade.')}
+        empty={
+          <Empty icon={icons.upgrades} title="No agent was upgraded from here yet">
+            <p>
+              An upgrade installs another version of the agent on many machines, a wave at a time, and stops
+              when too many fail.
+            </p>
+            {newButton()}
+          </Empty>
+        }
+      >
+        {(items) => (
+          <List
+            label="Upgrades"
+            head={
+              <>
+                <th class="wide">Version</th>
+                <th>Status</th>
+                <th>Wave</th>
+                <th>Machines</th>
+                <th>Created</th>
+              </>
+            }
+          >
+            {items.map((upgrade) => (
+              <tr key={upgrade.id}>
+                <td class="wide">
+                  <a href={to('/upgrades', upgrade.id)}>{upgrade.version}</a>
+                </td>
+                <td>
+                  <State of={upgrade.status} />
+                </td>
+                <td class="number">
+                  {upgrade.current_wave} of {upgrade.waves}
+                </td>
+                <td>
+                  <UpgradeProgress upgrade={upgrade} />
+                </td>
+                <td class="muted">
+                  <Ago at={upgrade.created_at} />
+                </td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+    </Page>
+  );
+}

@@ -1,0 +1,165 @@
+// The form that begins an upgrade of agents: which machines, which version, and in which waves.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { tagsOf } from '../machines/limits-fields.tsx';
+import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
+import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
+import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { useData } from '../parts/use-data.ts';
+import { go, place, to } from '../router.ts';
+
+const minuteMs = 60_000;
+const pauses = [
+  ['0', 'none'],
+  ['1', 'a minute'],
+  ['5', '5 minutes'],
+  ['30', '30 minutes'],
+  ['60', 'an hour'],
+  ['1440', 'a day'],
+] as const;
+
+interface Plan {
+  /** Empty: the version of the broker. */
+  version: string;
+  wave: string;
+  /** Minutes. */
+  pause: string;
+  failures: string;
+  running: 'wait' | 'end';
+}
+
+export function UpgradeForm() {
+  const [by, setBy] = useState<TargetsBy>('machines');
+  const [tags, setTags] = useState('');
+  const [plan, setPlan] = useState<Plan>({
+    version: '',
+    wave: '10%',
+    pause: '1',
+    failures: '0',
+    running: 'wait',
+  });
+  const named = place.value.query.get('machine');
+  useEffect(() => {
+    if (named !== null && !selected.value.has(named)) toggle({ id: named, name: '' });
+  }, [named]);
+  const ids = [...selected.value.keys()];
+  const wantedTags = tagsOf(tags);
+  const isReady = by === 'tags' ? wantedTags.length > 0 : ids.length > 0;
+  const { version, wave, pause, failures, running } = plan;
+  return (
+    <div class="narrow">
+      <Form
+        submit="Upgrade"
+        disabled={!isReady || !/^\d+$/.test(failures)}
+        run={async () => {
+          const { id } = await client.upgrades.create({
+            ...(by === 'tags' ? { tags: wantedTags } : { machine_ids: ids }),
+            ...(version && { version }),
+            wave,
+            pause: Number(pause) * minuteMs,
+            max_failures: Number(failures),
+            running,
+          });
+          clearSelection();
+          go(to('/upgrades', id));
+        }}
+      >
+        <TargetFields
+          by={by}
+          setBy={setBy}
+          tags={tags}
+          setTags={setTags}
+          hint="Every machine that has all of these tags now"
+        />
+        <section class="card">
+          <h2>How</h2>
+          <div class="card-body">
+            <PlanFields plan={plan} change={(changes) => setPlan({ ...plan, ...changes })} />
+            {isReady && <Possible by={by} tags={wantedTags} />}
+          </div>
+        </section>
+      </Form>
+    </div>
+  );
+}
+
+function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Plan>) => void }) {
+  const { version, wave, pause, failures, running } = plan;
+  return (
+    <div class="fields">
+      <TextField
+        label="Version"
+        value={version}
+        change={(text) => change({ version: text.trim() })}
+        placeholder="that of the broker"
+        hint="An older one works, too"
+      />
+      <TextField
+        label="Machines of a wave"
+        value={wave}
+        change={(text) => change({ wave: text.trim() })}
+        hint="A number, or a percentage"
+        required
+      />
+      <SelectField
+        label="Pause between waves"
+        value={pause}
+        options={pauses}
+        change={(minutes) => change({ pause: minutes })}
+      />
+      <TextField
+        label="Failures until it stops"
+        value={failures}
+        change={(text) => change({ failures: text.trim() })}
+        hint="It stops once more machines have failed"
+        numeric
+        required
+      />
+      <SelectField
+        label="Running commands and terminals"
+        value={running}
+        options={[
+          ['wait', 'wait for their end'],
+          ['end', 'end them'],
+        ]}
+        change={(value) => change({ running: value === 'end' ? 'end' : 'wait' })}
+      />
+    </div>
+  );
+}
+
+/** Maximum number of machines that are looked at before the upgrade begins. */
+const mostRead = 100;
+
+/** Which of the machines can be upgraded to the version of the broker, and why others cannot. */
+function Possible({ by, tags }: { by: TargetsBy; tags: readonly string[] }) {
+  const names = tags.join(',');
+  const ids = [...selected.value.keys()];
+  const { data } = useData(
+    (signal) =>
+      client.machines.list(
+        { limit: mostRead, sort: 'name', include: 'upgrade', ...(by === 'tags' && { tags: names }) },
+        { signal },
+      ),
+    [by, names],
+  );
+  const found = data?.items.filter(({ id }) => by === 'tags' || ids.includes(id)) ?? [];
+  const refused = found.filter(({ upgrade }) => upgrade?.possible === false);
+  if (found.length === 0) return null;
+  return (
+    <div role="status">
+      <p>
+        {found.length - refused.length} of {found.length} can be upgraded to the version of the broker now.
+      </p>
+      {refused.length > 0 && (
+        <ul class="hint">
+          {refused.map(({ id, name, upgrade }) => (
+            <li key={id}>
+              {name}: {upgrade?.message ?? upgrade?.reason?.replaceAll('_', ' ')}
+            </li>
+          ))}
+        </ul>
+      )}
+    </div>
+  );
+}
