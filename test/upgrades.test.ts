@@ -201,16 +201,19 @@ test('a machine that does not come back has failed, until it reports that it was
 test('a machine whose link is lost while it gets the package gets it again, and one that took it does not', async () => {
   const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
-  const [a, b] = [await machine('a'), await machine('b')];
-  const { id } = await upgrade({ machine_ids: [a.id, b.id], wave: '2' });
-  await Promise.all([a.next(), b.next()]);
+  const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];
+  const { id } = await upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '3' });
+  await Promise.all([a.next(), b.next(), c.next()]);
   await a.back();
   // The answer of b was lost with its link.
   const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
   await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
+  // c tries the new version, and does not know yet what will become of it.
+  await c.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_RUNNING' });
   await a.upgrade();
-  expect(await ended(id)).toMatchObject({ counts: { upgraded: 2 } });
-  expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'upgraded' });
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded', b: 'upgraded', c: 'switching' });
+  c.agent.send({ heartbeat: { last_upgrade: { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' } } });
+  expect(await ended(id)).toMatchObject({ status: 'completed', counts: { upgraded: 3 } });
 });
 
 test('a cancelled upgrade leaves machines that wait, and lets one that switches end', async () => {
