@@ -48,10 +48,11 @@ export function runServiceProgram(program: ServiceProgram): void {
 
   async function main(): Promise<void> {
     if (!nodeIsGood(process.version)) throw new Error(wrongNode);
-    nameProcess(program.name);
     const { env } = process;
     const argv = process.argv.slice(2);
     program.checkArguments(argv);
+    // The name is set last, because a hidden argument overwrites it.
+    nameProcess(program.name);
     if (await runVerb(program, { argv, env })) return;
     if (argv.includes('--help')) return void process.stdout.write(helpOf(program));
     if (argv.includes('--version')) return void process.stdout.write(`${version}\n`);
