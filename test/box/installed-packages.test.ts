@@ -496,6 +496,8 @@ describe('the npm tarball', () => {
         'bin',
         'console',
         'docs',
+        'farhand-agent-upgrade.path',
+        'farhand-agent-upgrade.service',
         'farhand-agent.service',
         'farhand-broker.service',
         'install.sh',
