@@ -76,7 +76,10 @@ export const agentSettings = {
     help: 'directories whose files the broker may use (default /; separate several with commas)',
   },
   hold_version: {
-    schema: z.string().min(1).optional(),
+    schema: z
+      .string()
+      .optional()
+      .transform((version) => version || undefined),
     value: 'VERSION',
     help: 'the only version to which the broker may upgrade this agent (default: any that is signed)',
   },
