@@ -233,10 +233,11 @@ export class Events {
       }
       // The rows may include events that were committed after `newest` was read.
       const sent = Number(rows.at(-1)?.seq ?? 0);
-      position = rows.length < batch ? Math.max(newest, sent) : sent;
+      // The client may have come from another broker, whose events this one has not heard of yet.
+      position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
       if (this.#stopped) throw new AppError('unavailable', 'the broker is stopping: connect again');
-      if (this.#table.last === position) await this.#added.wait(caller.signal);
+      if (this.#table.last <= position) await this.#added.wait(caller.signal);
     }
   }
 }

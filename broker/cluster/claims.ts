@@ -2,7 +2,7 @@
 // claim is good as long as the lease of its broker.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { claimingTasks, leaseMs, readingTasks } from './tables.ts';
+import { claimingTasks, leaseMs, pruning, readingTasks } from './tables.ts';
 
 /** A broker stops its tasks this long before the end of its lease. */
 const marginMs = 1_000;
@@ -39,6 +39,11 @@ export class Claims {
   /** Calls `look` with this broker's tasks after each renewal. */
   regularly(look: (names: ReadonlySet<string>) => Promise<void>): void {
     this.#regular.push(look);
+  }
+
+  /** Deletes rows of the shared tables that are of no use any more. An hourly timer and tests call it. */
+  async prune(): Promise<void> {
+    for (const statement of pruning) await this.#connection.query(statement);
   }
 
   /** Claims tasks without a living broker. Call it after each renewal of the lease, with the time of that renewal. */

@@ -113,7 +113,11 @@ export class Cluster implements Owners {
 
   /** Begins to own machines. Called once every part of the broker has joined. */
   async start(): Promise<void> {
-    this.#stops = [every(renewMs, () => void this.#renewAndClaim()), every(pollMs, () => this.#read())];
+    this.#stops = [
+      every(renewMs, () => void this.#renewAndClaim()),
+      every(pollMs, () => this.#read()),
+      every(3_600_000, () => void this.claims.prune().catch(() => {})),
+    ];
     await this.#readOwners();
     await this.#claim();
     await this.#readOwners();

@@ -1,4 +1,5 @@
 // The tables of brokers and owners, and the statements that change them. All times are of the database's clock.
+import { knownGenerations } from '../state/postgres-documents.ts';
 
 /** Milliseconds for which a lease is valid after a renewal. */
 export const leaseMs = 10_000;
@@ -55,3 +56,12 @@ export const readingBrokers =
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
+
+/** Deletes what is of no use any more. All brokers run these statements once an hour. */
+export const pruning = [
+  "DELETE FROM brokers WHERE lease_until < clock_timestamp() - interval '1 day'",
+  `DELETE FROM owners WHERE NOT EXISTS (
+    SELECT 1 FROM documents WHERE collection = 'machines' AND id = owners.machine_id)`,
+  `DELETE FROM removed_documents WHERE generation < (SELECT generation FROM installation) - ${2 * knownGenerations}`,
+  'DELETE FROM rate_limits WHERE expire < extract(epoch FROM clock_timestamp()) * 1000 - 3600000',
+];

@@ -34,6 +34,20 @@ const users = `SELECT DISTINCT application_name AS program, coalesce(host(client
   FROM pg_locks JOIN pg_stat_activity USING (pid)
   WHERE locktype = 'advisory' AND granted AND datname = current_database() ORDER BY since`;
 
+/** Several brokers that share a database, with what is left of their leases and the machines that they own. */
+const brokers = `SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
+  (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,
+  (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id AND link_id IS NOT NULL) AS linked
+  FROM brokers WHERE lease_until > clock_timestamp() - interval '1 hour' ORDER BY id`;
+
+interface BrokerRow {
+  id: string;
+  url: string;
+  seconds: number;
+  machines: number;
+  linked: number;
+}
+
 interface User {
   program: string;
   address: string;
@@ -60,8 +74,12 @@ export async function examineDatabase(settings: PostgresSettings): Promise<Findi
       const found = (await client.query<Server>(server)).rows[0];
       const skew = found ? Math.abs(found.clock - (before + now()) / 2) : 0;
       const { rows } = await client.query<User>(users);
+      const shared = await client.query<{ found: boolean }>(
+        "SELECT to_regclass('brokers') IS NOT NULL AS found",
+      );
+      const others = shared.rows[0]?.found ? (await client.query<BrokerRow>(brokers)).rows.map(ofBroker) : [];
       return found
-        ? [...ofServer(name, found), user(rows), ok('database size', found.size), clock(skew)]
+        ? [...ofServer(name, found), user(rows), ...others, ok('database size', found.size), clock(skew)]
         : [];
     } finally {
       await client.end().catch(() => {});
@@ -111,6 +129,17 @@ function user(rows: readonly User[]): Finding {
   );
   if (all.length > 0) return ok('used by', all.join(', '));
   return warn('used by', 'no broker uses the database', 'run systemctl start farhand-broker');
+}
+
+function ofBroker({ id, url, seconds, machines, linked }: BrokerRow): Finding {
+  const owns = `${url} owns ${machines} machines, ${linked} of them linked`;
+  const about = Math.round(Math.abs(seconds));
+  if (seconds > 0) return ok(id, `${owns}; its lease lasts ${about} s`);
+  return warn(
+    id,
+    `${owns}; its lease ended ${about} s ago`,
+    'check that this broker runs and reaches the database',
+  );
 }
 
 function clock(skew: number): Finding {

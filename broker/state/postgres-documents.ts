@@ -14,6 +14,9 @@ import {
 import { type Declared, type Documents, documents, names, newDocuments } from './document-types.ts';
 import type { Edited, StateStore } from './store-interface.ts';
 
+/** A broker that is more generations behind than this may miss rows of removed documents, so it compares all ids. */
+export const knownGenerations = 10_000;
+
 export class PostgresStore implements StateStore {
   readonly isUndone = true;
   readonly #history: History;
@@ -54,7 +57,7 @@ export class PostgresStore implements StateStore {
     await this.#history.write(async (transaction) => {
       const row = await transaction.get('SELECT generation FROM installation FOR UPDATE');
       const found = Number(row?.generation);
-      const newest = found === reached ? current : await this.#newest(current, transaction);
+      const newest = found === reached ? current : await this.#newest(current, found, transaction);
       const { next, entries } = edit(newest);
       result = next;
       reached = found;
@@ -72,23 +75,23 @@ export class PostgresStore implements StateStore {
     const row = await this.#history.get('SELECT generation FROM installation');
     if (Number(row?.generation) === this.#documents.generation) return current;
     const generation = Number(row?.generation);
-    const newest = await this.#newest(current, this.#history);
+    const newest = await this.#newest(current, generation, this.#history);
     // What was committed after the first of these reads is read once more by the next refresh.
     this.#documents = { ...this.#documents, generation };
     return newest;
   }
 
   /** Returns the documents with what other brokers have changed since `current` was read. */
-  async #newest(current: Declared, reader: RowReader): Promise<Declared> {
+  async #newest(current: Declared, reached: number, reader: RowReader): Promise<Declared> {
     const { install_id, generation } = this.#documents;
     const changed = await reader.all(
       'SELECT collection, document FROM documents WHERE generation > ? ORDER BY position',
       generation,
     );
-    const removed = await reader.all(
-      'SELECT collection, id FROM removed_documents WHERE generation > ?',
-      generation,
-    );
+    const removed =
+      reached - generation > knownGenerations
+        ? await missingFrom(current, reader)
+        : await reader.all('SELECT collection, id FROM removed_documents WHERE generation > ?', generation);
     const found = parse(install_id, generation, changed);
     const next = names.map((name) => {
       const gone = removed.filter(({ collection }) => collection === name).map((row) => textIn(row, 'id'));
@@ -116,6 +119,17 @@ export class PostgresStore implements StateStore {
   }
 
   async close(): Promise<void> {}
+}
+
+/** The documents of `current` that are not stored any more. */
+async function missingFrom(current: Declared, reader: RowReader): Promise<Row[]> {
+  const rows = await reader.all('SELECT collection, id FROM documents');
+  const stored = new Set(rows.map((row) => `${textIn(row, 'collection')} ${textIn(row, 'id')}`));
+  return names.flatMap((collection) =>
+    [...current[collection].keys()].flatMap((id) =>
+      stored.has(`${collection} ${id}`) ? [] : { collection, id },
+    ),
+  );
 }
 
 /** Stores what differs from `before`. */

@@ -65,7 +65,8 @@ async function startReceiver() {
     const chunks: Buffer[] = [];
     request.on('data', (chunk: Buffer) => chunks.push(chunk));
     request.on('end', () => {
-      ids.push(String(JSON.parse(Buffer.concat(chunks).toString()).id));
+      const event = JSON.parse(Buffer.concat(chunks).toString()) as { id: string };
+      ids.push(event.id);
       response.end();
     });
   });

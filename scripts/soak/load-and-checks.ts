@@ -230,7 +230,9 @@ async function checkCommands(
 ): Promise<string[]> {
   const runs = Map.groupBy(lines, (line) => line);
   const failures: string[] = [];
-  const stored = new Map((await query('SELECT id, status FROM commands')).map((row) => [row.id, row.status]));
+  const stored = new Map(
+    (await query('SELECT id, status FROM commands')).map((row) => [String(row.id), String(row.status)]),
+  );
   for (const [id, marker] of commands) {
     const count = runs.get(marker)?.length ?? 0;
     if (count > 1) failures.push(`command ${id} ran ${count} times`);
@@ -238,7 +240,7 @@ async function checkCommands(
     if (count === 0 && stored.get(id) === 'completed')
       failures.push(`command ${id} is completed and never ran`);
     if (stored.get(id) !== 'completed')
-      failures.push(`command ${id} ended as ${stored.get(id)}, ran ${count} times`);
+      failures.push(`command ${id} ended as ${stored.get(id) ?? 'nothing'}, ran ${count} times`);
   }
   for (const [id, marker] of batches) {
     const count = runs.get(marker)?.length ?? 0;
@@ -270,7 +272,9 @@ async function checkSchedules(query: Query): Promise<string[]> {
      GROUP BY schedule_id, scheduled_for ORDER BY schedule_id, scheduled_for`,
   );
   const failures = rows.flatMap((row) =>
-    Number(row.n) === 1 ? [] : [`schedule ${row.schedule_id} has ${row.n} rows for ${row.scheduled_for}`],
+    Number(row.n) === 1
+      ? []
+      : [`schedule ${String(row.schedule_id)} has ${Number(row.n)} rows for ${Number(row.scheduled_for)}`],
   );
   for (const [id, times] of Map.groupBy(rows, (row) => String(row.schedule_id))) {
     const at = times.map((row) => Number(row.scheduled_for) / 60_000);

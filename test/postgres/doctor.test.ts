@@ -3,7 +3,7 @@ import { expect, test } from 'vitest';
 import { doctor } from '../../broker/doctor.ts';
 import { shared } from '../close-after-tests.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { temporaryFolder } from '../start-farhand.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { createServer, startOn, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
@@ -53,6 +53,27 @@ withPostgres('doctor', () => {
     await broker.close();
     const unused = await examine(databaseUrl, dataDir);
     expect(unused.text).toMatch(/^warn {2}used by +no broker uses the database/m);
+  });
+
+  test('lists the brokers that share the database, with their machines and leases', async () => {
+    const { createDatabase, query } = await server();
+    const url = await createDatabase();
+    const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
+    const { agent, dataDir } = await startFarhand({ flags });
+    await agent();
+    const database = new URL(url).pathname.slice(1);
+    await query(
+      "INSERT INTO brokers VALUES ('broker_gone', 'https://gone:1', now() - interval '90 s')",
+      database,
+    );
+    const { text, code } = await examine(url, dataDir);
+    expect(code).toBe(0);
+    expect(text).toMatch(
+      /^ok {4}broker_\w+ +https:\S+ owns 1 machines, 1 of them linked; its lease lasts (8|9|10) s/m,
+    );
+    expect(text).toMatch(
+      /^warn {2}broker_gone +https:\/\/gone:1 owns 0 machines.*its lease ended 9\d s ago/m,
+    );
   });
 
   test('warns of a server that can lose data, and of a clock that differs', async () => {

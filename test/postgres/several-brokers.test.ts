@@ -4,6 +4,7 @@ import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import { pruning } from '../../broker/cluster/tables.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { gate, soon } from '../commands-fixture.ts';
@@ -95,6 +96,57 @@ withPostgres('two brokers', () => {
     expect(answer.data).toMatchObject({ status: 'completed' });
     expect((await send(two)).body.data).toMatchObject({ id: answer.data.id });
     expect((await one.client.commands.list()).total).toBe(1);
+  });
+
+  test('send an event once to a follower that moves to a broker which has not heard of it yet', async () => {
+    const { one, two } = await startTwo(await server());
+    const { machineId: machine_id } = await one.agent();
+    for (let round = 0; round < 10; round += 1) {
+      await one.client.commands.create({ machine_id, command: 'true', wait: 20_000 });
+      const { items } = await one.client.events.list({ limit: 1, sort: '-created_at' });
+      const last_event_id = items[0]?.id ?? '';
+      const ending = new AbortController();
+      const received: string[] = [];
+      const stream = await two.client.events.stream({ last_event_id }, { signal: ending.signal });
+      const reading = (async () => {
+        for await (const { id } of stream) received.push(String(id));
+      })().catch(() => {});
+      await two.client.commands.create({ machine_id, command: 'true', wait: 20_000 });
+      await soon(() => received.length).toBeGreaterThanOrEqual(2);
+      ending.abort();
+      await reading;
+      expect(received).not.toContain(last_event_id);
+      expect(new Set(received).size).toBe(received.length);
+    }
+  });
+
+  test('delete rows of no use, and a broker that is far behind still notices removed documents', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const { query } = await server();
+    const { key } = await one.keyed(['machines:read']);
+    const atTwo = async () => (await two.call('GET', '/machines', { key })).status;
+    expect(await atTwo()).toBe(200);
+    await query(
+      "INSERT INTO brokers VALUES ('broker_old', 'https://x:1', now() - interval '2 days')",
+      database,
+    );
+    await query("INSERT INTO owners VALUES ('mach_removed', 'broker_old', 1, NULL)", database);
+    await query(
+      "INSERT INTO removed_documents VALUES ('keys', 'key_old', (SELECT generation FROM installation))",
+      database,
+    );
+    const { items } = await one.client.keys.list();
+    const limited = items.find(({ name }) => name === 'limited');
+    // As if 30,000 changes had followed the removal before the other broker reads again.
+    await query(
+      `BEGIN; DELETE FROM documents WHERE collection = 'keys' AND id = '${limited?.id}';
+       UPDATE installation SET generation = generation + 30000; COMMIT`,
+      database,
+    );
+    await soon(atTwo).toBe(401);
+    for (const statement of pruning) await query(statement, database);
+    const left = async (table: string) => (await query(`SELECT 1 FROM ${table}`, database)).length;
+    expect([await left('brokers'), await left('owners'), await left('removed_documents')]).toEqual([2, 0, 0]);
   });
 
   test('list what the machines of both have reported', async () => {
