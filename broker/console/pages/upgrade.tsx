@@ -71,7 +71,7 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
   return (
     <section class="card command-card">
       <span>
-        Wave {current_wave} of {waves}
+        {waves === 0 ? 'No machine could be upgraded' : `Wave ${current_wave} of ${waves}`}
         {next_wave_at !== null && (
           <span class="muted">
             , the next <Ago at={next_wave_at} />
@@ -135,11 +135,10 @@ function Machines({ id }: { id: string }) {
             label="Machines of the upgrade"
             head={
               <>
-                <th class="right">Wave</th>
-                <th>Machine</th>
+                <th class="wide">Machine</th>
                 <th>Status</th>
+                <th class="right">Wave</th>
                 <th>From</th>
-                <th class="wide">Why</th>
               </>
             }
           >
@@ -155,27 +154,25 @@ function Machines({ id }: { id: string }) {
 
 function MachineRow({ machine }: { machine: Machine }) {
   const { machine_id, machine_name, wave, status, message, commands, from_version, reason } = machine;
+  const why =
+    status === 'busy' && commands !== null
+      ? `waits for ${commands} commands and terminals`
+      : (message ?? reason?.replaceAll('_', ' '));
   return (
     <tr>
-      <td class="right number">{wave}</td>
-      <td>
+      <td class="wide two-lines">
         {machine_name === '' ? (
           <span class="muted">removed</span>
         ) : (
           <a href={to('/machines', machine_id)}>{machine_name}</a>
         )}
+        {why && <span class="muted small">{why}</span>}
       </td>
       <td>
         <State of={status} />
       </td>
+      <td class="right number">{wave > 0 && wave}</td>
       <td class="muted">{from_version}</td>
-      <td class="wide two-lines">
-        <span>
-          {status === 'busy' && commands !== null
-            ? `waits for ${commands} commands and terminals`
-            : (message ?? reason?.replaceAll('_', ' '))}
-        </span>
-      </td>
     </tr>
   );
 }
