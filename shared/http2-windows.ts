@@ -12,6 +12,8 @@ const mebibyte = 1024 * 1024;
  * Node reads all data that has arrived at once.
  */
 export const nearBytes = mebibyte / 2;
+/** The smallest window of a peer with more than `fewStreams` open calls. All their readers may stall at once. */
+export const crowdedBytes = mebibyte / 8;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
@@ -139,7 +141,11 @@ function startControl(role: Role): () => void {
     const peer = peers.get(session) ?? newPeer(session);
     peers.set(session, peer);
     peer.streams.add(stream);
-    stream.once('close', () => peer.streams.delete(stream));
+    if (!busy.has(peer)) resize(peer, leastOf(peer));
+    stream.once('close', () => {
+      peer.streams.delete(stream);
+      if (!busy.has(peer)) resize(peer, leastOf(peer));
+    });
     if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
     else whenConnected(session, () => void begin(peer));
   };
@@ -173,6 +179,7 @@ const newPeer = (session: Http2Session): Peer => ({
 
 const largestOf = ({ roundTripMs, streams }: Peer): number =>
   Math.min(streams.size > fewStreams ? sharedBytes : largestBytes, roundTripMs * bytesPerMs);
+const leastOf = ({ streams }: Peer): number => (streams.size > fewStreams ? crowdedBytes : nearBytes);
 const unreadOf = ({ streams }: Peer): number => sum([...streams], (stream) => stream.readableLength);
 
 const statusOf = (peer: Peer): Status => ({
@@ -191,14 +198,15 @@ const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(..
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
   if (streams.size === 0) return nearBytes;
+  const least = leastOf(peer);
   const now = statusOf(peer);
   const read = now.received - last.received - (now.unread - last.unread);
   const perTrip = (read * roundTripMs) / (now.at - last.at);
   peer.last = now;
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
-  const next = Math.max(nearBytes, window / 2, wanted);
-  return next > window || next <= window / 2 || next === nearBytes ? next : window;
+  const next = Math.max(least, window / 2, wanted);
+  return next > window || next <= window / 2 || next === least ? next : window;
 }
 
 function resize(peer: Peer, window: number): void {
