@@ -28,6 +28,7 @@ export const codes = {
   channel_not_found: 404,
   window_not_found: 404,
   upgrade_not_found: 404,
+  saved_command_not_found: 404,
   package_not_found: 404,
   route_not_found: 404,
   file_not_found: 404,

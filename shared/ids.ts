@@ -21,6 +21,7 @@ export const prefixes = {
   channel: 'chan',
   window: 'win',
   upgrade: 'upg',
+  savedCommand: 'saved',
   event: 'evt',
   key: 'key',
   login: 'login',

@@ -215,6 +215,11 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
   const schedule = await system.client.schedules.create({
     ...{ machine_id: machine, name: tag, command: 'true', cron: '@yearly', catch_up: 'none' },
   });
+  const saved = await system.client.savedCommands.create({
+    name: `saved ${tag}`,
+    argv: ['true'],
+    parameters: [{ name: 'unit', type: 'string', required: false }],
+  });
   await system.client.schedules.run({ schedule_id: schedule.id });
   const { items } = await system.client.schedules.history({ schedule_id: schedule.id });
   expect(session.status).toBe('CONNECTED');
@@ -229,6 +234,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
     join_token: token.id,
     schedule: schedule.id,
     run: items[0]?.id ?? '',
+    saved_command: saved.id,
     ...(await deliveredTo(system, machine)),
     ...(await alertedBy(system, machine)),
   };
@@ -304,6 +310,7 @@ export const onMachine: Record<IdNoun, boolean> = {
   upgrade: true,
   schedule: true,
   run: true,
+  saved_command: false,
   session: true,
   key: false,
   login: false,

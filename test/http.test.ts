@@ -826,10 +826,11 @@ test('HEAD answers every GET route with the same status and type, and without a 
     ends_at: new Date(Date.now() + 3_600_000).toISOString(),
   });
   const { id: upgrade_id } = await system.client.upgrades.create({ machine_ids: [machine_id] });
+  const { id: saved_command_id } = await system.client.savedCommands.create({ name: 'x', argv: ['true'] });
   const { id: key_id } = await system.client.keys.me();
   const made = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, key_id };
   const values: Record<string, string> = {
-    ...{ ...made, webhook_id, channel_id, rule_id, window_id, upgrade_id },
+    ...{ ...made, webhook_id, channel_id, rule_id, window_id, upgrade_id, saved_command_id },
     file: 'page.js',
   };
   // The WebSocket is left out, and so are packages and single alerts, because there may be none.

@@ -8,7 +8,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 /** A cron expression that is not due during a test. */
 const yearly = '0 0 29 2 *';
 /** Orders rows by their columns. */
-const byText = (a: string[], b: string[]): number => a.join().localeCompare(b.join());
+const byText = (a: readonly unknown[], b: readonly unknown[]): number => a.join().localeCompare(b.join());
 const rights = ['schedules:read', 'schedules:write', 'commands:execute', 'commands:read'] as const;
 
 /** A system with machines named m0, m1, …, each with the tag `all` and its own name as a tag. */

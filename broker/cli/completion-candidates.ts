@@ -63,6 +63,8 @@ async function valuesOf(of: Option | Argument, current: string): Promise<string[
   if (/^machines?$/.test(name)) return ask((client) => machines(client, current));
   if (name === 'schedule')
     return ask(async (client) => (await client.schedules.list({ limit: 100 })).items.map(nameIn));
+  if (name === 'saved-command')
+    return ask(async (client) => (await client.savedCommands.list({ limit: 100 })).items.map(nameIn));
   return /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
 }
 

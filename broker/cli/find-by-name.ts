@@ -40,13 +40,22 @@ export async function findSchedule(client: Farhand, text: string): Promise<strin
   throw ambiguous('schedule', found, ({ machine_id, tags }) => `on ${tags?.join(',') ?? nameOf(machine_id)}`);
 }
 
+/** Returns the id of a saved command that is given by its id or its name. Throws StartError if there is none. */
+export async function findSavedCommand(client: Farhand, text: string): Promise<string> {
+  if (isId('saved', text)) return text;
+  const all = await Array.fromAsync(client.savedCommands.list({ sort: 'name', limit: 100 }));
+  const found = all.find(({ name }) => name === text);
+  if (found) return found.id;
+  throw notFound('saved command', text, all.slice(0, 10), all.length > 10);
+}
+
 function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T) => string): StartError {
   const each = found.map((one) => `${one.id} (${describe(one)})`);
   return new StartError(`several ${what}s are named ${found[0]?.name}; use an id: ${each.join(', ')}`, 1);
 }
 
 /** True if a text is an id. The length is checked too, because a machine may be named mach_web. */
-const isId = (prefix: 'mach' | 'sched', text: string): boolean =>
+const isId = (prefix: 'mach' | 'sched' | 'saved', text: string): boolean =>
   new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
 
 function notFound(what: string, text: string, some: Named[], more: boolean): StartError {

@@ -3,7 +3,7 @@ import type { Command } from 'commander';
 import { iso, now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './print.ts';
-import { latest, ofMachine, routeVerb, since, viewText } from './verb-from-route.ts';
+import { type Item, latest, ofMachine, routeVerb, since, viewText } from './verb-from-route.ts';
 
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
@@ -13,8 +13,10 @@ const cron = ({ cron, timezone }: Pick<Schedule, 'cron' | 'timezone'>): string =
 const flags = {
   '--name <name>': 'name of the schedule',
   '--machine <machine>': 'machine to run on',
-  '--tags <tag,…>': 'run on every machine that has all of these tags, in place of --machine',
+  '--tags <list>': 'run on every machine that has all of these tags, in place of --machine',
   '--command <line>': 'shell command line to run',
+  '--saved-command <name>': 'saved command to run, in place of --command',
+  '--param <name=value>': 'value of a parameter of the saved command; repeat the flag for several',
   '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'what the schedule is for',
@@ -47,17 +49,18 @@ export function addSchedules(program: Command): void {
   routeVerb(schedules, 'create', 'schedules', 'create', {
     examples: [
       "--name backup --machine db-1 --cron '30 2 * * *' --timezone Europe/Berlin --command ./backup.sh",
+      '--name restart --tags web --cron @weekly --saved-command restart --param unit=nginx',
       "--name updates --tags web,eu --cron @daily --command 'apt-get -s upgrade'",
     ],
     flags,
-    required: ['name', 'command', 'cron'],
-    input: notifyOf,
+    required: ['name', 'cron'],
+    input: inputOf,
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
     about: 'change the settings that are given as flags',
     examples: ["--cron '0 3 * * *'"],
     flags,
-    input: notifyOf,
+    input: inputOf,
   });
   for (const [name, about] of [
     ['enable', 'run a schedule at the times of its cron expression'],
@@ -115,7 +118,11 @@ function addRuns(schedules: Command): void {
   });
 }
 
-function notifyOf({ notifyFailure, notifySuccess }: Record<string, unknown>): Record<string, unknown> {
+function inputOf({ param, ...given }: Item): Item {
+  return { ...notifyOf(given), ...(param !== undefined && { parameters: param }) };
+}
+
+function notifyOf({ notifyFailure, notifySuccess }: Item): Item {
   if (notifyFailure === undefined && notifySuccess === undefined) return {};
   return { notify: { on_failure: notifyFailure ?? false, on_success: notifySuccess ?? false } };
 }

@@ -6,7 +6,7 @@ import type { Route } from '../../shared/api/route.ts';
 import { type Api, allRoutes } from '../../shared/api/route-table.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { type Common, take, type VerbSpec, verb } from './declare-verb.ts';
-import { findMachine, findSchedule, machineNames } from './find-by-name.ts';
+import { findMachine, findSavedCommand, findSchedule, machineNames } from './find-by-name.ts';
 import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
 
@@ -172,6 +172,8 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,
+  'saved-command': findSavedCommand,
+  savedCommand: findSavedCommand,
 };
 
 /**

@@ -18,6 +18,7 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
   batches: async () => (await import('./commands-batches-sessions.ts')).addBatches,
   sessions: async () => (await import('./commands-batches-sessions.ts')).addSessions,
   schedules: async () => (await import('./schedules.ts')).addSchedules,
+  'saved-commands': async () => (await import('./saved-commands.ts')).addSavedCommands,
   upgrades: async () => (await import('./upgrades.ts')).addUpgrades,
   packages: async () => (await import('./upgrades.ts')).addPackages,
   alerts: async () => (await import('./alerts.ts')).addAlerts,

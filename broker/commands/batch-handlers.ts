@@ -23,6 +23,7 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './co
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
+import { commandWith, findSavedCommand } from './saved-commands.ts';
 import { longQueue, type Scheduler } from './scheduler.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 
@@ -65,6 +66,15 @@ export class Batches {
         machinesNamedOrTagged(params, caller, this.#context.state),
         caller,
       );
+      await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);
+      return this.#detail(id, caller);
+    },
+    runSaved: async ({ saved_command_id, parameters = {}, timeout, ...params }, caller) => {
+      const waitUntil = monotonic() + params.wait;
+      const { state } = this.#context;
+      const run = commandWith(findSavedCommand(saved_command_id, state), parameters);
+      const whole = { ...params, ...run, ...(timeout !== undefined && { timeout }) };
+      const { id, members } = await this.start(whole, machinesNamedOrTagged(params, caller, state), caller);
       await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);
       return this.#detail(id, caller);
     },

@@ -26,6 +26,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   files: ['Files', 'Files and directories on machines: read, write, transfer, search and watch them.'],
   commands: ['Commands', 'Programs on machines: run, follow, signal and cancel them, and send them input.'],
   batches: ['Batches', 'One command on many machines.'],
+  savedCommands: ['Saved commands', 'Programs with typed parameters, run on machines or by schedules.'],
   upgrades: ['Upgrades', 'Another version of the agent for many machines, a wave at a time.'],
   schedules: ['Schedules', 'Commands by cron expression, and the history of their runs.'],
   sessions: [

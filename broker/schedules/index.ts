@@ -9,9 +9,9 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
-import { wordsOf } from './cron.ts';
+import { refusal, wordsOf } from './cron.ts';
 import { checkedTimetable } from './due-times.ts';
-import { Launcher, type ScheduleContext } from './launch-run.ts';
+import { Launcher, paramsOf, type ScheduleContext } from './launch-run.ts';
 import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
 import { findTimeZone } from './time-zone.ts';
@@ -84,6 +84,7 @@ export class Schedules {
       await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         checkedTimetable(schedule.cron, schedule.timezone);
+        paramsOf(schedule, transaction.before);
         transaction.put('schedules', schedule);
         caller.commit(transaction, { schedule_id: schedule.id });
       });
@@ -130,6 +131,9 @@ export class Schedules {
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
         checkedTimetable(after.cron, after.timezone);
+        if (after.saved_command_id === null && after.parameters !== null)
+          throw refusal('parameters', 'are for a schedule with saved_command_id');
+        paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
         // The rule about the environment is checked last, so that a caller who may not use the machine gets no other
@@ -270,7 +274,7 @@ function assertMayExecute({ may }: Rights): void {
 }
 
 /** Fields with which a key could expose the environment, because a command can print it. */
-const exposing = ['command', 'user', 'cwd', 'machine_id', 'tags'] as const;
+const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
 function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
@@ -281,9 +285,11 @@ function assertMayExpose({ may }: Rights, changes: Changes): void {
 
 function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   const at = iso();
-  const { name, machine_id = null, tags = null, command, cron } = params;
+  const { name, machine_id = null, tags = null, cron } = params;
+  const { command = null, saved_command_id = null, parameters = null } = params;
   return {
-    ...{ name, command, cron, ...defaults, ...given(params), machine_id, tags },
+    ...{ name, cron, ...defaults, ...given(params), machine_id, tags },
+    ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
     id: newId('schedule') as ScheduleId,
     notify: notifyOf(params.notify, null),
     ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
@@ -305,6 +311,8 @@ function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Sche
     ...given(changes),
     ...(changes.machine_id !== undefined && { tags: null }),
     ...(changes.tags !== undefined && { machine_id: null }),
+    ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
+    ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     requested_by: key_id,
     updated_at: at,

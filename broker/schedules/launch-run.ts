@@ -9,9 +9,10 @@ import { newId } from '../../shared/ids.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { CommandParams } from '../commands/command-record.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
+import { commandWith, findSavedCommand } from '../commands/saved-commands.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Schedule, State } from '../state/in-memory-state.ts';
+import type { Declared, Schedule, State } from '../state/in-memory-state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {
@@ -124,7 +125,7 @@ export class Launcher {
     caller: Caller,
   ): Promise<AcceptedCommand> {
     const runs = machines.map((machine_id) => newRun({ schedule, machine_id }, 'manual', null));
-    const params = { ...paramsOf(schedule), schedule_id: schedule.id };
+    const params = { ...paramsOf(schedule, this.#context.state), schedule_id: schedule.id };
     return await this.#context.commands.startBatch(params, machines, caller, {
       made: { run_id: runs[0]?.id ?? '' },
       complete: (transaction, members) => {
@@ -142,11 +143,12 @@ export class Launcher {
     { key_id, request_id, queue_for }: Requester & { queue_for?: number },
     also: (transaction: HistoryTransaction) => void = () => {},
   ): Promise<AcceptedCommand> {
-    const params = {
-      ...{ ...paramsOf(schedule), machine_id, schedule_id: schedule.id, key_id, request_id },
-      ...(queue_for !== undefined && { queue_for }),
-    };
     try {
+      const params = {
+        ...paramsOf(schedule, this.#context.state),
+        ...{ machine_id, schedule_id: schedule.id, key_id, request_id },
+        ...(queue_for !== undefined && { queue_for }),
+      };
       return await this.#context.commands.start(params, (transaction, command_id) => {
         this.#context.records.begin({ ...run, command_id }, transaction);
         also(transaction);
@@ -173,10 +175,15 @@ export class Launcher {
   }
 }
 
-/** What a run of a schedule starts. */
-function paramsOf({ command, user, cwd, env, timeout }: Schedule): CommandParams {
+/** Returns what a run of a schedule starts. Throws validation_failed if its parameters do not fit its saved command. */
+export function paramsOf(
+  { command, saved_command_id, parameters, user, cwd, env, timeout }: Schedule,
+  declared: Pick<Declared, 'saved_commands'>,
+): CommandParams {
+  const saved =
+    saved_command_id && commandWith(findSavedCommand(saved_command_id, declared), parameters ?? {});
   return {
-    command,
+    ...(saved ?? { command: command ?? '' }),
     ...(user !== null && { user }),
     ...(cwd !== null && { cwd }),
     ...(env !== null && { env }),

@@ -12,6 +12,7 @@ import { createTrustedProxies } from '../client-address.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { OtherBrokers, Owners } from '../cluster/peers/owner-lookup.ts';
 import { createCommands } from '../commands/index.ts';
+import { savedCommandHandlers } from '../commands/saved-commands.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import type { RetrySettings } from '../deliveries/delivery-queue.ts';
 import { createDeliveries, type Deliveries, type DeliverySettings } from '../deliveries/index.ts';
@@ -288,6 +289,7 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     files: fileHandlers({ ...parts, log, contents }),
     commands: parts.commands.handlers,
     batches: parts.commands.batches.handlers,
+    savedCommands: savedCommandHandlers(parts.state),
     upgrades: parts.upgrades.handlers,
     schedules: parts.schedules.handlers,
     sessions: parts.sessions.handlers,
@@ -327,6 +329,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
       present: (id, declared) => foundSchedule(declared.schedules.get(id), declared),
       stored: async (id) => belongingTo(...(await schedules.machinesOfRemoved(id))),
     },
+    saved_command: { present: (id, { saved_commands }) => saved_commands.get(id) && {} },
     run: { stored: async (id) => belongingTo(await schedules.machineOfRun(id)) },
     session: {
       present: (id) => belongingTo(sessions.machineOf.open(id)),

@@ -10,6 +10,7 @@ import {
   loginId,
   machineId,
   ruleId,
+  savedCommandId,
   scheduleId,
   webhookId,
   windowId,
@@ -84,6 +85,37 @@ const joinToken = z.strictObject({
 });
 export type JoinToken = z.output<typeof joinToken>;
 
+const parameterValue = z.union([z.string(), z.number(), z.boolean()]);
+
+const savedCommand = z.strictObject({
+  id: savedCommandId,
+  name: z.string(),
+  description: z.string().nullable(),
+  /** The program and its arguments, in which `{{name}}` stands for a parameter. */
+  argv: z.array(z.string()),
+  parameters: z.array(
+    z.strictObject({
+      name: z.string(),
+      type: z.enum(['string', 'integer', 'boolean', 'enum', 'path']),
+      required: z.boolean(),
+      default: parameterValue.nullable(),
+      values: z.array(z.string()).nullable(),
+      pattern: z.string().nullable(),
+      min: z.number().nullable(),
+      max: z.number().nullable(),
+      description: z.string().nullable(),
+    }),
+  ),
+  user: z.string().nullable(),
+  cwd: z.string().nullable(),
+  timeout: z.number().nullable(),
+  /** Id of the key that changed it last. */
+  updated_by: keyId,
+  created_at: z.string(),
+  updated_at: z.string(),
+});
+export type SavedCommand = z.output<typeof savedCommand>;
+
 const schedule = z.strictObject({
   id: scheduleId,
   name: z.string(),
@@ -91,7 +123,10 @@ const schedule = z.strictObject({
   /** The machine, or null and the tags that the machines must all have. Older files have no tags. */
   machine_id: machineId.nullable(),
   tags: tags.nullable().default(null),
-  command: z.string(),
+  /** The shell line, or null and the saved command with the values of its parameters. */
+  command: z.string().nullable(),
+  saved_command_id: savedCommandId.nullable().default(null),
+  parameters: z.record(z.string(), parameterValue).nullable().default(null),
   cron: z.string(),
   timezone: z.string(),
   enabled: z.boolean(),
@@ -218,6 +253,8 @@ const file = z.strictObject({
   alert_rules: z.array(alertRule).default([]),
   alert_channels: z.array(alertChannel).default([]),
   maintenance_windows: z.array(maintenanceWindow).default([]),
+  /** Absent in files of brokers without saved commands. */
+  saved_commands: z.array(savedCommand).default([]),
   outbox: z.array(
     z.custom<OutboxEntry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success),
   ),
@@ -237,6 +274,7 @@ export function newDocuments(install_id: string): Documents {
     alert_rules: [],
     alert_channels: [],
     maintenance_windows: [],
+    saved_commands: [],
     outbox: [],
   };
   return { version, install_id, generation: 1, ...empty };
@@ -252,6 +290,7 @@ export const names = [
   'alert_rules',
   'alert_channels',
   'maintenance_windows',
+  'saved_commands',
 ] as const;
 export type Name = (typeof names)[number];
 /** The declared documents by id, either committed or as they are before a change. */

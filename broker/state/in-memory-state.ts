@@ -17,6 +17,7 @@ export type {
   Login,
   Machine,
   MaintenanceWindow,
+  SavedCommand,
   Schedule,
   Webhook,
 } from './document-types.ts';
@@ -49,6 +50,7 @@ export class State implements Declared {
   readonly alert_rules!: Declared['alert_rules'];
   readonly alert_channels!: Declared['alert_channels'];
   readonly maintenance_windows!: Declared['maintenance_windows'];
+  readonly saved_commands!: Declared['saved_commands'];
   readonly #store: StateStore;
   readonly #watchers = new Set<() => void>();
   #committed: Declared;

@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { command, exit, outputGap, outputPiece, requestedBy, spec, wait } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { inPieces, outgoing, single } from './define-route.ts';
+import { parameterValues } from './saved-commands.ts';
 import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp } from './shared-schemas.ts';
 
 export const mostMachines = 10_000;
@@ -47,6 +48,19 @@ const result = command.omit({ command: true, args: true, cwd: true, user: true }
 const results = z.array(result).describe('The command of each machine, with the last 4 KiB of each output');
 const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
+const target = {
+  machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
+  // At least one tag is required: an empty list would select every machine.
+  tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
+};
+const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
+  (body.machine_ids === undefined) !== (body.tags === undefined);
+const either = 'name either machine_ids or tags, not both';
+const limits = {
+  concurrency: limit.min(1).optional().describe('Most machines that run the command at once; default: all'),
+  max_failures: limit.min(0).optional().describe('Number of failures after which no further machine starts'),
+};
+
 export const batches = {
   create: single('POST', '/commands/batch', 'commands:execute', {
     summary: 'Run a command on many machines and wait for it',
@@ -54,29 +68,35 @@ export const batches = {
       'Takes either `machine_ids` or `tags`. On an offline machine the command fails unless `queue_for` is set.',
     body: z
       .strictObject({
-        machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
-        // At least one tag is required: an empty list would select every machine.
-        tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
+        ...target,
         ...spec,
-        concurrency: limit
-          .min(1)
-          .optional()
-          .describe('Most machines that run the command at once; default: all'),
-        max_failures: limit
-          .min(0)
-          .optional()
-          .describe('Number of failures after which no further machine starts'),
+        ...limits,
         wait,
       })
-      .refine(
-        (body) => (body.machine_ids === undefined) !== (body.tags === undefined),
-        'name either machine_ids or tags, not both',
-      )
+      .refine(namesOne, either)
       .refine(
         ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostInput,
         'args, env and stdin of a batch must not exceed 64 KiB together; upload longer input as a file, and let the command read that file',
       ),
     example: { tags: ['web'], command: 'uptime', concurrency: 10, max_failures: 2 },
+    ...inPieces(withResults, 'results'),
+    status: 201,
+    idempotency: 'replay',
+    waits: true,
+  }),
+  runSaved: single('POST', '/saved-commands/{saved_command_id}/run', 'commands:execute', {
+    summary: 'Run a saved command on machines and wait for it',
+    description:
+      'Takes either `machine_ids` or `tags`, and runs as a batch with the rights of the key that sends it.',
+    body: z
+      .strictObject({
+        ...target,
+        parameters: parameterValues.optional(),
+        ...limits,
+        ...{ timeout: spec.timeout, queue_for: spec.queue_for, wait },
+      })
+      .refine(namesOne, either),
+    example: { tags: ['web'], parameters: { unit: 'nginx' } },
     ...inPieces(withResults, 'results'),
     status: 201,
     idempotency: 'replay',

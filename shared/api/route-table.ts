@@ -18,6 +18,7 @@ import { machines } from './machines.ts';
 import { maintenanceWindows } from './maintenance-windows.ts';
 import { packages } from './packages.ts';
 import type { Route, Scope } from './route.ts';
+import { savedCommands } from './saved-commands.ts';
 import { schedules } from './schedules.ts';
 import { sessions } from './sessions.ts';
 import type { KeyId, LoginId, MachineId } from './shared-schemas.ts';
@@ -33,6 +34,7 @@ export const api = {
   files,
   commands,
   batches,
+  savedCommands,
   upgrades,
   schedules,
   sessions: { ...sessions, terminal },

@@ -4,6 +4,7 @@ import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import { machineErrors } from './route.ts';
+import { parameterValues } from './saved-commands.ts';
 import {
   batchId,
   commandId,
@@ -17,6 +18,7 @@ import {
   named,
   queryNumber,
   runId,
+  savedCommandId,
   scheduleId,
   tagList,
   text,
@@ -49,7 +51,9 @@ const listed = named('Schedule', {
     .describe(
       'The schedule runs on every machine that has all of these tags; null for a schedule with `machine_id`',
     ),
-  command: z.string().describe('Shell line'),
+  command: z.string().nullable().describe('Shell line; null for a schedule with `saved_command_id`'),
+  saved_command_id: savedCommandId.nullable().describe('Id of the saved command; null with `command`'),
+  parameters: parameterValues.nullable().describe('Values of the parameters of the saved command'),
   cron: z.string().describe('Cron expression'),
   timezone: z.string().describe('IANA time zone of the expression'),
   enabled: z.boolean().describe('True if the schedule runs at its times'),
@@ -117,7 +121,6 @@ const timezone = z.string().meta({ description: 'IANA time zone', examples: ['Eu
 
 const required = {
   name: label(1, 100).describe('Name'),
-  command: text(131_072).min(1).describe('Shell line for `/bin/sh -c`'),
   cron,
 };
 
@@ -149,16 +152,27 @@ const target = {
     .optional()
     .describe('Run on every machine that has all of these tags at the time of the run'),
 };
+const runnable = {
+  command: text(131_072).min(1).optional().describe('Shell line for `/bin/sh -c`'),
+  saved_command_id: savedCommandId.optional(),
+  parameters: parameterValues
+    .nullable()
+    .optional()
+    .describe('Values of the parameters of the saved command, by name'),
+};
 const isTwice = ({ machine_id, tags }: { machine_id?: unknown; tags?: unknown }): boolean =>
   machine_id !== undefined && tags !== undefined;
 const either = { path: ['machine_id'], error: 'name either machine_id or tags, not both' };
+const oneCommand = { path: ['command'], error: 'name either command or saved_command_id, not both' };
 
 const creation = z
-  .strictObject({ ...required, ...target, ...further })
-  .refine((body) => !isTwice(body) && (body.machine_id ?? body.tags) !== undefined, either);
+  .strictObject({ ...required, ...target, ...runnable, ...further })
+  .refine((body) => !isTwice(body) && (body.machine_id ?? body.tags) !== undefined, either)
+  .refine((body) => (body.command === undefined) !== (body.saved_command_id === undefined), oneCommand);
 const changes = z
-  .strictObject({ ...z.object(required).partial().shape, ...target, ...further })
-  .refine((body) => !isTwice(body), either);
+  .strictObject({ ...z.object(required).partial().shape, ...target, ...runnable, ...further })
+  .refine((body) => !isTwice(body), either)
+  .refine((body) => body.command === undefined || body.saved_command_id === undefined, oneCommand);
 
 export const schedules = {
   create: single('POST', '/schedules', 'schedules:write', {
@@ -225,7 +239,7 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on.',
+      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on.',
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,

@@ -171,10 +171,13 @@ export const windowId = id('win', 'maintenance window').brand<'WindowId'>();
 export type WindowId = z.output<typeof windowId>;
 export const upgradeId = id('upg', 'upgrade').brand<'UpgradeId'>();
 export type UpgradeId = z.output<typeof upgradeId>;
+export const savedCommandId = id('saved', 'saved command').brand<'SavedCommandId'>();
+export type SavedCommandId = z.output<typeof savedCommandId>;
 
 /** Every id schema by the noun of its object. */
 export const idSchemas = {
   machine: machineId,
+  saved_command: savedCommandId,
   command: commandId,
   batch: batchId,
   schedule: scheduleId,

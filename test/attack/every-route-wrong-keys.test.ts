@@ -256,6 +256,15 @@ function placesOf({
     'maintenanceWindows.create': {
       params: { body: { name: 'now', machine_ids: [here.machine], duration: 60_000 } },
     },
+    'savedCommands.update': { params: { body: { timeout: 1000 } } },
+    // One that a schedule uses cannot be removed.
+    'savedCommands.remove': {
+      async first() {
+        const used = { saved_command_id: here.saved_command };
+        for (const { id } of (await system.client.schedules.list(used)).items)
+          await system.client.schedules.update({ schedule_id: id, command: 'true' });
+      },
+    },
     'alertChannels.redeliver': { params: { ids: { ...here, delivery: channelDelivery } } },
   };
 }

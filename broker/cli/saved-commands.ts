@@ -1,0 +1,128 @@
+// The verbs of farhand saved-commands: manage programs with typed parameters, and run them on machines.
+import type { Command } from 'commander';
+import { sleep } from '../../shared/clock.ts';
+import { UsageError } from '../../shared/errors.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { given, verb } from './declare-verb.ts';
+import { findMachine, findSavedCommand, machineNames } from './find-by-name.ts';
+import { Exit } from './output-and-signals.ts';
+import { clean, print } from './print.ts';
+import { routeVerb } from './verb-from-route.ts';
+
+type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
+type Creation = Parameters<Farhand['savedCommands']['create']>[0];
+type Parameter = NonNullable<NonNullable<Creation>['parameters']>[number];
+
+/** Milliseconds between two looks at a batch. */
+const pollMs = 1_000;
+const types = ['string', 'integer', 'boolean', 'path'] as const;
+
+const flags = {
+  '--parameter <list>':
+    'parameter as NAME, NAME:TYPE, or NAME:A|B for one of these values; =DEFAULT may follow, and a ? after NAME makes it optional',
+  '--description <text>': 'what the command does',
+  '--user <name>': 'user to run as, if the agent allows it',
+  '--cwd <dir>': 'working directory on the machine',
+  '--timeout <duration>': 'kill the command and its child processes after this time',
+} as const;
+
+export function addSavedCommands(program: Command): void {
+  const saved = program
+    .command('saved-commands')
+    .description('manage and run commands with parameters; a saved command is given by name or id');
+  routeVerb(saved, 'list', 'savedCommands', 'list', {
+    defaults: { sort: 'name' },
+    view: {
+      fields: 'name id command parameters description',
+      cells: {
+        command: ({ argv }) => argv.join(' '),
+        parameters: ({ parameters }) => parameters.map(({ name }) => name).join(','),
+      },
+    },
+  });
+  routeVerb(saved, 'get', 'savedCommands', 'get');
+  const create = {
+    about: 'save a command; {{NAME}} in an argument stands for a parameter, and no shell is used',
+    examples: [
+      "farhand saved-commands create restart --parameter 'unit:nginx|redis' -- systemctl restart '{{unit}}'",
+    ],
+    flags,
+  };
+  verb(saved, 'create <name> <argv...>', create, async (client, name, argv, options) => {
+    const { parameter, output, description, user, cwd, timeout } = options;
+    const parameters = parameter?.map(parameterOf);
+    const made = await client.savedCommands.create({
+      ...{ name, argv },
+      ...given({ parameters, description, user, cwd, timeout }),
+    });
+    await print(output, made, () => [made.id]);
+  });
+  routeVerb(saved, 'delete', 'savedCommands', 'remove', {
+    destroys: ['remove the saved command', 'removed'],
+  });
+  addRun(saved);
+}
+
+function addRun(saved: Command): void {
+  const spec = {
+    about: 'run a saved command on machines, and print their output',
+    examples: ['farhand saved-commands run restart --tags web --param unit=nginx'],
+    flags: {
+      '--machine <list>': 'machines to run on, comma-separated',
+      '--tags <list>': 'run on every machine with all of these tags',
+      '--param <name=value>': 'value of a parameter; repeat the flag for several',
+      '--timeout <duration>': 'kill the command and its child processes after this time',
+      '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
+      '--concurrency <count>': 'run on at most COUNT machines at once',
+      '--max-failures <number>': 'start on no further machine after more than NUMBER failures',
+      '--detach': 'print the id of the batch, and do not wait for its end',
+    },
+  } as const;
+  verb(saved, 'run <saved-command>', spec, async (client, text, options) => {
+    const { machine, tags, param: parameters, timeout, concurrency, detach, output } = options;
+    if ((machine === undefined) === (tags === undefined))
+      throw new UsageError('choose the machines either by --machine or by --tags');
+    const machine_ids = machine && (await Promise.all(machine.map((one) => findMachine(client, one))));
+    const limits = { timeout, concurrency, queue_for: options.queueFor, max_failures: options.maxFailures };
+    let batch: Batch = await client.batches.runSaved({
+      ...{ saved_command_id: await findSavedCommand(client, text), wait: detach ? 0 : 30_000 },
+      ...given({ machine_ids, tags, parameters, ...limits }),
+    });
+    if (detach) return print(output, batch, () => [batch.id]);
+    while (batch.finished_at === null) {
+      await sleep(pollMs);
+      batch = await client.batches.get({ batch_id: batch.id });
+    }
+    await print(output, batch, () => textOf(batch, client));
+    if (batch.status !== 'completed') throw new Exit(1);
+  });
+}
+
+/** Returns the output of each machine, with its name before each line if there are several. */
+async function textOf({ results }: Batch, client: Farhand): Promise<string> {
+  const nameOf = await machineNames(
+    client,
+    results.map(({ machine_id }) => machine_id),
+  );
+  const lines = results.flatMap(({ machine_id, status, exit_code, stdout, stderr, reason }) => {
+    const ended = status === 'completed' ? [] : [`${status} ${reason ?? exit_code ?? ''}`.trim()];
+    const all = [...`${stdout}${stderr}`.split('\n').filter((line) => line !== ''), ...ended];
+    return results.length === 1 ? all : all.map((line) => `${nameOf(machine_id)}: ${line}`);
+  });
+  return lines.map((line) => clean(line)).join('\n');
+}
+
+/** Parses NAME, NAME:TYPE or NAME:A|B, with ? after NAME and =DEFAULT at the end. */
+function parameterOf(text: string): Parameter {
+  const [, name, optional, kind = 'string', byDefault] =
+    /^([^?:=]+)(\?)?(?::([^=]*))?(?:=(.*))?$/s.exec(text) ?? [];
+  if (name === undefined)
+    throw new UsageError(`--parameter ${text}: write NAME, NAME:TYPE or NAME:A|B, with =DEFAULT at the end`);
+  const type = types.find((one) => one === kind);
+  return {
+    name,
+    ...(type ? { type } : { type: 'enum', values: kind.split('|') }),
+    ...(optional && { required: false }),
+    ...(byDefault !== undefined && { default: byDefault }),
+  };
+}

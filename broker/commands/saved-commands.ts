@@ -1,0 +1,228 @@
+// Saved commands: their REST handlers, and the command that one becomes with the values of its parameters. A value fills an
+// argument or a part of one. No shell sees it, and it is never split.
+import { createContext, Script } from 'node:vm';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { longestValue, mostSavedCommands, savedCommands as routes } from '../../shared/api/saved-commands.ts';
+import type { SavedCommandId } from '../../shared/api/shared-schemas.ts';
+import { iso } from '../../shared/clock.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { pageOf } from '../paging.ts';
+import type { Declared, SavedCommand, State } from '../state/in-memory-state.ts';
+import type { CommandParams } from './command-record.ts';
+
+type Creation = Input<Api['savedCommands']['create']>;
+type Parameter = SavedCommand['parameters'][number];
+type Value = NonNullable<Parameter['default']>;
+export type ParameterValues = Readonly<Record<string, Value>>;
+
+/** The form of a parameter in an argument. */
+const placeholder = /\{\{([a-z][a-z0-9_]*)\}\}/g;
+/** Milliseconds that a regular expression may take. One that backtracks could otherwise take hours. */
+const patternMs = 50;
+
+export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
+  return {
+    create: async (input, caller) => {
+      const at = iso();
+      const { name, argv, description = null, user = null, cwd = null, timeout = null } = input;
+      const parameters = (input.parameters ?? []).map(parameterOf);
+      const id = newId('savedCommand') as SavedCommandId;
+      const stamps = { updated_by: caller.key_id, created_at: at, updated_at: at };
+      const made: SavedCommand = { id, name, argv, parameters, description, user, cwd, timeout, ...stamps };
+      await state.change((transaction) => {
+        const { saved_commands } = transaction.before;
+        if (saved_commands.size >= mostSavedCommands) {
+          const message = `there are ${mostSavedCommands} saved commands, the most allowed: delete some of them`;
+          throw new AppError('conflict', message, { limit: mostSavedCommands });
+        }
+        assertSound(made, saved_commands, caller);
+        transaction.put('saved_commands', made);
+        caller.commit(transaction, { saved_command_id: id });
+      });
+      return made;
+    },
+    list: (input) => pageOf(routes.list, [...state.saved_commands.values()], input),
+    get: ({ saved_command_id }) => findSavedCommand(saved_command_id, state),
+    update: ({ saved_command_id, parameters, ...changes }, caller) =>
+      state.change((transaction) => {
+        const { saved_commands } = transaction.before;
+        const before = findSavedCommand(saved_command_id, transaction.before);
+        const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
+        const after: SavedCommand = {
+          ...{ ...before, ...given },
+          ...(parameters && { parameters: parameters.map(parameterOf) }),
+          ...{ updated_by: caller.key_id, updated_at: iso() },
+        };
+        assertSound(after, saved_commands, caller);
+        transaction.put('saved_commands', after);
+        caller.commit(transaction);
+        return after;
+      }),
+    remove: async ({ saved_command_id: id }, caller) => {
+      await state.change((transaction) => {
+        assertUnlimited(caller);
+        const users = [...transaction.before.schedules.values()].filter((one) => one.saved_command_id === id);
+        if (users.length > 0) {
+          const schedules = users.map((one) => one.id);
+          const message = `${users.length} schedules use this saved command: change or delete them first`;
+          throw new AppError('conflict', message, { schedules: schedules.slice(0, 100) });
+        }
+        transaction.remove('saved_commands', findSavedCommand(id, transaction.before).id);
+        caller.commit(transaction);
+      });
+      return { deleted: true };
+    },
+  };
+}
+
+export function findSavedCommand(
+  id: string,
+  { saved_commands }: Pick<Declared, 'saved_commands'>,
+): SavedCommand {
+  const found = saved_commands.get(id);
+  if (found) return found;
+  throw new AppError('saved_command_not_found', `no saved command has the id ${id}`, {
+    saved_command_id: id,
+  });
+}
+
+/** Returns what a saved command runs with these values. Throws validation_failed with the name of a wrong parameter. */
+export function commandWith(saved: SavedCommand, values: ParameterValues): CommandParams {
+  const { argv, parameters, user, cwd, timeout } = saved;
+  const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
+  if (unknown !== undefined) throw refused(unknown, `is no parameter of ${saved.name}`);
+  const texts = new Map(parameters.map((one) => [one.name, textOf(one, values[one.name])]));
+  const args = argv.flatMap((argument) => {
+    const [, only] = /^\{\{([a-z][a-z0-9_]*)\}\}$/.exec(argument) ?? [];
+    // An argument that is only a parameter is left out together with its value.
+    if (only !== undefined && texts.get(only) === undefined) return [];
+    return [argument.replace(placeholder, (_, name: string) => texts.get(name) ?? '')];
+  });
+  const [command = '', ...rest] = args;
+  return {
+    ...{ command, args: rest },
+    ...(user !== null && { user }),
+    ...(cwd !== null && { cwd }),
+    ...(timeout !== null && { timeout }),
+  };
+}
+
+function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parameter {
+  const { name, type, values = null, pattern = null, min = null, max = null, description = null } = given;
+  const byDefault = given.default ?? null;
+  const required = given.required ?? byDefault === null;
+  return { name, type, required, default: byDefault, values, pattern, min, max, description };
+}
+
+/** Only a key for all machines may change what others run, for example schedules with more rights than the key. */
+function assertUnlimited(caller: Caller): void {
+  if (!caller.reachable()) return;
+  const message =
+    'a saved command can be run on all machines, so a key that is limited to some of them cannot change it';
+  throw new AppError('forbidden', message);
+}
+
+function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedCommand>, caller: Caller): void {
+  assertUnlimited(caller);
+  const { id, name, argv, parameters } = saved;
+  if ([...others.values()].some((one) => one.name === name && one.id !== id))
+    throw new AppError('conflict', `another saved command is named ${name}: choose another name`, { name });
+  const names = new Set(parameters.map((one) => one.name));
+  if (names.size < parameters.length)
+    throw fieldError('body', 'parameters', 'must not have two parameters of the same name');
+  for (const [at, argument] of argv.entries()) {
+    const rest = argument.replace(placeholder, (whole, used: string) => (names.has(used) ? '' : whole));
+    if (rest.includes('{{'))
+      throw fieldError('body', `argv.${at}`, 'has {{ without the name of a parameter and }}');
+    if (at === 0 && (rest !== argument || argument === ''))
+      throw fieldError('body', 'argv.0', 'must be the name of a program, without a parameter');
+  }
+  for (const [at, one] of parameters.entries()) assertSoundParameter(one, `parameters.${at}`);
+}
+
+function assertSoundParameter(parameter: Parameter, path: string): void {
+  const { type, values, pattern, min, max } = parameter;
+  if ((type === 'enum') !== (values !== null))
+    throw fieldError('body', `${path}.values`, 'are for the type enum, which needs them');
+  if (pattern !== null && type !== 'string' && type !== 'path')
+    throw fieldError('body', `${path}.pattern`, 'is for the types string and path');
+  if ((min ?? max) !== null && type !== 'integer')
+    throw fieldError('body', `${path}.min`, 'and max are for the type integer');
+  if (pattern !== null && !isPattern(pattern))
+    throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
+  if (parameter.default === null) return;
+  try {
+    textOf(parameter, parameter.default);
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error;
+    throw fieldError('body', `${path}.default`, 'is not a value that the parameter allows');
+  }
+}
+
+const refused = (name: string, message: string): AppError =>
+  fieldError('body', `parameters.${name.slice(0, 32)}`, message);
+
+/** Returns the text of a value; undefined if the parameter is left out. Throws validation_failed. */
+function textOf(parameter: Parameter, given: Value | undefined): string | undefined {
+  const { name, type, required } = parameter;
+  const value = given ?? parameter.default;
+  if (value === null) {
+    if (required) throw refused(name, 'is missing');
+    return undefined;
+  }
+  const text = String(value);
+  const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
+  if (problem) throw refused(name, problem);
+  return text;
+}
+
+/** For each type, returns what is wrong with a text. The command line sends every value as text. */
+const problems: Record<Parameter['type'], (text: string, parameter: Parameter) => string | undefined> = {
+  boolean: (text) => (/^(true|false)$/.test(text) ? undefined : 'must be true or false'),
+  enum: (text, { values }) =>
+    values?.includes(text) ? undefined : `must be one of ${values?.join(', ').slice(0, 1000)}`,
+  integer(text, { min, max }) {
+    const number = Number(text);
+    if (!/^-?\d{1,15}$/.test(text)) return 'must be a whole number';
+    if (number < (min ?? 0)) return `must be at least ${min ?? 0}`;
+    return max !== null && number > max ? `must be at most ${max}` : undefined;
+  },
+  path(text, parameter) {
+    if (!text.startsWith('/') || text.split('/').includes('..')) return 'must be an absolute path without ..';
+    return wrongText(text, parameter);
+  },
+  string(text, parameter) {
+    // A program would take such a value for an option. A pattern can allow it.
+    if (text.startsWith('-') && parameter.pattern === null)
+      return 'must not begin with -, unless the parameter has a pattern that allows it';
+    return wrongText(text, parameter);
+  },
+};
+
+function wrongText(text: string, { pattern }: Parameter): string | undefined {
+  if (!text.isWellFormed() || text.includes('\0')) return 'must be well-formed Unicode without NUL';
+  return pattern === null || matches(pattern, text) ? undefined : `must match ${pattern}`;
+}
+
+function isPattern(pattern: string): boolean {
+  try {
+    new RegExp(pattern, 'u');
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+const test = new Script('new RegExp(pattern, "u").test(text)');
+
+/** True if a pattern matches the whole text, in the time that it may take. */
+function matches(pattern: string, text: string): boolean {
+  try {
+    return (
+      test.runInContext(createContext({ pattern: `^(?:${pattern})$`, text }), { timeout: patternMs }) === true
+    );
+  } catch {
+    return false;
+  }
+}

@@ -1,0 +1,54 @@
+// The verbs farhand saved-commands, from the command line to the machine and back.
+import { expect, test } from 'vitest';
+import { createLine } from '../cli-fixture.ts';
+import { startFarhand } from '../start-farhand.ts';
+
+test('saved commands are created, listed, run on machines, used by schedules and removed', async () => {
+  const system = await startFarhand();
+  for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });
+  const farhand = createLine(system);
+  const wrong = await farhand('saved-commands create', ['x', '--', '{{x}}']);
+  expect([wrong.code, wrong.err]).toEqual([1, expect.stringContaining('argv.0')]);
+  const parameters = ['--parameter', 'word:one|two', '--parameter', 'count:integer=1'];
+  const created = await farhand('saved-commands create', [
+    ...['greet', ...parameters, '--', 'echo', '{{word}} {{count}}'],
+  ]);
+  expect(created).toMatchObject({ code: 0, out: expect.stringMatching(/^saved_\w{22}\n$/) });
+  expect((await farhand('saved-commands list')).out).toMatch(/^greet +saved_\w+ +echo .+ word,count/m);
+  expect((await farhand('saved-commands get', ['greet'])).out).toMatch(/^name +greet$/m);
+
+  const unsaid = await farhand('saved-commands run', ['greet', '--param', 'word=one']);
+  expect([unsaid.code, unsaid.err]).toEqual([2, expect.stringContaining('--machine or by --tags')]);
+  const refused = await farhand('saved-commands run', ['greet', '--tags', 'web', '--param', 'word=three']);
+  expect([refused.code, refused.err]).toEqual([1, expect.stringContaining('parameters.word')]);
+  const param = ['--param', 'word=two', '--param', 'count=5'];
+  const one = await farhand('saved-commands run', ['greet', '--machine', 'web-1', ...param]);
+  expect(one).toMatchObject({ code: 0, out: 'two 5\n' });
+  const both = await farhand('saved-commands run', ['greet', '--tags', 'web', ...param]);
+  expect(
+    both.out
+      .trim()
+      .split('\n')
+      .toSorted((a, b) => a.localeCompare(b)),
+  ).toEqual(['web-1: two 5', 'web-2: two 5']);
+
+  const schedule = await farhand.json('schedules create', [
+    ...[
+      '--name',
+      'job',
+      '--tags',
+      'web',
+      '--cron',
+      '@yearly',
+      '--saved-command',
+      'greet',
+      '--param',
+      'word=one',
+    ],
+  ]);
+  expect(schedule).toMatchObject({ tags: ['web'], command: null, parameters: { word: 'one' } });
+  const used = await farhand('saved-commands delete', ['greet', '--yes']);
+  expect([used.code, used.err]).toEqual([1, expect.stringContaining('use this saved command')]);
+  await farhand('schedules delete', ['job', '--yes']);
+  expect((await farhand('saved-commands delete', ['greet', '--yes'])).code).toBe(0);
+});

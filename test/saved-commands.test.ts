@@ -1,0 +1,235 @@
+// Saved commands: a program and its arguments with typed parameters, run on machines and by schedules.
+import { expect, test } from 'vitest';
+import { soon } from './commands-fixture.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
+
+async function started() {
+  const system = await startFarhand();
+  const agents = [
+    await system.agent({ name: 'm0', tags: 'web' }),
+    await system.agent({ name: 'm1', tags: 'web' }),
+  ];
+  const ids = agents.map(({ machineId }) => machineId);
+  const { client } = system;
+  return {
+    ...{ system, client, ids },
+    save: (more: object = {}) =>
+      client.savedCommands.create({
+        name: 'greet',
+        argv: ['echo', '{{x}}'],
+        parameters: [{ name: 'x', type: 'string' }],
+        ...more,
+      }),
+    /** Runs a saved command on the first machine. Resolves with its output, or with the wrong field. */
+    async output(saved_command_id: string, parameters: object): Promise<string> {
+      const body = { machine_ids: [ids[0]], parameters };
+      const answer = await system.call('POST', `/saved-commands/${saved_command_id}/run`, { body });
+      if (answer.status === 201) return answer.body.data.results[0].stdout;
+      return `${answer.status} ${answer.body.error.details.issues?.[0]?.path}`;
+    },
+  };
+}
+
+test.each([
+  ['a program that is a parameter', { argv: ['{{x}}'] }, 'argv.0'],
+  ['a placeholder without a parameter', { argv: ['echo', '{{y}}'] }, 'argv.1'],
+  ['a broken placeholder', { argv: ['echo', '{{x}'] }, 'argv.1'],
+  ['no program', { argv: [] }, 'argv'],
+  [
+    'two parameters of one name',
+    {
+      parameters: [
+        { name: 'x', type: 'string' },
+        { name: 'x', type: 'path' },
+      ],
+    },
+    'parameters',
+  ],
+  ['an enum without values', { parameters: [{ name: 'x', type: 'enum' }] }, 'parameters.0.values'],
+  [
+    'values of a string',
+    { parameters: [{ name: 'x', type: 'string', values: ['a'] }] },
+    'parameters.0.values',
+  ],
+  [
+    'a pattern of an integer',
+    { parameters: [{ name: 'x', type: 'integer', pattern: 'a' }] },
+    'parameters.0.pattern',
+  ],
+  [
+    'a pattern that is none',
+    { parameters: [{ name: 'x', type: 'string', pattern: '(' }] },
+    'parameters.0.pattern',
+  ],
+  [
+    'a default that is not allowed',
+    { parameters: [{ name: 'x', type: 'integer', default: 'a' }] },
+    'parameters.0.default',
+  ],
+  ['a name with a dash', { parameters: [{ name: 'x-y', type: 'string' }] }, 'parameters.0.name'],
+])('%s is refused, and the answer names the field', async (_what, more, path) => {
+  const { system } = await started();
+  const body = { name: 'x', argv: ['echo', '{{x}}'], parameters: [{ name: 'x', type: 'string' }], ...more };
+  const answer = await system.call('POST', '/saved-commands', { body });
+  expect([answer.status, answer.body.error.details.issues[0].path]).toEqual([422, path]);
+  expect((await system.client.savedCommands.list()).total).toBe(0);
+});
+
+test('a value is one argument or a part of one: no shell sees it, and it is never split', async () => {
+  const { save, output } = await started();
+  const { id } = await save({ argv: ['printf', '[%s]', '{{x}}', 'a={{x}}'] });
+  for (const x of ['two words', '$(id) `id`; id | cat > /x', '"\'', '{{x}}', '$& $1', 'ü'])
+    expect(await output(id, { x })).toBe(`[${x}][a=${x}]`);
+});
+
+test('each type has its values, and a wrong one is named before anything runs', async () => {
+  const { client, save, output } = await started();
+  const parameters = [
+    { name: 's', type: 'string' as const, default: 'd' },
+    { name: 'p', type: 'string' as const, pattern: '-?[a-z]+', default: 'd' },
+    { name: 'i', type: 'integer' as const, max: 10, default: 1 },
+    { name: 'n', type: 'integer' as const, min: -5, required: false },
+    { name: 'b', type: 'boolean' as const, default: false },
+    { name: 'e', type: 'enum' as const, values: ['a', 'b c'], default: 'a' },
+    { name: 'f', type: 'path' as const, default: '/etc' },
+  ];
+  const argv = ['printf', '[%s]', ...parameters.map(({ name }) => `{{${name}}}`)];
+  const { id } = await save({ argv, parameters });
+  // The parameter without a value is left out.
+  expect(await output(id, {})).toBe('[d][d][1][false][a][/etc]');
+  const good = { s: 'S', p: '-x', i: 10, n: -5, b: true, e: 'b c', f: '/var/a b' };
+  expect(await output(id, good)).toBe('[S][-x][10][-5][true][b c][/var/a b]');
+  // The command line sends texts.
+  expect(await output(id, { i: '10', b: 'true' })).toBe('[d][d][10][true][a][/etc]');
+  const before = (await client.commands.list()).total;
+  for (const wrong of [
+    ...[
+      { s: '-rf' },
+      { s: 'a\0' },
+      { s: 'x'.repeat(4097) },
+      { p: 'A' },
+      { p: 'a\n' },
+      { i: 11 },
+      { i: -1 },
+      { i: 1.5 },
+    ],
+    ...[{ i: '' }, { n: -6 }, { b: 'yes' }, { e: 'c' }, { f: 'etc' }, { f: '/a/../b' }, { z: 'unknown' }],
+  ]) {
+    const [name] = Object.keys(wrong);
+    const path =
+      name === 's' && String(wrong.s).length > 4096
+        ? expect.stringContaining('422')
+        : `422 parameters.${name}`;
+    expect([wrong, await output(id, wrong)]).toEqual([wrong, path]);
+  }
+  expect((await client.commands.list()).total).toBe(before);
+});
+
+test('a required parameter must be given', async () => {
+  const { save, output } = await started();
+  const { id } = await save();
+  expect(await output(id, {})).toBe('422 parameters.x');
+});
+
+test('a pattern that would take hours costs a tenth of a second', async () => {
+  const { save, output } = await started();
+  const { id } = await save({ parameters: [{ name: 'x', type: 'string', pattern: '(a+)+b' }] });
+  const before = process.cpuUsage();
+  expect(await output(id, { x: 'a'.repeat(60) })).toBe('422 parameters.x');
+  expect(process.cpuUsage(before).user / 1000).toBeLessThan(1000);
+});
+
+test('it runs on all machines with the tags that its runner may use, and no others', async () => {
+  const { system, client, ids, save } = await started();
+  const { id: saved_command_id } = await save();
+  const parameters = { x: 'hello' };
+  const all = await client.batches.runSaved({ saved_command_id, tags: ['web'], parameters });
+  expect(all).toMatchObject({ status: 'completed', command: 'echo', args: ['hello'], total: 2 });
+  const scopes = ['commands:execute', 'commands:read'] as const;
+  const limited = await system.keyed([...scopes], { machine_ids: [ids[1] ?? ''] });
+  const some = await limited.client.batches.runSaved({ saved_command_id, tags: ['web'], parameters });
+  expect(some.results.map(({ machine_id }) => machine_id)).toEqual([ids[1]]);
+  const beyond = { saved_command_id, machine_ids: [...ids], parameters };
+  await expect(limited.client.batches.runSaved(beyond)).rejects.toMatchObject({ code: 'forbidden' });
+  const reader = await system.keyed(['commands:read']);
+  expect((await reader.client.savedCommands.get({ saved_command_id })).name).toBe('greet');
+  await expect(reader.client.batches.runSaved(beyond)).rejects.toMatchObject({ code: 'forbidden' });
+});
+
+test('a key that is limited to machines cannot create, change or delete what others run', async () => {
+  const { system, ids, save } = await started();
+  const { id } = await save();
+  const scopes = ['commands:execute', 'commands:read'] as const;
+  const { key } = await system.keyed([...scopes], { machine_ids: [ids[0] ?? ''] });
+  const body = { name: 'mine', argv: ['id'] };
+  for (const [method, path] of [
+    ['POST', '/saved-commands'],
+    ['PATCH', `/saved-commands/${id}`],
+    ['DELETE', `/saved-commands/${id}`],
+  ] as const) {
+    const answer = await system.call(method, path, { key, ...(method !== 'DELETE' && { body }) });
+    expect([method, answer.status, answer.body.error.code]).toEqual([method, 403, 'forbidden']);
+  }
+});
+
+test('names are unique, and changes are checked like new ones', async () => {
+  const { client, save } = await started();
+  const made = await save();
+  await expect(save()).rejects.toMatchObject({ code: 'conflict' });
+  const saved_command_id = made.id;
+  await expect(client.savedCommands.update({ saved_command_id, parameters: [] })).rejects.toMatchObject({
+    code: 'validation_failed',
+  });
+  const changed = await client.savedCommands.update({ saved_command_id, argv: ['printf', '{{x}}'] });
+  expect(changed).toMatchObject({ name: 'greet', argv: ['printf', '{{x}}'], parameters: made.parameters });
+  expect(await client.savedCommands.remove({ saved_command_id })).toEqual({ deleted: true });
+});
+
+test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
+  const { system, client, save } = await started();
+  const { id } = await save();
+  const params = { body: { tags: ['web'], parameters: { x: 'a' } }, headers: { 'Idempotency-Key': 'once' } };
+  const first = await system.call('POST', `/saved-commands/${id}/run`, params);
+  const again = await system.call('POST', `/saved-commands/${id}/run`, params);
+  expect([first.status, again.body.data.id]).toEqual([201, first.body.data.id]);
+  expect((await client.batches.list()).total).toBe(1);
+});
+
+test('a schedule runs a saved command with its values, in the form that it has then', async () => {
+  const { client, ids, save, system } = await started();
+  const folder = temporaryFolder('saved');
+  const { id: saved_command_id } = await save({ argv: ['touch', `${folder}/{{x}}`] });
+  const [machine_id = ''] = ids;
+  const body = { machine_id, name: 'job', cron: '@yearly', saved_command_id };
+  const { error } = (await system.call('POST', '/schedules', { body })).body;
+  expect([error.code, error.details.issues[0].path]).toEqual(['validation_failed', 'parameters.x']);
+  expect((await system.call('POST', '/schedules', { body: { ...body, command: 'true' } })).status).toBe(422);
+  const made = await client.schedules.create({ ...body, parameters: { x: 'a b' } });
+  const schedule_id = made.id;
+  expect(made).toMatchObject({ command: null, saved_command_id, parameters: { x: 'a b' } });
+  const run = async (status: string) => {
+    const { total } = await client.schedules.history({ schedule_id });
+    await client.schedules.run({ schedule_id }).catch(() => {});
+    const last = async () => {
+      const page = await client.schedules.history({ schedule_id });
+      return [page.total, page.items[0]?.status];
+    };
+    await soon(last).toEqual([total + 1, status]);
+    return (await client.schedules.history({ schedule_id })).items[0];
+  };
+  const first = await run('completed');
+  const command = await client.commands.get({ command_id: first?.command_id ?? '' });
+  expect([command.command, command.args]).toEqual(['touch', [`${folder}/a b`]]);
+  await expect(client.savedCommands.remove({ saved_command_id })).rejects.toMatchObject({ code: 'conflict' });
+
+  // A change that the values do not fit makes the run fail with the reason.
+  const parameters = [{ name: 'x', type: 'integer' as const }];
+  await client.savedCommands.update({ saved_command_id, parameters });
+  expect((await run('failed'))?.reason).toContain('parameters.x');
+  await client.schedules.update({ schedule_id, parameters: { x: 5 } });
+  await run('completed');
+  const plain = await client.schedules.update({ schedule_id, command: 'true' });
+  expect(plain).toMatchObject({ command: 'true', saved_command_id: null, parameters: null });
+  await run('completed');
+  await client.savedCommands.remove({ saved_command_id });
+});
