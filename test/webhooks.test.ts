@@ -105,10 +105,10 @@ test('a webhook is created, answered without its secret, changed, found again af
   expect((await again.call('GET', `/webhooks/${webhook_id}`)).body.error.code).toBe('webhook_not_found');
 });
 
-test('every type of the specification, schedule.failed and those of alerts are accepted, each by itself', async () => {
+test('every type of the specification, schedule.failed and those of alerts and upgrades are accepted, each by itself', async () => {
   const system = await startFarhand();
   const types = Object.values(groups).flatMap(({ types }) => [...types]);
-  expect(types).toHaveLength(22);
+  expect(types).toHaveLength(27);
   const made = await system.client.webhooks.create({ url, events: [...types, ...types] });
   expect(made.events).toEqual(types);
 });

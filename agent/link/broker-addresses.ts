@@ -1,5 +1,5 @@
-// The addresses at which an agent tries to link: those of its settings, and those that a broker has sent. Addresses that
-// were sent are used first, but the former ones stay until one of the new ones has proven itself.
+// The addresses at which an agent tries to link. Some are in its settings, others were sent by a broker. Sent
+// addresses are tried first. Older sent addresses remain until a link over one of the newest has succeeded.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -11,9 +11,9 @@ import { mostBrokers } from '../settings-schema.ts';
 
 const addresses = z.array(z.string().refine(isHostPort)).max(mostBrokers);
 const stored = z.object({
-  /** Sent by a broker; no link over them was welcomed so far. */
+  /** The newest addresses that a broker has sent. No link over them has succeeded so far. */
   offered: addresses,
-  /** Sent before, and proven by a link. */
+  /** Addresses that a broker sent earlier. A link over one of them has succeeded. */
   proven: addresses,
 });
 
@@ -22,7 +22,7 @@ export class BrokerAddresses {
   readonly #configured: readonly string[];
   readonly #log: Logger;
   #sent: z.output<typeof stored>;
-  /** What is tried next, in this order. */
+  /** Addresses for the next attempts, in this order. */
   #left: string[] = [];
 
   private constructor(
@@ -37,7 +37,10 @@ export class BrokerAddresses {
     this.#log = log;
   }
 
-  /** A file that cannot be read is ignored, because the addresses of the settings always stay. */
+  /**
+   * Reads the addresses that a broker sent earlier. Ignores a file that cannot be read, because the agent can always
+   * use the addresses in its settings.
+   */
   static async open(directory: string, configured: readonly string[], log: Logger): Promise<BrokerAddresses> {
     const file = join(directory, 'brokers.json');
     const none = { offered: [], proven: [] };
@@ -50,12 +53,18 @@ export class BrokerAddresses {
       );
     } catch (err) {
       if (!isErrno(err, 'ENOENT'))
-        log.warn({ err, file }, 'the addresses that a broker has sent cannot be read');
+        log.warn(
+          { err, file },
+          'the file with the addresses that a broker has sent cannot be read; using the addresses of the settings',
+        );
       return new BrokerAddresses(file, configured, none, log);
     }
   }
 
-  /** Returns the address for the next attempt: each once in random order, those that were sent last first. */
+  /**
+   * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest come
+   * first, otherwise the order is random.
+   */
   next(): string {
     if (this.#left.length === 0) {
       const { offered, proven } = this.#sent;
@@ -66,21 +75,21 @@ export class BrokerAddresses {
     return next;
   }
 
-  /** Called when a link over an address is welcomed, with the addresses that the broker sends. */
+  /** Call this when a link over an address has succeeded, with the addresses that its broker has sent. */
   async linked(address: string, sent: readonly string[]): Promise<void> {
     this.#left = [];
     const before = JSON.stringify(this.#sent);
     if (this.#sent.offered.includes(address)) this.#sent = { offered: [], proven: this.#sent.offered };
     const offered = addresses.safeParse(sent);
     if (!offered.success)
-      this.#log.warn('the broker has sent addresses that are not HOST:PORT: they are ignored');
+      this.#log.warn('the broker has sent broker addresses that are not HOST:PORT; ignoring them');
     else if (sent.length > 0 && !isSame(sent, this.#sent.proven))
       this.#sent = sent.includes(address)
         ? { offered: [], proven: offered.data }
         : { ...this.#sent, offered: offered.data };
     if (JSON.stringify(this.#sent) === before) return;
     await writeDurably(this.#file, JSON.stringify(this.#sent));
-    this.#log.info({ brokers: sent }, 'the broker has sent addresses, which this agent uses from now on');
+    this.#log.info({ brokers: sent }, 'the broker has sent new broker addresses; using them from now on');
   }
 }
 

@@ -245,7 +245,7 @@ class Connection {
     this.#options.onLinkChange?.(true, this.#broker);
   }
 
-  /** The last upgrade, if it has changed since the broker last heard of it. */
+  /** Returns the last upgrade if it has changed since the last report to the broker. */
   #changedUpgrade(): { last_upgrade?: LastUpgrade } {
     const last_upgrade = this.#options.lastUpgrade();
     const text = JSON.stringify(last_upgrade);

@@ -88,8 +88,8 @@ export class AlertRecords {
   }
 
   /**
-   * Alerts that are not resolved: all of them, or those about these machines. Because of the plus, SQLite finds them by
-   * the index `alerts_open`.
+   * Returns the alerts that are not resolved: all of them, or only alerts about these machines. Because of the plus
+   * sign, SQLite uses the index `alerts_open`.
    */
   async unresolved(machineIds?: readonly string[]): Promise<Alert[]> {
     const [where, values] = allOf([['resolved_at IS NULL'], reachableOnly(machineIds)]);
@@ -173,8 +173,8 @@ export class AlertRecords {
   }
 
   /**
-   * Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. If another broker has repeated
-   * it meanwhile, returns it as it is.
+   * Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. If another broker has
+   * repeated the alert meanwhile, returns it unchanged.
    */
   repeat({ id, repeats }: Alert): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?

@@ -67,7 +67,7 @@ export class Monitor {
     };
   }
 
-  /** Goes on with the alerts that an earlier broker process left, and evaluates all rules. */
+  /** Continues the alerts that an earlier broker process left, and evaluates all rules. */
   async start(): Promise<void> {
     await this.#resume(await this.#records.unresolved());
     this.#isStarted = true;
@@ -76,7 +76,7 @@ export class Monitor {
     this.#look();
   }
 
-  /** Goes on with the alerts about machines that this broker owns from now on. */
+  /** Continues the alerts about machines that this broker owns from now on. */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#conditions.adopt(id);
     if (!this.#isStarted || this.#state.alert_rules.size === 0) return;
@@ -91,7 +91,7 @@ export class Monitor {
       if (tracked.subject.machineId === machineId) this.#leave(tracked);
   }
 
-  /** Goes on with the alerts about keys and certificates, which another broker has evaluated so far. */
+  /** Continues the alerts about keys and certificates, which another broker has evaluated so far. */
   claimed(): void {
     if (!this.#isStarted || this.#stopped || this.#state.alert_rules.size === 0) return;
     void this.#records

@@ -122,7 +122,7 @@ export class Digest {
     });
   }
 
-  /** Sends what another broker, which may have ended, has left. */
+  /** Sends notifications that another broker has not sent, perhaps because it has ended. */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
       .get('SELECT 1 AS n FROM alert_notices LIMIT 1')

@@ -25,11 +25,11 @@ export interface ConditionServices {
   machineFacts: MachineFacts;
   scheduleRuns: ScheduleRecords;
   certificates(): Promise<Certificate[]>;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers of the database; undefined if there are none. */
   cluster: Pick<Cluster, 'claims' | 'ownerElsewhere'> | undefined;
 }
 
-/** The task of evaluating rules about keys and certificates, among several brokers. */
+/** Name of the task of evaluating rules about keys and certificates. One of several brokers does it. */
 export const brokerRules = 'broker-rules';
 
 export interface Observation {
@@ -51,7 +51,7 @@ const returnMs = 60_000;
 export class Conditions {
   readonly #services: ConditionServices;
   readonly #started = monotonic();
-  /** When this broker became the owner of a machine, if another one was the owner before. */
+  /** Time at which this broker became the owner of a machine, if another broker was the owner before. */
   readonly #adoptedAt = new Map<string, number>();
   /**
    * The last run of each schedule that has succeeded or failed. Empty until a rule about schedules exists.

@@ -31,14 +31,14 @@ export class Lease {
   }
 
   /**
-   * True if this lease has been valid without a break for as long as a lease lasts. All other brokers had the
-   * time to renew theirs.
+   * True if this lease has been valid without a break for the length of a lease. In this time all other brokers
+   * could renew their leases.
    */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
   }
 
-  /** Returns the time from which the lease is good for its whole length. */
+  /** Renews the lease. Returns the time from which it is valid for its whole length. */
   async renew(): Promise<number> {
     const sent = monotonic();
     await this.#connection.query(renewal, [this.brokerId, this.url]);

@@ -29,7 +29,7 @@ const hasFailed = "finished_at IS NOT NULL AND status <> 'completed'";
 /** Commands that an agent has, or is about to get. */
 const isSent = `finished_at IS NULL AND journal_id <> ''`;
 
-/** Milliseconds between two looks at the commands of other brokers. */
+/** Milliseconds between two reads of the commands of other brokers. */
 const pollMs = 100;
 
 export class BatchStore {
@@ -40,7 +40,7 @@ export class BatchStore {
 
   readonly #brokerId: string | undefined;
 
-  /** `brokerId`: of this broker, if others run commands of the same batches. */
+  /** `brokerId` is the id of this broker, if other brokers run commands of the same batches. */
   constructor(history: History, brokerId: string | undefined, log: Logger) {
     this.#history = history;
     this.#brokerId = brokerId;
@@ -137,8 +137,9 @@ export class BatchStore {
   }
 
   /**
-   * Reads how far the other brokers are with a batch. Returns true if no further command of it may start now. Inside a
-   * transaction the answer is exact, because the transactions of all brokers run one after another.
+   * Reads how many commands of a batch run or have failed at other brokers. Returns true if no further command of
+   * the batch may start now. Inside a transaction the answer is exact, because the transactions of all brokers run
+   * one after another.
    */
   async isFull(batch: BatchProgress, reader: RowReader = this.#history): Promise<boolean> {
     const { id, concurrency, max_failures } = batch;
@@ -155,7 +156,7 @@ export class BatchStore {
     return isOver || (concurrency !== null && Number(row?.sent) >= concurrency);
   }
 
-  /** Which of these batches somebody has cancelled. */
+  /** Returns those of these batches that were cancelled. */
   async cancelled(ids: readonly string[]): Promise<string[]> {
     const some = 'SELECT id FROM batches WHERE cancel <> 0 AND id IN (SELECT value FROM json_each(?))';
     const rows = await this.#history.all(some, JSON.stringify(ids));
@@ -163,8 +164,8 @@ export class BatchStore {
   }
 
   /**
-   * Returns the batches after this row, and those of `incomplete`, with whether all of their commands are stored.
-   * Batches whose commands have all ended are left out.
+   * Returns the batches after this row, and the batches in `incomplete`. For each, says whether all of its commands
+   * are stored. Leaves out batches whose commands have all ended.
    */
   async since(last: number, incomplete: readonly string[]) {
     const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id AND finished_at IS NULL)';
@@ -179,7 +180,10 @@ export class BatchStore {
     }));
   }
 
-  /** The batches that another broker is storing, or was storing when it ended, and the number of the last batch. */
+  /**
+   * Returns the number of the last batch, and the ids of incomplete batches: another broker is storing them, or
+   * ended while it stored them.
+   */
   async unfinished(): Promise<{ ids: string[]; last: number }> {
     const open = `spec IS NULL AND id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
     const last = await this.#history.get('SELECT coalesce(max(rowid), 0) AS n FROM batches');

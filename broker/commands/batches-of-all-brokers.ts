@@ -4,7 +4,10 @@ import { now } from '../../shared/clock.ts';
 import type { CommandStore } from './command-store.ts';
 import type { Scheduler } from './scheduler.ts';
 
-/** Age of a batch that was surely not stored because its broker ended, in milliseconds. */
+/**
+ * An incomplete batch of this age in milliseconds will never be complete, because the broker that stored it has
+ * ended.
+ */
 const brokenMs = 600_000;
 
 export class BatchFollower {
@@ -20,7 +23,10 @@ export class BatchFollower {
     this.#scheduler = scheduler;
   }
 
-  /** Call it before this broker owns machines, whose open commands are then loaded. */
+  /**
+   * Removes batches that will never be complete. Call this before this broker owns machines, because then open
+   * commands are loaded.
+   */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);
     const follower = new BatchFollower(store, scheduler);
@@ -30,7 +36,7 @@ export class BatchFollower {
     return follower;
   }
 
-  /** Reads what is new. */
+  /** Reads the batches that other brokers have stored or changed. */
   async read(): Promise<void> {
     await this.#readNew();
     await this.#readProgress();

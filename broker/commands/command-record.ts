@@ -53,13 +53,18 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
 export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_failures' | 'cancel'> {
   /** True once all members are stored. */
   isComplete: boolean;
-  /** Members of machines of this broker that have not ended. */
+  /** Number of the batch's commands that have not ended, on machines of this broker. */
   open: number;
-  /** Those of them that count against `concurrency`: an agent has them, or they are about to end. */
+  /**
+   * Number of these open commands that count against `concurrency`, because an agent has them or they are about to
+   * end.
+   */
   running: number;
-  /** Members that run at other brokers, when this was last read. */
+  /** Number of commands that ran at other brokers when the database was last read. */
   elsewhere: number;
-  /** Members that ended with a status other than completed. Several brokers count them in the database. */
+  /**
+   * Number of commands that ended with a status other than completed. Several brokers count them in the database.
+   */
   failures: number;
 }
 

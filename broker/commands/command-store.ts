@@ -108,7 +108,7 @@ export interface CommandServices {
   ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers of the database; undefined if there are none. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'brokerId'> | undefined;
   others?: OtherBrokers | undefined;
   /** True if the key that requested the command may still run commands on its machine. */
@@ -194,7 +194,7 @@ export class CommandStore {
     transaction.committed(() => this.#changed(command));
   }
 
-  /** The machines of these for which as many commands wait as are allowed. */
+  /** Returns those of these machines for which the maximum number of commands wait already. */
   async withLongQueue(machineIds: readonly string[]): Promise<string[]> {
     const [where, values] = allOf([among('machine_id', machineIds)]);
     const rows = await this.history.all(

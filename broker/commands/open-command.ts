@@ -147,7 +147,7 @@ export class OpenCommand {
         store.update(this.record, transaction);
         return store.specOf(id, transaction);
       });
-      // Another broker has taken the last slot of the batch. The scheduler decides again with news of others.
+      // Another broker has taken the last slot of the batch. The scheduler decides again after its next read.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;

@@ -23,7 +23,7 @@ const retryMs = 1_000;
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
-/** The machines or batches whose open commands are loaded; without both, all open commands. */
+/** The machines or batches whose open commands are loaded. If neither is set, all open commands are loaded. */
 interface Selection {
   machineIds?: readonly string[];
   batchIds?: readonly string[];
@@ -76,12 +76,12 @@ export class Scheduler {
     return this.#load({ machineIds });
   }
 
-  /** Loads the open commands of batches that another broker has stored, for machines of this one. */
+  /** Loads the open commands of batches that another broker has stored, on machines of this broker. */
   adoptBatches(batchIds: readonly string[]): Promise<void> {
     return this.#load({ batchIds });
   }
 
-  /** The progress of each batch that has open commands here, with these commands. */
+  /** Returns the progress of each batch that has open commands at this broker, with these commands. */
   membersByBatch(): Map<BatchProgress, OpenCommand[]> {
     const members = this.all().filter(({ batch }) => batch !== undefined);
     // The cast is safe: commands without a batch were left out.
@@ -370,7 +370,7 @@ export class Scheduler {
   }
 }
 
-/** The error for a machine for which too many commands wait. */
+/** Returns the error for a machine for which too many commands wait. */
 export function longQueue(machine_id: string): AppError {
   const message = `${waitingCommands} commands wait for machine ${machine_id}, the most allowed; try again later`;
   return new AppError('unavailable', message, { machine_id, limit: waitingCommands });

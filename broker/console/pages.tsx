@@ -14,7 +14,7 @@ interface Entry {
   menu?: Pick<MenuItem, 'group' | 'text' | 'icon' | 'key'>;
 }
 
-const otherPages = () => import('./pages/all-but-machines.ts');
+const otherPages = () => import('./pages/pages-loaded-later.ts');
 /** A page of the script that is loaded with the first page other than Machines. */
 const otherPage = (name: keyof Awaited<ReturnType<typeof otherPages>>): Page =>
   later(async () => (await otherPages())[name]);

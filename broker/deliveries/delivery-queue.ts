@@ -36,7 +36,7 @@ export interface QueueParts<R extends Receiver> {
   history: History;
   store: DeliveryStore;
   receivers: Receivers<R>;
-  /** The tasks of this broker among several: a receiver's queue is one, by the receiver's id. */
+  /** This broker's tasks, if there are several brokers. The queue of a receiver is a task with the receiver's id. */
   claims?: Pick<Claims, 'has' | 'join'> | undefined;
 }
 
@@ -118,7 +118,7 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  /** Looks for deliveries that other brokers have requested. Receivers of other brokers are ignored. */
+  /** Reads deliveries that other brokers have requested. Ignores receivers to which another broker delivers. */
   lookAgain(receiverIds: Iterable<string>): void {
     const { claims, receivers } = this.#parts;
     for (const id of receiverIds) if (claims?.has(id) && receivers.get(id)) this.reread(id);

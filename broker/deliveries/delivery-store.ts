@@ -105,14 +105,17 @@ export class DeliveryStore {
     return store;
   }
 
-  /** Reads which webhooks have failed, for those that another broker has sent to. */
+  /** Reads which webhooks have failed, because other brokers also deliver to webhooks. */
   async readFailed(): Promise<void> {
     const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
     for (const row of await this.#history.all(marks))
       this.#failed.set(textIn(row, 'webhook_id'), Number(row.tripped));
   }
 
-  /** The receivers of new deliveries after this row, and the number of the last row. Without `last`, only that number. */
+  /**
+   * Returns the receivers of deliveries after the row `last`, and the number of the newest row. Without `last`,
+   * returns only that number.
+   */
   async since(last?: number): Promise<{ ids: string[]; last: number }> {
     if (last === undefined) {
       const row = await this.#history.get('SELECT coalesce(max(rowid), 0) AS n FROM webhook_deliveries');

@@ -1,12 +1,13 @@
-// Kills each of three brokers on one PostgreSQL database with kill -9 under mixed load, and checks what they promise.
+// Kills each of three brokers on one PostgreSQL database with kill -9 under mixed load, and checks their promises.
 //
 //   npx node scripts/soak/kill-brokers.ts --seeds 1,2,3 --out scripts/soak/results/kill-brokers.txt
 //
-// For each seed: three brokers, agents that know all of them, and clients behind a proxy that gives each connection to
-// the next broker. Each broker is killed once, in an order and at times that follow from the seed, and started again.
-// Then: no command ran twice (each writes a line on its machine), no answered change is lost, each time of a schedule
-// has one row, a follower that moves between brokers got each event once and in order, and each event of a webhook was
-// delivered at least once. Needs Debian's package postgresql. Everything is on loopback, in a temporary folder.
+// For each seed, it starts three brokers, agents that know all of them, and clients behind a proxy that gives each
+// connection to the next broker. It kills each broker once, in an order and at times that follow from the seed, and
+// starts it again. Then it checks that no command ran twice (each writes a line on its machine), that no answered
+// change is lost, that each time of a schedule has one row, that a follower that moves between brokers got each
+// event once and in order, and that each event of a webhook was delivered at least once. Needs Debian's package
+// postgresql. Everything is on loopback, in a temporary folder.
 
 import { once } from 'node:events';
 import { appendFileSync, copyFileSync, existsSync, mkdirSync } from 'node:fs';

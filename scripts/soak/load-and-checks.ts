@@ -1,4 +1,4 @@
-// The load of the soak, and the checks of what became of it.
+// The requests that the soak test sends to the brokers, and the checks of their results.
 import { randomUUID } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -12,22 +12,25 @@ interface LoadSettings {
   hook: string;
 }
 
-/** What the brokers have answered. */
+/** The running requests, and all that the brokers have answered. */
 export interface Load {
   /** The file to which every command appends its marker. */
   counter: string;
-  /** Markers of commands by id, of answered requests. */
+  /** Markers of the commands whose requests were answered, by the command's id. */
   commands: Map<string, string>;
-  /** Markers of answered batches by id. */
+  /** Markers of the batches whose requests were answered, by the batch's id. */
   batches: Map<string, string>;
   /** Names of keys that were created. */
   keys: string[];
   machines: string[];
   /** Ids of the events that the follower got, in their order. */
   events: string[];
-  /** Requests that were sent again, because they failed or were answered with 503. */
+  /** Number of requests that were sent again, because they failed or were answered with 503. */
   repeats: number;
-  /** Ends the load, and waits until all commands have ended. Throws if they do not in this time. */
+  /**
+   * Sends no further requests and waits until all commands have ended. Throws if they have not ended after
+   * `settleMs` milliseconds.
+   */
   stop(settleMs: number): Promise<void>;
 }
 
@@ -70,7 +73,7 @@ async function insist(
       });
       const received = (await answer.json()) as Answer['body'];
       const underWay = answer.status === 409 && received.error?.details.under_way === true;
-      // A connection that was opened ahead, and on which nothing was sent for 15 s.
+      // The client opened this connection ahead of time and sent nothing on it for 15 s.
       const isLate = received.error?.message.includes('send the request again') ?? false;
       if (answer.status !== 503 && answer.status !== 500 && !underWay && !isLate)
         return { status: answer.status, body: received };
@@ -92,7 +95,7 @@ async function get(settings: LoadSettings, path: string): Promise<Answer['body']
       });
       if (answer.ok) return (await answer.json()) as Answer['body'];
     } catch {
-      // Tried again below.
+      // The request is sent again below.
     }
     if (tries > 100) throw new Error(`GET ${path} is not answered`);
     await sleep(300);
@@ -102,7 +105,7 @@ async function get(settings: LoadSettings, path: string): Promise<Answer['body']
 const itemsOf = (answer: Answer['body']): Record<string, unknown>[] =>
   Array.isArray(answer.data) ? (answer.data as Record<string, unknown>[]) : [];
 
-/** Follows the events through the proxy, and again from the last one after each loss. */
+/** Follows the events through the proxy. After each lost connection, continues after the last event. */
 async function follow(settings: LoadSettings, events: string[], signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     try {
@@ -119,7 +122,7 @@ async function follow(settings: LoadSettings, events: string[], signal: AbortSig
         for (const line of lines) if (line.startsWith('id:')) events.push(line.slice(3).trim());
       }
     } catch {
-      // The broker was killed: the next one goes on after the last event.
+      // The broker was killed. The next broker continues after the last event.
     }
     await sleep(100);
   }
@@ -175,7 +178,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
   };
   const workers = [0, 1, 2, 3].map((from) => repeat(command, from, 4));
   const all = Promise.all([...workers, repeat(batch, 0, 1), repeat(key, 0, 1)]);
-  // Awaited by stop(), which throws what failed.
+  // stop() awaits these promises and throws their errors.
   all.catch(() => {});
   load.stop = async (settleMs) => {
     const until = Date.now() + settleMs;
@@ -193,7 +196,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
       await sleep(1_000);
     }
     await following;
-    // The follower reads what came last.
+    // The follower reads the last events.
     const last = new AbortController();
     const rest = follow(settings, load.events, last.signal);
     await sleep(3_000);
@@ -203,7 +206,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
   return load;
 }
 
-/** Returns what does not hold. */
+/** Returns the promises of the brokers that were broken. */
 export async function checkAll(load: Load, services: CheckServices): Promise<string[]> {
   const { query, print } = services;
   const lines = existsSync(load.counter) ? readFileSync(load.counter, 'utf8').trim().split('\n') : [];
@@ -265,7 +268,7 @@ async function checkKeys({ keys }: Load, query: Query): Promise<string[]> {
   });
 }
 
-/** Each minute from the first run of a schedule to its last one has one row. */
+/** Checks that each minute from a schedule's first run to its last run has one row. */
 async function checkSchedules(query: Query): Promise<string[]> {
   const rows = await query(
     `SELECT schedule_id, scheduled_for, count(*) AS n FROM schedule_runs WHERE scheduled_for IS NOT NULL

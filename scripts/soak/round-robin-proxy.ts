@@ -1,4 +1,4 @@
-// A TCP proxy that gives each connection to the next server. One that does not answer is skipped.
+// A TCP proxy that gives each connection to the next server. It skips a server that does not answer.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 

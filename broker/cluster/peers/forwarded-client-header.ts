@@ -26,10 +26,10 @@ interface Services {
   cluster: Pick<Cluster, 'isAlive'> | undefined;
 }
 
-/** What another broker has to know of a client. */
+/** The data about a client that another broker needs. */
 export type DescribedClient = Pick<Client, 'address' | 'login_id' | 'secure'> & { key: { id: KeyId } };
 
-/** The client of a request that this broker handles, and needs another broker for. */
+/** Returns the data about the client of a request for which this broker needs another broker. */
 export function clientOf({ address, login_id, secure, key_id }: Caller): DescribedClient {
   return {
     ...{ address, key: { id: key_id } },
@@ -44,16 +44,15 @@ export function describeClient({ address, key, login_id, secure }: DescribedClie
 }
 
 /**
- * Returns the client that another broker describes. Its key is found by id, so that a request goes on if the
- * key gets a new secret meanwhile. The other broker has counted the request against the rate limit. Throws
- * unauthorized if the key was revoked or has expired meanwhile. Throws unavailable if this broker has no
- * lease.
+ * Returns the client that another broker describes. The client's key is found by its id, so that a new secret of the
+ * key does not end the request. The other broker has counted the request against the rate limit. Throws unauthorized
+ * if the key was revoked or has expired meanwhile. Throws unavailable if this broker has no lease.
  */
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
   const { address, key_id, login_id, secure = false } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
-  // The other broker may have learned of a new key or login earlier than this broker.
+  // The other broker may have read a new key or login earlier than this broker.
   if (!knowsKey || (login_id !== undefined && !state.logins.has(login_id))) await state.refresh();
   // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
   const key = currentKey(state, key_id as KeyId);

@@ -1,4 +1,4 @@
-// What a request needs of the owners of its machines, if it is about machines of several brokers.
+// Lets handlers call other brokers, for requests about machines that other brokers own.
 import { json } from 'node:stream/consumers';
 import { status as grpcStatus, Metadata, type StatusObject } from '@grpc/grpc-js';
 import { type CallOptions, drained, fileWriterService } from '../../../shared/agent-rpcs.ts';

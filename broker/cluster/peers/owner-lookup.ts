@@ -1,16 +1,16 @@
-// Which broker is responsible for a machine, and what handlers ask of that broker.
+// Interfaces by which handlers find the broker that owns a machine, and send requests to it.
 import type { AgentStub } from '../../../shared/agent-rpcs.ts';
 import type { Caller } from '../../../shared/api/route-table.ts';
 
 /** Another living broker of the same database. */
 export interface Peer {
   brokerId: string;
-  /** URL of its peer port. */
+  /** URL of the broker's peer port. */
   url: string;
 }
 
 export interface Owners {
-  /** The living broker that owns the machine, if it is another one. */
+  /** Returns the living broker that owns the machine, if it is not this broker. */
   ownerElsewhere(machineId: string): Peer | undefined;
   /** The other living brokers. */
   peers(): readonly Peer[];
@@ -18,14 +18,14 @@ export interface Owners {
   hasEnded(brokerId: string): boolean;
   /** Calls `watcher` after owners or living brokers have changed. Call the returned function to stop. */
   watch(watcher: () => void): () => void;
-  /** Stores the URL under which the other brokers find this one's peer port. Call once the port listens. */
+  /** Stores the URL at which other brokers reach the peer port of this broker. Call this once the port listens. */
   advertise(url: string): Promise<void>;
 }
 
 /** The calls of an agent that write files. */
 export type FileWriter = Pick<AgentStub, 'writeFile' | 'writeArchive'>;
 
-/** What a request needs of the owners of its machines, if it is about machines of several brokers. */
+/** Calls to other brokers, for requests about machines that other brokers own. */
 export interface OtherBrokers extends Pick<Owners, 'ownerElsewhere'> {
   /** Sends a GET request of the caller to another broker. Resolves with the data of the answer. Throws unavailable. */
   get(peer: Peer, path: string, caller: Caller): Promise<unknown>;

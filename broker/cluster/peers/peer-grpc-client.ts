@@ -38,7 +38,7 @@ const passed = ['idempotency-key', machineHeader];
 export class PeerCalls {
   readonly #clients = new Map<string, Client>();
   readonly #owners: Pick<Owners, 'hasEnded'>;
-  /** Calls that have not ended, with the broker that answers them. */
+  /** Calls that have not ended. The value is the id of the broker that answers the call. */
   readonly #calls = new Map<Pick<PeerCall<never>, 'cancel'>, string>();
   #leaf: PeerLeaf;
 

@@ -14,7 +14,7 @@ import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { clientHeader, clientOf, type DescribedClient, describeClient } from './forwarded-client-header.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
 
-/** A request to be forwarded, and what this broker knows of it already. */
+/** A request to be forwarded, and the parts of it that this broker has read already. */
 export interface Forwarded {
   /** The authenticated client. Undefined for a terminal, because the owner of the machine checks its ticket. */
   client?: DescribedClient;
@@ -47,7 +47,7 @@ export class PeerClient {
   readonly #log: Logger;
   readonly #owners: Pick<Owners, 'hasEnded'>;
   #agent: Agent;
-  /** Requests and WebSockets that have not ended, with the broker that answers them. */
+  /** Requests and WebSockets that have not ended. The value is the id of the broker that answers them. */
   readonly #open = new Map<ClientRequest | Duplex, string>();
 
   constructor(leaf: PeerLeaf, owners: Pick<Owners, 'hasEnded'>, log: Logger) {
@@ -281,7 +281,7 @@ function join(near: Duplex, nearHead: Buffer, far: Duplex, farHead: Buffer): voi
   }
 }
 
-/** The error for a broker that did not answer, or not to the end. */
+/** Returns the error for a broker that did not answer, or whose answer was not complete. */
 export function unanswered({ brokerId }: Peer, cause: unknown): AppError {
   const message = 'the broker that is responsible for this machine did not answer: try again';
   return new AppError('unavailable', message, { broker_id: brokerId, retry_after: 1 }, { cause });
