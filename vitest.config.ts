@@ -1,6 +1,7 @@
 // Tests use real sockets, processes and files, so worker processes run them, not threads.
 import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
+import { BaseSequencer, type TestSpecification } from 'vitest/node';
 
 /** By folder. Only `box` needs root and Debian packages; CONTRIBUTING.md says what each one tests. */
 const tiers = {
@@ -18,6 +19,28 @@ const tiers = {
 /** Tiers whose files run in the same worker processes, one after another. */
 const sharedProcess = ['default', 'cli'];
 
+/** Test files that take longest. They start first, so that none of them runs alone at the end. */
+const slowest = [
+  'box/installed-packages',
+  'box/service-container',
+  'postgres/several-brokers',
+  'console/pages-accessibility',
+  'postgres/docs',
+  'console/broker-restart',
+  'faults/commands-survive-failures',
+];
+
+class SlowestFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const sorted = await super.sort(files);
+    const placeOf = ({ moduleId }: TestSpecification): number => {
+      const place = slowest.findIndex((name) => moduleId.endsWith(`/${name}.test.ts`));
+      return place < 0 ? slowest.length : place;
+    };
+    return sorted.toSorted((one, other) => placeOf(one) - placeOf(other));
+  }
+}
+
 export default defineConfig({
   test: {
     environment: 'node',
@@ -31,6 +54,7 @@ export default defineConfig({
     // An unhandled rejection is a defect of the product: it fails the run even if every test passed.
     dangerouslyIgnoreUnhandledErrors: false,
     setupFiles: ['test/setup.ts'],
+    sequence: { sequencer: SlowestFirst },
     projects: Object.entries(tiers).map(([name, include]) => ({
       extends: true,
       test: {
