@@ -44,7 +44,7 @@ export async function startUpgradeSystem(options: Parameters<typeof startFarhand
 }
 
 /** What tests of upgrades do with a broker. */
-function upgradesOf(system: TestSystem, key: SigningKey) {
+export function upgradesOf(system: TestSystem, key: SigningKey) {
   const { client } = system;
   return {
     /** Uploads a package of this version, signed by the key that the machines trust. Returns its bytes. */

@@ -29,6 +29,8 @@ export interface AgentPackage extends PackageName {
   sha256: string;
   /** Signature of the package. Undefined if there is none, or if it is for another package. */
   signature: PackageSignature | undefined;
+  /** Fingerprint of the key of that signature. */
+  signed_by: string | null;
   uploaded: boolean;
   /** Time of the file's last change, in milliseconds since 1970. */
   created_at: number;
@@ -92,9 +94,10 @@ function packageAt(
   const fits = signed && signed.size === stat.size && (sha256 ?? signed.sha256) === signed.sha256;
   const hash = sha256 ?? (fits ? signed.sha256 : undefined);
   if (hash === undefined) return undefined;
+  const signature = fits && isSigned(name, signed) ? signed : undefined;
   return {
-    ...{ ...name, file, path, size: stat.size, sha256: hash, uploaded },
-    ...{ signature: fits && isSigned(name, signed) ? signed : undefined, created_at: stat.mtimeMs },
+    ...{ ...name, file, path, size: stat.size, sha256: hash, signature, uploaded },
+    ...{ signed_by: signature ? fingerprintOf(signature.public_key) : null, created_at: stat.mtimeMs },
   };
 }
 
@@ -111,8 +114,7 @@ function signatureOf(path: string) {
 
 /** Converts a package to the JSON of the REST API. */
 export function toJson(one: AgentPackage): Reply<Api['packages']['upload']> {
-  const { file, version, arch, kind, size, sha256, signature, uploaded, created_at } = one;
-  const signed_by = signature ? fingerprintOf(signature.public_key) : null;
+  const { file, version, arch, kind, size, sha256, signed_by, uploaded, created_at } = one;
   return { id: file, version, arch, kind, size, sha256, signed_by, uploaded, created_at: iso(created_at) };
 }
 

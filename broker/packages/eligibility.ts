@@ -2,7 +2,6 @@
 // asked later.
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { Obstacle } from '../../shared/api/upgrades.ts';
-import { fingerprintOf } from '../../shared/package-signature.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
 import type { Facts } from '../presence/facts-and-metrics.ts';
 import type { Machine } from '../state/in-memory-state.ts';
@@ -64,9 +63,8 @@ function signedPackage(
     return refusal('no_package', `this broker has no agent package ${name}: upload it with farhand packages`);
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  const { public_key, key_changes } = found.signature;
   // Key changes may lead from the machine's key to this one. Only the machine itself can verify that.
-  if (key_changes.length > 0 || fingerprintOf(public_key) === trustedKey) return found;
+  if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal('other_key', `the package ${found.file} is not signed by the key that the machine trusts`);
 }
 

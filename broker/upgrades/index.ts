@@ -152,7 +152,7 @@ export class Upgrades {
     version: string,
     busy: ReadonlySet<string>,
   ): Member[] {
-    const { state, machineFacts, packages } = this.#services;
+    const { state, machineFacts, packages, cluster } = this.#services;
     const catalog = packages.catalog();
     const created_at = now();
     const of = { upgrade_id, wave: 0, commands: null, created_at, started_at: null, until: null };
@@ -162,11 +162,14 @@ export class Upgrades {
       const facts = machineFacts.of(machine_id);
       const found = packageFor(machine, facts, version, catalog);
       const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
-      const refused = isRefusal(found)
-        ? found
-        : busy.has(machine_id)
-          ? { reason: 'in_other_upgrade' as const, message }
-          : undefined;
+      // The facts of a machine are at the broker that owns it, which checks them when its wave begins.
+      const isElsewhere = cluster?.ownerElsewhere(machine_id) !== undefined;
+      const refused =
+        isRefusal(found) && !isElsewhere
+          ? found
+          : busy.has(machine_id)
+            ? { reason: 'in_other_upgrade' as const, message }
+            : undefined;
       const from_version = facts?.agent_version ?? '';
       const one = { ...of, machine_id, from_version };
       if (refused) return [{ ...one, status: 'skipped', ...refused, finished_at: created_at }];

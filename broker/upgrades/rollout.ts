@@ -11,7 +11,7 @@ import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
 /** The parts of the broker that differ if there are several brokers. */
 interface Peers {
   /** Undefined if this is the only broker. */
-  cluster?: Pick<Cluster, 'join' | 'follow'> | undefined;
+  cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
 }
 export type RolloutServices = UpgradeServices & Peers;
 

@@ -12,6 +12,7 @@ import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import type { PostgresServer } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { packageOf, signingKey, upgradesOf } from '../upgrades-fixture.ts';
 import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
@@ -61,6 +62,26 @@ withPostgres('two brokers', () => {
     const revoked = performance.now();
     await expect.poll(async () => (await atTwo()).status, { interval: 10, timeout: 5_000 }).toBe(401);
     expect(performance.now() - revoked).toBeLessThan(1_000);
+  });
+
+  test('upgrade the machines of each other, a wave at a time', async () => {
+    const { one, two } = await startTwo(await server());
+    const key = signingKey();
+    const { file, bytes, signature } = packageOf('9.0.0', key);
+    for (const { client } of [one, two])
+      await client.packages.upload({ package: file, signature, content: bytes });
+    const [atOne, atTwo] = [upgradesOf(one, key), upgradesOf(two, key)];
+    const machines = [await atOne.machine('a'), await atTwo.machine('b'), await atOne.machine('c')];
+    const online = async () => (await one.client.machines.list({ status: 'online' })).total;
+    await soon(online).toBe(3);
+    const { id } = await atOne.upgrade({ machine_ids: machines.map((one) => one.id), wave: '1' });
+    for (const machine of machines) await machine.upgrade();
+    for (const broker of [atOne, atTwo])
+      expect(await broker.ended(id)).toMatchObject({ status: 'completed', counts: { upgraded: 3 } });
+    const { items } = await two.client.events.list({ type: 'upgrade.wave_started' });
+    expect(items).toHaveLength(3);
+    const cancelled = await atTwo.upgrade({ machine_ids: machines.map((one) => one.id), version: '9.1.0' });
+    expect(await atOne.ended(cancelled.id)).toMatchObject({ counts: { skipped: 3 } });
   });
 
   test('change the same documents in turns, and no change is lost', async () => {
