@@ -141,15 +141,18 @@ export class Batches {
     machines: readonly MachineId[],
     caller: Caller,
     hooks: BatchHooks = {},
-  ): Promise<{ id: BatchId; members: readonly OpenCommand[] }> {
+  ): Promise<{ id: BatchId; members: readonly OpenCommand[]; first: Command | undefined }> {
     const { command, args = null, cwd = null, user = null, concurrency = null, max_failures = null } = params;
     const id = newId('batch') as BatchId;
     const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
     const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
     const members: OpenCommand[] = [];
-    const store = () => this.#store({ batch, members, params, machines, caller, hooks });
+    let first: Command | undefined;
+    const store = async (): Promise<void> => {
+      [first] = await this.#store({ batch, members, params, machines, caller, hooks });
+    };
     await this.#context.scheduler.store(members, store);
-    return { id, members };
+    return { id, members, first };
   }
 
   /** Returns the machines of a batch; none if the batch does not exist. */
@@ -181,7 +184,7 @@ export class Batches {
    * Stores a batch in slices and adds its commands to `members`. A batch is incomplete until its last slice is
    * stored. An incomplete batch is removed after a failure, or at the next start after a crash.
    */
-  async #store({ batch, members, params, machines, caller, hooks }: NewBatch): Promise<void> {
+  async #store({ batch, members, params, machines, caller, hooks }: NewBatch): Promise<Command[]> {
     const { scheduler, store, log } = this.#context;
     const { id: batch_id, created_at } = batch;
     const { key_id, request_id } = caller;
@@ -216,6 +219,7 @@ export class Batches {
           caller.commit(transaction, { ...hooks.made, batch_id }, slice, more);
         });
       }
+      return all;
     } catch (error) {
       await store.batches.remove(batch_id).catch((err: unknown) => {
         log.warn({ err, batch_id }, 'a batch that was not stored completely is removed at the next start');

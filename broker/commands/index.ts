@@ -159,10 +159,12 @@ export class Commands {
 
   /** Stores a batch, and starts its commands. Returns the first of them. */
   async startBatch(...batch: Parameters<Batches['start']>): Promise<AcceptedCommand> {
-    const { id, members } = await this.batches.start(...batch);
-    const [first] = members;
+    const { id, members, first } = await this.batches.start(...batch);
     if (!first) throw new Error('a batch has at least one machine');
-    return { ...accepted(first), batch_id: id };
+    const open = members.find(({ record }) => record.id === first.id);
+    // A command of another broker's machine is reported as it was stored.
+    const begun = open ? accepted(open) : { id: first.id, within: async () => serialize(first) };
+    return { ...begun, batch_id: id };
   }
 
   /**

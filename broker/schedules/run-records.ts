@@ -84,8 +84,8 @@ export class ScheduleRecords {
 
   /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
+    // A run by hand may be on a machine of another broker, as a part of a batch.
     const { schedule_id, machine_id, scheduled_for: at } = run;
-    transaction.about(machine_id);
     // The row may replace an older one. After the clock was set back, a row for the same time may exist, although
     // its run did not take place.
     const key = 'schedule_id, scheduled_for, machine_id';

@@ -180,3 +180,25 @@ withPostgres('a batch on machines of two brokers', () => {
     await soon(() => query(`SELECT spec FROM batches WHERE id = '${id}'`)).toEqual([{ spec: null }]);
   });
 });
+
+withPostgres('a schedule with tags on machines of two brokers', () => {
+  test('runs on both at its times and by hand, whichever broker is asked', async () => {
+    const { one, two, near, far } = await system();
+    const { client } = one;
+    for (const machine_id of [near, far]) await client.machines.update({ machine_id, tags: ['both'] });
+    const made = await client.schedules.create({
+      ...{ tags: ['both'], name: 'both', command: 'true', cron: '* * * * * *' },
+    });
+    const schedule_id = made.id;
+    for (const machine_id of [near, far])
+      await soon(
+        async () => (await client.schedules.history({ schedule_id, machine_id, status: 'completed' })).total,
+      ).toBeGreaterThan(1);
+    await client.schedules.update({ schedule_id, enabled: false });
+    for (const broker of [one, two]) {
+      const { batch_id } = await broker.client.schedules.run({ schedule_id });
+      const runs = { schedule_id, batch_id: batch_id ?? '', status: 'completed' } as const;
+      await soon(async () => (await broker.client.schedules.history(runs)).total).toBe(2);
+    }
+  });
+});
