@@ -304,13 +304,17 @@ test('small answers reuse one connection', async () => {
 
 test('a request with as many headers as one broker accepts is accepted by the owner too', async () => {
   const { front, owner, key, machineId } = await brokers();
-  const many = Object.fromEntries(Array.from({ length: 90 }, (_, n) => [`x-header-${n}`, 'x'.repeat(150)]));
-  for (const { url } of [owner, front]) {
-    const answer = await fetch(`${url}/api/v1/machines/${machineId}${stat}`, {
-      headers: { ...many, Authorization: `Bearer ${key}` },
-    });
-    expect(answer.status).toBe(200);
-  }
+  const ask = async ({ url }: { url: string }, length: number): Promise<number> => {
+    const many = Object.fromEntries(
+      Array.from({ length: 90 }, (_, n) => [`x-header-${n}`, 'x'.repeat(length)]),
+    );
+    const headers = { ...many, Authorization: `Bearer ${key}` };
+    return (await fetch(`${url}/api/v1/machines/${machineId}${stat}`, { headers })).status;
+  };
+  let longest = 180;
+  while ((await ask(owner, longest)) !== 200) longest -= 1;
+  expect(longest).toBeGreaterThan(150);
+  expect(await ask(front, longest)).toBe(200);
 });
 
 test('a page of a list is answered without the owner', async () => {
