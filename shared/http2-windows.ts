@@ -102,9 +102,7 @@ function startControl(role: Role): () => void {
   let stopLooking = (): void => {};
 
   function look(): void {
-    const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
-    const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
-    const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
+    const share = shareOf([...busy]);
     for (const peer of busy) {
       resize(peer, windowFor(peer, share));
       const idle = peer.streams.size === 0 && peer.window === nearBytes;
@@ -149,12 +147,25 @@ function startControl(role: Role): () => void {
     if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
     else whenConnected(session, () => void begin(peer));
   };
-  const channel = `http2.${role}.stream.created`;
-  subscribe(channel, opened);
+  const stop = onEachStream(role, opened);
   return () => {
-    unsubscribe(channel, opened);
+    stop();
     stopLooking();
   };
+}
+
+/** Calls `opened` with the message about each new stream of a role, until the returned function is called. */
+function onEachStream(role: Role, opened: (message: unknown) => void): () => void {
+  const channel = `http2.${role}.stream.created`;
+  subscribe(channel, opened);
+  return () => void unsubscribe(channel, opened);
+}
+
+/** Returns the number of bytes that the windows of each peer that reads may have together. */
+function shareOf(peers: readonly Peer[]): number {
+  const held = sum(peers, (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
+  const readers = peers.filter((peer) => wantedBy(peer) > nearBytes).length;
+  return Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
 }
 
 /** A client may open a stream before its session is connected. The session has no windows until then. */

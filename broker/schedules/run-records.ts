@@ -45,7 +45,7 @@ export type Reach = readonly string[] | undefined;
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR coalesce(reason, '') = 'machine_offline'))";
-/** Sorts ended runs, the worst first. A lost run is the worst, because nobody knows what it has done. */
+/** Sorts ended runs, the worst first. A lost run is the worst, because its effects are unknown. */
 const worstFirst =
   "CASE status WHEN 'lost' THEN 0 WHEN 'failed' THEN 1 WHEN 'timeout' THEN 2 WHEN 'cancelled' THEN 3 ELSE 4 END";
 /** Maximum number of marks that one transaction stores. */

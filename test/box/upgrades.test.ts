@@ -41,7 +41,10 @@ function alter(home: string, to: string, behaviour: Behaviour): void {
 }
 
 const sourceOf = (kind: Kind): string =>
-  join(built, readdirSync(built).find((name) => /^farhand-agent/.test(name) && name.endsWith(kind)) ?? '');
+  join(
+    built,
+    readdirSync(built).find((name) => name.startsWith('farhand-agent') && name.endsWith(kind)) ?? '',
+  );
 
 /** Makes a package of another version from the built one. */
 function packageOf(kind: Kind, to: string, behaviour: Behaviour = 'good'): Buffer {

@@ -126,7 +126,8 @@ interface Calling {
 function reasonOf(error: { code?: string; details?: string } | null | undefined): string {
   if (!error) return 'ok';
   const { code, details, message } = fromWire(error);
-  return details.reason === 'refused' ? message : String(details.reason ?? code);
+  const reason = typeof details.reason === 'string' ? details.reason : code;
+  return reason === 'refused' ? message : reason;
 }
 
 /** The name of the field that an answer has. */
