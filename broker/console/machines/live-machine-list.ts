@@ -69,10 +69,15 @@ export class Fleet {
     return true;
   }
 
-  /** Loads the rows in view that were not loaded before. */
+  /**
+   * Loads the rows in view that were not loaded before, and those that come into view next: rows that are drawn empty
+   * and filled later, all at once, cost a fast scroll a frame.
+   */
   show(first: number, last: number): void {
+    const ahead = Math.sign(first - this.#view.first) * pageSize;
     this.#view = { first, last };
-    for (const page of this.#pagesInView()) if (!this.#asked.has(page)) void this.#read(page);
+    const next = this.#pagesOf(Math.max(0, first + ahead), Math.min(last + ahead, (this.#total ?? 0) - 1));
+    for (const page of [...this.#pagesInView(), ...next]) if (!this.#asked.has(page)) void this.#read(page);
   }
 
   /** Loads the rows in view again. Other rows are loaded when they come into view. */
@@ -101,8 +106,13 @@ export class Fleet {
   }
 
   #pagesInView(): number[] {
-    const [first, last] = [Math.floor(this.#view.first / pageSize), Math.floor(this.#view.last / pageSize)];
-    return Array.from({ length: last - first + 1 }, (_, index) => first + index);
+    return this.#pagesOf(this.#view.first, this.#view.last);
+  }
+
+  /** The numbers of the pages with these rows. */
+  #pagesOf(firstRow: number, lastRow: number): number[] {
+    const [first, last] = [Math.floor(firstRow / pageSize), Math.floor(lastRow / pageSize)];
+    return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => first + index);
   }
 
   async #read(page: number): Promise<void> {
