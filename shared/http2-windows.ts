@@ -138,12 +138,7 @@ function startControl(role: Role): () => void {
     if (headers[':path'] !== linkService.Answer.path) return;
     const peer = peers.get(session) ?? newPeer(session);
     peers.set(session, peer);
-    peer.streams.add(stream);
-    if (!busy.has(peer)) resize(peer, leastOf(peer));
-    stream.once('close', () => {
-      peer.streams.delete(stream);
-      if (!busy.has(peer)) resize(peer, leastOf(peer));
-    });
+    countStream(peer, stream, () => !busy.has(peer) && resize(peer, leastOf(peer)));
     if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
     else whenConnected(session, () => void begin(peer));
   };
@@ -177,6 +172,16 @@ function whenConnected(session: Http2Session, run: (session: Http2Session) => vo
 function setUp(session: Http2Session): void {
   session.setLocalWindowSize(connectionBytes);
   session.settings({ initialWindowSize: nearBytes });
+}
+
+/** Counts an open stream until it closes. `changed` is called after both changes of the number. */
+function countStream({ streams }: Peer, stream: Http2Stream, changed: () => void): void {
+  streams.add(stream);
+  changed();
+  stream.once('close', () => {
+    streams.delete(stream);
+    changed();
+  });
 }
 
 const newPeer = (session: Http2Session): Peer => ({
