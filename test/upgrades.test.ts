@@ -268,6 +268,7 @@ test('a limited key upgrades and sees only its machines, and cannot cancel an up
 });
 
 test('after a restart of the broker an upgrade goes on, and machines are asked what became of them', async () => {
+  const clock = leapingClock();
   const first = await startUpgradeSystem();
   await first.upload('9.0.0');
   const [a, b, c] = [await first.machine('a'), await first.machine('b'), await first.machine('c')];
@@ -278,6 +279,7 @@ test('after a restart of the broker an upgrade goes on, and machines are asked w
   await expect.poll(() => first.outcomes(id)).toEqual({ a: 'switching', b: 'busy', c: 'waiting' });
   for (const one of [a, b, c]) one.leave();
   await first.broker.close();
+  clock.leap(hour);
   const { grpc, url } = first;
   const flags = ['--http', new URL(url).host, '--grpc', grpc];
   const second = await startUpgradeSystem({ dataDir: first.dataDir, flags });

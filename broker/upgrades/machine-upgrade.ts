@@ -41,6 +41,8 @@ interface Context extends UpgradeServices {
  * A machine must link again and report the outcome within twice the probe timeout and this number of milliseconds.
  */
 const outcomeMs = 180_000;
+/** Milliseconds in which machines link again after a start of the broker. */
+const returnMs = 60_000;
 /**
  * A call to a machine is given up after `wait_for` and this number of milliseconds, in which a slow link can
  * transfer the package.
@@ -73,7 +75,9 @@ export class MachineUpgrade {
 
   /** `plan.upgrade` is the upgrade in its present state. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
-    this.#member = member;
+    // The broker may have been down for longer than the machine had time: it can still link now.
+    const until = member.until === null ? null : Math.max(member.until, now() + returnMs);
+    this.#member = { ...member, until };
     this.#plan = plan;
     this.#context = context;
   }
