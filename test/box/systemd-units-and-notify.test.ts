@@ -5,6 +5,7 @@ import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { BrokerAddresses } from '../../agent/link/broker-addresses.ts';
 import { keepLinked, type LinkOptions } from '../../agent/link/index.ts';
 import { service as agentService } from '../../agent/systemd-service.ts';
 import { scriptFor } from '../../broker/packages/install.ts';
@@ -230,7 +231,7 @@ describe('an agent', () => {
     const asked = Promise.withResolvers<void>();
     // The agent uses no other option before its hello.
     const options = {
-      broker: system.grpc,
+      brokers: await BrokerAddresses.open(temporaryFolder('agent'), [system.grpc], quiet),
       identity,
       handlers: {},
       capabilities: [],
