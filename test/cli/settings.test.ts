@@ -197,7 +197,7 @@ describe('settings', () => {
     ['[::ffff:192.0.2.1]:80', '::ffff:192.0.2.1', 80],
   ])('take the address %s', (address, host, port) => {
     expect(broker(['--http', address]).http).toEqual({ host, port });
-    expect(readSettings(agentSettings, { argv: ['--broker', address], env: {} }).broker).toBe(address);
+    expect(readSettings(agentSettings, { argv: ['--broker', address], env: {} }).broker).toEqual([address]);
   });
 
   test('accept lists with commas, and arrays in the file', () => {
@@ -548,7 +548,7 @@ describe('help', () => {
 
 test('settings of another verb in the file are ignored, and are not accepted as flags', () => {
   const file = fileWith('user = "me"\nallow_sudo = true');
-  expect(agent(['--config', file]).broker).toBe('127.0.0.1:1');
+  expect(agent(['--config', file]).broker).toEqual(['127.0.0.1:1']);
   expect(failureOf(() => agent(['--user', 'me']))).toBeInstanceOf(UsageError);
   expect(agent([], { FARHAND_USER: 'me' }).user).toBeUndefined();
 });
