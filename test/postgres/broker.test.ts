@@ -269,12 +269,25 @@ async function losesAnswer(server: PostgresServer, call: Call): Promise<{ answer
   // A commit waits for the answer of this standby, which does not exist.
   await server.query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
   await server.query('SELECT pg_reload_conf()');
-  const answer = createKey(call, 'first');
+  // The server's processes take over the setting one after another, so the first changes may still be answered.
+  for (let count = 0; ; count += 1) {
+    const answer = createKey(call, `first-${count}`);
+    const isAnswered = answer.then(
+      () => true,
+      () => true,
+    );
+    if (await Promise.race([isAnswered, commitWaits(server)])) continue;
+    await server.query('ALTER SYSTEM RESET synchronous_standby_names');
+    await server.stop('SIGKILL');
+    return { answer };
+  }
+}
+
+/** Resolves to false once a commit waits for a standby. */
+async function commitWaits(server: PostgresServer): Promise<boolean> {
   const waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
   await expect.poll(async () => (await server.query(waiting)).length).toBe(1);
-  await server.query('ALTER SYSTEM RESET synchronous_standby_names');
-  await server.stop('SIGKILL');
-  return { answer };
+  return false;
 }
 
 withPostgres('while PostgreSQL is killed and started again', () => {
