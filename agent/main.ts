@@ -29,7 +29,7 @@ runServiceProgram({
       return { text: await trustKey(argv), code: 0 };
     },
     async 'apply-upgrade'({ env }) {
-      const { applyUpgrade } = await import('./upgrade/root-unit/apply.ts');
+      const { applyUpgrade } = await import('./upgrade/root-unit/apply-upgrade.ts');
       const settings = readSettings(agentSettings, { argv: ['--config', settingsFile], env: {} });
       await applyUpgrade(settings, createLogger(name, settings.log_level, isJournal(env)));
       return { text: '', code: 0 };

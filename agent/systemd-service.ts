@@ -14,8 +14,8 @@ import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { checkRoots } from './files/index.ts';
 import { machineIn, readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';
+import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
 import { planUpgradeUnit } from './upgrade/install-root-unit.ts';
-import { upgradeDirectory } from './upgrade/shared-directory.ts';
 
 const agent: Service = {
   name: 'farhand-agent',

@@ -5,7 +5,7 @@ import { StartError } from '../../shared/errors.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
 import { home } from '../../shared/shipped-files.ts';
 import type { AgentSettings } from '../settings-schema.ts';
-import { installedKind, kindOfHome, readResult } from './shared-directory.ts';
+import { installedKind, kindOfHome, readResult } from './directory-shared-with-root.ts';
 import { readTrustedKey } from './trusted-key.ts';
 
 const unit = '/etc/systemd/system/farhand-agent-upgrade.path';

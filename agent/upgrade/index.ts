@@ -12,6 +12,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
 import { home } from '../../shared/shipped-files.ts';
 import type { Processes } from '../processes/index.ts';
+import { installedKind, kindOfHome, readResult, upgradePaths } from './directory-shared-with-root.ts';
 import {
   acceptUpgrade,
   firstMessage,
@@ -21,11 +22,10 @@ import {
   refusal,
   type StageRequests,
 } from './receive-package.ts';
-import { installedKind, kindOfHome, readResult, upgradePaths } from './shared-directory.ts';
 import { readTrustedKey } from './trusted-key.ts';
 
 export interface UpgradesOptions {
-  /** Directory shared with root's upgrade unit; see shared-directory.ts. */
+  /** Directory shared with root's upgrade unit; see directory-shared-with-root.ts. */
   directory: string;
   /** The only version that the machine's owner accepts. If undefined, the owner accepts any. */
   holdVersion: string | undefined;

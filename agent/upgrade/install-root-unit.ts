@@ -6,7 +6,7 @@ import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/shipped-files.ts';
 import type { Installation } from '../../shared/systemd/install.ts';
-import { kindOfHome, upgradeDirectory, upgradePaths } from './shared-directory.ts';
+import { kindOfHome, upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
 import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 
 /** Paths of the launchers that packages install. They are the same in every version. */

@@ -12,7 +12,7 @@ import {
   requestSchema,
   type UpgradeRequest,
   type UpgradeResult,
-} from './shared-directory.ts';
+} from './directory-shared-with-root.ts';
 
 export type StageRequests = AsyncIterable<StageUpgradeRequest__Output>;
 export type Open = StageUpgradeOpen__Output;

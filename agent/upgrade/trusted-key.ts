@@ -7,7 +7,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { publicKeyOf, rawPublicKey } from '../../shared/identity-proof.ts';
 import { fingerprintOf } from '../../shared/package-signature.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
-import { upgradeDirectory, upgradePaths } from './shared-directory.ts';
+import { upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
 
 const usage = 'farhand-agent trust-key FILE: trusts the packages that the owner of this key signs';
 

@@ -3,7 +3,7 @@
 // renewal is sent.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { leaseMs, releasing, renewal } from './tables.ts';
+import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
 
 /** Milliseconds before the end of its lease at which a broker stops work. */
 const marginMs = 1_000;

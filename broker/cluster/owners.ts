@@ -12,10 +12,10 @@ import { PostgresListener } from '../history/postgres-listener.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
-import { Claims } from './claims.ts';
+import * as sql from './broker-and-owner-tables.ts';
 import { Lease } from './own-broker-lease.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
-import * as sql from './tables.ts';
+import { Claims } from './tasks-of-one-broker.ts';
 
 /** A part of the broker that has open work of machines in memory. */
 export interface Adopter {

@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Peer } from '../cluster/peers/owner-lookup.ts';
 import type { HistoryTransaction } from '../history/history.ts';
-import { machinesNamedOrTagged } from '../machines/named-or-tagged.ts';
+import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';

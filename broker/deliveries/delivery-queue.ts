@@ -2,7 +2,7 @@
 // Every receiver has a separate queue, so a dead receiver delays no other.
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Claims } from '../cluster/claims.ts';
+import type { Claims } from '../cluster/tasks-of-one-broker.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { State } from '../state/in-memory-state.ts';
 import type { Attempted, Delivery, DeliveryStore, EventKind } from './delivery-store.ts';

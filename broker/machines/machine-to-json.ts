@@ -3,7 +3,7 @@ import { includedIn } from '../../shared/api/machines.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { upgradeStateOf } from '../packages/eligibility.ts';
+import { upgradeStateOf } from '../packages/can-machine-upgrade.ts';
 import type { Catalog, Packages } from '../packages/index.ts';
 import type { Facts, MachineFacts, Report } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';

@@ -8,12 +8,12 @@ import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/shipped-files.ts';
 import { pageOf } from '../paging.ts';
-import { Catalog, packagesIn, toJson, uploadedPackages } from './catalog.ts';
+import { Catalog, packagesIn, toJson, uploadedPackages } from './available-packages.ts';
 import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
-import { uploadHandlers } from './uploads.ts';
+import { uploadHandlers } from './upload-packages.ts';
 
-export { type AgentPackage, Catalog } from './catalog.ts';
-export { removeUnfinishedUploads } from './uploads.ts';
+export { type AgentPackage, Catalog } from './available-packages.ts';
+export { removeUnfinishedUploads } from './upload-packages.ts';
 
 export interface Packages {
   handlers: Handlers['packages'];

@@ -14,7 +14,7 @@ import {
   type Row,
   textIn,
 } from '../history/history.ts';
-import type { Installation, LastUpgrade } from './installation.ts';
+import type { Installation, LastUpgrade } from './agent-installation.ts';
 import { LastHour } from './metrics-last-hour.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);

@@ -32,7 +32,7 @@ import { LiveUpdates } from '../live/index.ts';
 import { Logins } from '../logins/index.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { recordMachineEvents } from '../machines/online-offline-events.ts';
-import { prometheusHandlers } from '../machines/prometheus.ts';
+import { prometheusHandlers } from '../machines/prometheus-targets-and-metrics.ts';
 import { tagHandlers } from '../machines/tags.ts';
 import { createPackages, removeUnfinishedUploads } from '../packages/index.ts';
 import { MachineFacts } from '../presence/facts-and-metrics.ts';

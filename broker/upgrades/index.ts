@@ -10,10 +10,10 @@ import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
 import type { History } from '../history/history.ts';
-import { machinesNamedOrTagged } from '../machines/named-or-tagged.ts';
-import { isRefusal, packageFor } from '../packages/eligibility.ts';
+import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
+import { isRefusal, packageFor } from '../packages/can-machine-upgrade.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { Rollout, type RolloutServices } from './rollout.ts';
+import { Rollout, type RolloutServices } from './upgrade-in-waves.ts';
 import {
   type Member,
   memberColumns,

@@ -15,9 +15,9 @@ import {
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
+import { upgradePaths } from '../../agent/upgrade/directory-shared-with-root.ts';
 import { Upgrades, type UpgradesOptions } from '../../agent/upgrade/index.ts';
 import { takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
-import { upgradePaths } from '../../agent/upgrade/shared-directory.ts';
 import { trustKey } from '../../agent/upgrade/trusted-key.ts';
 import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import { methods } from '../../shared/agent-rpcs.ts';

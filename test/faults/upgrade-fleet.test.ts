@@ -8,12 +8,12 @@ import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'nod
 import { join, relative } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
-import { dropRequest, takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import {
   type UpgradeRequest,
   type UpgradeResult,
   upgradePaths,
-} from '../../agent/upgrade/shared-directory.ts';
+} from '../../agent/upgrade/directory-shared-with-root.ts';
+import { dropRequest, takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import { pinKey } from '../../agent/upgrade/trusted-key.ts';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { sleep } from '../../shared/clock.ts';

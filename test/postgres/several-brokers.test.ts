@@ -4,7 +4,7 @@ import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { pruning } from '../../broker/cluster/tables.ts';
+import { pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { gate, soon } from '../commands-fixture.ts';

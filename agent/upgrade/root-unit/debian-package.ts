@@ -6,8 +6,8 @@ import { dirname, join } from 'node:path';
 import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { must, run } from '../../../shared/systemd/control.ts';
-import type { upgradePaths } from '../shared-directory.ts';
-import type { Installer, VersionNames } from './installer.ts';
+import type { upgradePaths } from '../directory-shared-with-root.ts';
+import type { Installer, VersionNames } from './installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 
 const name = 'farhand-agent';

@@ -4,8 +4,8 @@ import { mkdtemp, readdir, readlink, rename, rm, symlink } from 'node:fs/promise
 import { join } from 'node:path';
 import { syncDirectory } from '../../../shared/durable-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
-import type { upgradePaths } from '../shared-directory.ts';
-import type { Installer, VersionNames } from './installer.ts';
+import type { upgradePaths } from '../directory-shared-with-root.ts';
+import type { Installer, VersionNames } from './installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 
 const place = '/opt/farhand-agent';

@@ -15,7 +15,7 @@ import {
   parsePackageName,
   parseSignatureFile,
   toJson,
-} from './catalog.ts';
+} from './available-packages.ts';
 
 /** Maximum size of a package in bytes. */
 const mostBytes = 512 * 1024 * 1024;

@@ -2,7 +2,7 @@
 // claim is good as long as the lease of its broker.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { claimingTasks, leaseMs, pruning, readingTasks } from './tables.ts';
+import { claimingTasks, leaseMs, pruning, readingTasks } from './broker-and-owner-tables.ts';
 
 /** A broker stops its tasks this long before the end of its lease. */
 const marginMs = 1_000;

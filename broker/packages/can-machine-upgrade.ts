@@ -5,7 +5,7 @@ import type { Obstacle } from '../../shared/api/upgrades.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
 import type { Facts } from '../presence/facts-and-metrics.ts';
 import type { Machine } from '../state/in-memory-state.ts';
-import type { AgentPackage, Catalog } from './catalog.ts';
+import type { AgentPackage, Catalog } from './available-packages.ts';
 
 /** Why a machine cannot be upgraded. */
 export interface Refusal {

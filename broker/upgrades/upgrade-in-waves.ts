@@ -5,7 +5,7 @@ import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import type { Cluster } from '../cluster/owners.ts';
-import { MachineUpgrade, type UpgradeServices } from './machine-upgrade.ts';
+import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
 import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
 
 /** The parts of the broker that differ if there are several brokers. */
