@@ -131,7 +131,7 @@ interface Mount {
   whole: boolean;
 }
 
-/** File systems on disks or servers whose source is not a path below /dev. */
+/** File systems that are on a disk or a server, even if their source is not a path below /dev. */
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of read-only images. They are left out, because they are always full. */

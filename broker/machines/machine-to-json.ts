@@ -49,7 +49,7 @@ function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   return offset === undefined ? {} : { clock_offset_ms: offset };
 }
 
-/** Returns the function that makes the extra fields which the parameter `include` of a list selects. */
+/** Returns a function that makes a machine's extra fields. The list's parameter `include` selects which ones. */
 export function extraFields(
   { machineFacts, packages }: MachineSources & Catalogs,
   text: string | undefined,

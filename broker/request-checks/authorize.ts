@@ -336,7 +336,9 @@ export function createRecall(
   const parser = route && new RequestParser(route);
   return async (id, caller, first) => {
     if (!parser || param === undefined)
-      throw new Error(`the route table has no ${noun}.${operation}, which answers repeated requests`);
+      throw new Error(
+        `${noun}.${operation} answers repeated requests, but the route table has no such route with a path parameter`,
+      );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });
     const past = new StoredIds();

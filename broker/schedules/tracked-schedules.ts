@@ -167,7 +167,7 @@ export class TrackedSchedules {
     return true;
   }
 
-  /** Tracks a schedule that has one machine. Returns the schedule if it was on another machine before. */
+  /** Tracks a schedule that has one machine. Returns its entry if the schedule was on another machine before. */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
     if (machine_id === undefined) return [];

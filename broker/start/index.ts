@@ -68,7 +68,7 @@ const silentMs = 15_000;
 const certificateMs = 10_000;
 /** Maximum number of bytes of large JSON bodies that may be arriving at once. */
 const maxBodies = 64 * 1024 * 1024;
-/** Milliseconds that requests in progress have to finish when a server stops. */
+/** Milliseconds that a stopping server waits for requests in progress to finish. */
 const finishRequestsMs = 4_000;
 
 /**
