@@ -8,7 +8,7 @@ import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
 import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
 import { archive, sha256Of } from './package/reproducible-tar.ts';
-import { type Arch, arches, root, run, version } from './package/run-and-read-json.ts';
+import { type Arch, arches, root, run, version } from './package/shared-by-packaging-steps.ts';
 import { loadSigningKey, makeSigningKey, type Signer } from './package/signing-key.ts';
 
 const { values } = parseArgs({

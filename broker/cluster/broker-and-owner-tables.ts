@@ -1,5 +1,5 @@
 // The tables of brokers and owners, and the statements that change them. All times are of the database's clock.
-import { knownGenerations } from '../state/postgres-documents.ts';
+import { knownGenerations } from '../state/documents-in-postgres.ts';
 
 /** Milliseconds for which a lease is valid after a renewal. */
 export const leaseMs = 10_000;

@@ -27,9 +27,9 @@ import {
   isPlausible,
   type Spec,
 } from './command-record.ts';
-import { QueueTimeout } from './queue-timeout.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 import type { Output } from './stored-output.ts';
+import { QueueTimeout } from './wait-and-retry-limits.ts';
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;

@@ -15,8 +15,8 @@ import { copyMarkOf, setCopyMark } from '../history/unfinished-copy-mark.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { startBroker } from '../start/index.ts';
 import { type Documents, names } from '../state/document-types.ts';
-import { FileStore } from '../state/file-documents.ts';
-import { PostgresStore } from '../state/postgres-documents.ts';
+import { PostgresStore } from '../state/documents-in-postgres.ts';
+import { FileStore } from '../state/documents-in-state-json.ts';
 import { StateFile } from '../state/state-file.ts';
 import { copyTable, digestOf, insert, mostRows, type Table, tablesOf } from './copy-rows.ts';
 

@@ -72,7 +72,7 @@ async function createInDatabase(
   const [{ PostgresDatabase }, { addressOf }, { PostgresStore }, { refuseMarked }] = await Promise.all([
     import('../history/postgres-database.ts'),
     import('../history/postgres-settings.ts'),
-    import('../state/postgres-documents.ts'),
+    import('../state/documents-in-postgres.ts'),
     import('../history/unfinished-copy-mark.ts'),
   ]);
   const address = { database_url, database_password_file };

@@ -14,8 +14,8 @@ interface Opening {
 /** Creates the clients of other brokers. Their code is loaded only here, because most brokers have no others. */
 export async function createPeerClients({ closers, log }: Opening, authority: Authority, owners: Owners) {
   const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
-    import('../cluster/peers/peer-http-client.ts'),
-    import('../cluster/peers/peer-grpc-client.ts'),
+    import('../cluster/peers/forward-http-to-peer.ts'),
+    import('../cluster/peers/forward-grpc-to-peer.ts'),
     import('../cluster/peers/other-brokers.ts'),
   ]);
   const leaf = await authority.peer();

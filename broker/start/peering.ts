@@ -25,7 +25,7 @@ export async function createPeering(
     import('../cluster/peers/route-to-owner.ts'),
     import('../cluster/peers/peer-port.ts'),
     import('../cluster/peers/forwarded-client-header.ts'),
-    import('../cluster/peers/peer-grpc-client.ts'),
+    import('../cluster/peers/forward-grpc-to-peer.ts'),
     import('../grpc-api/write-files-for-brokers.ts'),
   ]);
   const leaf = await authority.peer();

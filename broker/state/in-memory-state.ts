@@ -5,7 +5,7 @@ import { after } from '../../shared/clock.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names } from './document-types.ts';
-import { FileStore } from './file-documents.ts';
+import { FileStore } from './documents-in-state-json.ts';
 import type { Apply, Edited, StateStore } from './store-interface.ts';
 
 export type {

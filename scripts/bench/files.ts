@@ -20,7 +20,7 @@ import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:f
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { Meter, type Peer, race, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
-import type { FilesBench } from './files/files-bench-context.ts';
+import type { FilesBench } from './files/files-bench-type.ts';
 import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
 import {
   bench,

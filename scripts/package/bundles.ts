@@ -6,7 +6,7 @@ import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { protos } from '../../shared/load-protos.ts';
 import { buildConsole } from '../build-console.ts';
 import { routesAsData } from './routes-as-plain-data.ts';
-import { manifestSchema, readJson, root } from './run-and-read-json.ts';
+import { manifestSchema, readJson, root } from './shared-by-packaging-steps.ts';
 
 const require = createRequire(import.meta.url);
 

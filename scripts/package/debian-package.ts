@@ -12,7 +12,7 @@ import {
 import { join } from 'node:path';
 import { type Program, programs } from './program-directories.ts';
 import { epoch } from './reproducible-tar.ts';
-import { type Arch, run, version } from './run-and-read-json.ts';
+import { type Arch, run, version } from './shared-by-packaging-steps.ts';
 
 const debianArch: Record<Arch, string> = { x64: 'amd64', arm64: 'arm64' };
 

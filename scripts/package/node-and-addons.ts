@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { constants, copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
-import { type Arch, readJson, root, run } from './run-and-read-json.ts';
+import { type Arch, readJson, root, run } from './shared-by-packaging-steps.ts';
 
 const packList = z.tuple([z.object({ filename: z.string() })]);
 const lockFile = z.object({ packages: z.record(z.string(), z.unknown()) });

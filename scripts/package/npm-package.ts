@@ -5,7 +5,7 @@ import { publint } from 'publint';
 import { formatMessage } from 'publint/utils';
 import { addShare } from '../man-pages-and-completions.ts';
 import { bundleDoors, bundleLibrary, bundlePrograms, type Entry } from './bundles.ts';
-import { manifestSchema, readJson, root, run, version } from './run-and-read-json.ts';
+import { manifestSchema, readJson, root, run, version } from './shared-by-packaging-steps.ts';
 import { declare } from './type-declarations.ts';
 
 const programs: Entry[] = ['farhand', 'farhand-agent', 'farhand-broker'];

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { addShare } from '../man-pages-and-completions.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { addAddons, addBinaries } from './node-and-addons.ts';
-import { type Arch, version } from './run-and-read-json.ts';
+import { type Arch, version } from './shared-by-packaging-steps.ts';
 
 /** Packages by name, with the programs in each and its description. */
 export const programs = {

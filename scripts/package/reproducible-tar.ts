@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { run } from './run-and-read-json.ts';
+import { run } from './shared-by-packaging-steps.ts';
 
 /** Modification time of all packed files, in seconds since 1970. */
 export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';

@@ -1,7 +1,7 @@
 // Makes the type declarations of `farhand` and `farhand/grpc`, so that they need no types of other libraries.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
-import { root, run } from './run-and-read-json.ts';
+import { root, run } from './shared-by-packaging-steps.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
 /** The declarations that replace those types of gRPC's libraries to which the types of the protos refer. */

@@ -8,9 +8,9 @@ import { AppError } from '../../../shared/errors.ts';
 import type { Lookups } from '../../request-checks/authorize.ts';
 import type { FoundId } from '../../request-checks/parse-api-request.ts';
 import type { State } from '../../state/in-memory-state.ts';
+import type { PeerCall, PeerCalls } from './forward-grpc-to-peer.ts';
+import type { Forwarded, PeerClient } from './forward-http-to-peer.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
-import type { PeerCall, PeerCalls } from './peer-grpc-client.ts';
-import type { Forwarded, PeerClient } from './peer-http-client.ts';
 
 export type { Forwarded, PeerCall };
 

@@ -14,7 +14,7 @@ import {
   run,
   timed,
 } from '../start-and-measure-programs.ts';
-import type { FilesBench } from './files-bench-context.ts';
+import type { FilesBench } from './files-bench-type.ts';
 
 const longList = 10_000;
 const veryLongList = 200_000;

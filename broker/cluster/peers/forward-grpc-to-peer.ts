@@ -3,9 +3,9 @@
 import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
+import type { Forwarded } from './forward-http-to-peer.ts';
 import { clientHeader, describeClient } from './forwarded-client-header.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
-import type { Forwarded } from './peer-http-client.ts';
 
 /** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
 export type PeerCall<Request> = ClientDuplexStream<Request, Buffer>;
