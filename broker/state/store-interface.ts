@@ -1,5 +1,5 @@
-// The interface of the stores for documents: a file (file-documents.ts) or PostgreSQL
-// (postgres-documents.ts).
+// The interface of the stores for documents: a file (documents-in-state-json.ts) or PostgreSQL
+// (documents-in-postgres.ts).
 import type { OutboxEntry } from '../history/history.ts';
 import type { Declared, Documents } from './document-types.ts';
 
