@@ -104,6 +104,10 @@ export class Batches {
       for await (const command of this.#members(id, caller)) members.push(command);
       this.#followed.take(caller, members);
       const { here, elsewhere } = this.#byBroker(members, caller);
+      const { scheduler, cluster } = this.#context;
+      // Another broker may have stored the batch a moment ago.
+      if (cluster && here.some((one) => one.finished_at === null && !scheduler.get(one.id)))
+        await scheduler.adoptBatches([id]);
       const events = followMembers(here, (one) => sourceOf(this.#context, one), tail, caller);
       const path = `/api/v1/batches/${id}/stream?tail=${tail}`;
       const all = [events, ...elsewhere.map(({ events }) => withoutEnd(events(path)))];
