@@ -231,7 +231,7 @@ test('a hello with impossible facts is refused, and the stored facts are not cha
     expect(await again.ended).not.toBe(grpcStatus.OK);
   }
   const known = (await system.call('GET', `/machines/${machineOf(hostile)}`)).body.data;
-  expect(known).toMatchObject({ hostname: 'scripted', name: 'scripted', capabilities: { length: 7 } });
+  expect(known).toMatchObject({ hostname: 'scripted', name: 'scripted', capabilities: { length: 8 } });
   await served();
 });
 

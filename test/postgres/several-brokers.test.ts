@@ -122,6 +122,7 @@ withPostgres('two brokers', () => {
   test('send an event once to a follower that moves to a broker which has not heard of it yet', async () => {
     const { one, two } = await startTwo(await server());
     const { machineId: machine_id } = await one.agent();
+    await soon(async () => (await two.client.machines.list()).items[0]?.status).toBe('online');
     for (let round = 0; round < 10; round += 1) {
       await one.client.commands.create({ machine_id, command: 'true', wait: 20_000 });
       const { items } = await one.client.events.list({ limit: 1, sort: '-created_at' });
