@@ -6,7 +6,7 @@ import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import type { Packages } from '../packages/index.ts';
-import type { Declared, Machine, State } from '../state/in-memory-state.ts';
+import type { Declared, Machine, State, StateTransaction } from '../state/in-memory-state.ts';
 import { MachineLists } from './machine-lists.ts';
 import { detailOf, extraFields, itemOf, liveOf, type MachineSources, statusOf } from './machine-to-json.ts';
 
@@ -73,11 +73,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
           const text = 'tags decide what keys may use: a key limited to some machines cannot change them';
           throw new AppError('forbidden', text);
         }
-        const limitedByTag = transaction.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
-        if (tags && limitedByTag && !rights.may('admin')) {
-          const text = 'tags decide what some keys may use: changing them needs the scope admin';
-          throw new AppError('forbidden', text, { required_scope: 'admin' });
-        }
+        if (tags && !rights.may('admin')) assertNothingDependsOn(before.tags, tags, transaction);
         const renamed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
         const changed = withPolicy(renamed, agent_pin, agent_hold);
         transaction.put('machines', changed);
@@ -101,6 +97,29 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
       return { deleted: true };
     },
   };
+}
+
+/** Throws forbidden if these changed tags decide what some key may use, or where some schedule runs. */
+function assertNothingDependsOn(
+  before: readonly string[],
+  after: readonly string[],
+  transaction: StateTransaction,
+): void {
+  const required_scope = 'admin';
+  if (transaction.all('keys').some((key) => key.tags !== null && key.tags.length > 0)) {
+    const text = 'tags decide what some keys may use: changing them needs the scope admin';
+    throw new AppError('forbidden', text, { required_scope });
+  }
+  const changed = [
+    ...before.filter((tag) => !after.includes(tag)),
+    ...after.filter((tag) => !before.includes(tag)),
+  ];
+  const scheduled = changed.find((tag) =>
+    transaction.all('schedules').some(({ tags }) => tags?.includes(tag)),
+  );
+  if (scheduled === undefined) return;
+  const text = `the tag ${scheduled} decides where some schedule runs: adding or removing it needs the scope admin`;
+  throw new AppError('forbidden', text, { required_scope });
 }
 
 /** Sets what upgrades may install on a machine; undefined leaves a value as it is. */
