@@ -166,6 +166,7 @@ test('the last admin key may revoke itself, because the broker’s own machine c
     deleted: true,
     schedules: [],
     webhooks: [],
+    saved_commands: [],
   });
   expect(await knows(system, system.key)).toBe(401);
   const { key } = await withBroker({ dataDir: system.dataDir, url: undefined, apiKey: undefined }, (local) =>

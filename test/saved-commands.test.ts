@@ -66,6 +66,12 @@ test.each([
     { parameters: [{ name: 'x', type: 'integer', default: 'a' }] },
     'parameters.0.default',
   ],
+  ['an empty default', { parameters: [{ name: 'x', type: 'string', default: '' }] }, 'parameters.0.default'],
+  [
+    'a part of an argument that may be left out',
+    { argv: ['rm', '/srv/{{x}}'], parameters: [{ name: 'x', type: 'string', required: false }] },
+    'argv.1',
+  ],
   ['a name with a dash', { parameters: [{ name: 'x-y', type: 'string' }] }, 'parameters.0.name'],
 ])('%s is refused, and the answer names the field', async (_what, more, path) => {
   const { system } = await started();
@@ -87,6 +93,7 @@ test('each type has its values, and a wrong one is named before anything runs', 
   const parameters = [
     { name: 's', type: 'string' as const, default: 'd' },
     { name: 'p', type: 'string' as const, pattern: '-?[a-z]+', default: 'd' },
+    { name: 'q', type: 'string' as const, pattern: '[a-z]*', default: 'd' },
     { name: 'i', type: 'integer' as const, max: 10, default: 1 },
     { name: 'n', type: 'integer' as const, min: -5, required: false },
     { name: 'b', type: 'boolean' as const, default: false },
@@ -96,14 +103,18 @@ test('each type has its values, and a wrong one is named before anything runs', 
   const argv = ['printf', '[%s]', ...parameters.map(({ name }) => `{{${name}}}`)];
   const { id } = await save({ argv, parameters });
   // The parameter without a value is left out.
-  expect(await output(id, {})).toBe('[d][d][1][false][a][/etc]');
-  const good = { s: 'S', p: '-x', i: 10, n: -5, b: true, e: 'b c', f: '/var/a b' };
-  expect(await output(id, good)).toBe('[S][-x][10][-5][true][b c][/var/a b]');
+  expect(await output(id, {})).toBe('[d][d][d][1][false][a][/etc]');
+  const good = { s: 'S', p: '-x', q: '', i: 10, n: -5, b: true, e: 'b c', f: '/var/a b' };
+  expect(await output(id, good)).toBe('[S][-x][][10][-5][true][b c][/var/a b]');
   // The command line sends texts.
-  expect(await output(id, { i: '10', b: 'true' })).toBe('[d][d][10][true][a][/etc]');
+  expect(await output(id, { i: '10', b: 'true' })).toBe('[d][d][d][10][true][a][/etc]');
+  // A whole number is sent in one form.
+  expect(await output(id, { i: '007', n: '-000' })).toBe('[d][d][d][7][0][false][a][/etc]');
+  expect(await output(id, { i: '-0' })).toBe('[d][d][d][0][false][a][/etc]');
   const before = (await client.commands.list()).total;
   for (const wrong of [
     ...[
+      { s: '' },
       { s: '-rf' },
       { s: 'a\0' },
       { s: 'x'.repeat(4097) },
@@ -137,6 +148,57 @@ test('a pattern that would take hours costs a tenth of a second', async () => {
   const before = process.cpuUsage();
   expect(await output(id, { x: 'a'.repeat(60) })).toBe('422 parameters.x');
   expect(process.cpuUsage(before).user / 1000).toBeLessThan(1000);
+});
+
+test('all patterns of one request together have 50 ms', async () => {
+  const { save, output } = await started();
+  // Each value takes some milliseconds and matches.
+  const names = Array.from({ length: 50 }, (_, n) => `p${n}`);
+  const parameters = names.map((name) => ({
+    ...{ name, type: 'string' as const, pattern: 'a*a*b|a*', required: false },
+  }));
+  const { id } = await save({ argv: ['true'], parameters });
+  const before = process.cpuUsage();
+  const values = Object.fromEntries(names.map((name) => [name, 'a'.repeat(3000)]));
+  expect(await output(id, values)).toMatch(/^422 parameters\.p\d+$/);
+  expect(process.cpuUsage(before).user / 1000).toBeLessThan(400);
+});
+
+test('only a key that may change and read schedules changes or deletes a saved command that a schedule runs', async () => {
+  const { system, client, ids, save } = await started();
+  const { id, updated_by } = await save({ argv: ['true'], parameters: [] });
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ name: 'x', machine_id: ids[0] ?? '', saved_command_id: id, cron: '@yearly', env: { SECRET: 'a' } },
+  });
+  const path = `/saved-commands/${id}`;
+  for (const [scopes, missing] of [
+    [['commands:execute'], 'schedules:write'],
+    [['commands:execute', 'schedules:write'], 'schedules:read'],
+  ] as const) {
+    const { key } = await system.keyed([...scopes]);
+    for (const [method, body] of [['PATCH', { argv: ['env'] }], ['DELETE']] as const) {
+      const { status, body: answer } = await system.call(method, path, { key, ...(body && { body }) });
+      expect([method, status, answer.error.details.required_scope]).toEqual([method, 403, missing]);
+    }
+  }
+  expect(await client.savedCommands.get({ saved_command_id: id })).toMatchObject({
+    argv: ['true'],
+    updated_by,
+  });
+  const all = await system.keyed(['commands:execute', 'schedules:write', 'schedules:read']);
+  await all.client.savedCommands.update({ saved_command_id: id, timeout: 1000 });
+  await client.schedules.remove({ schedule_id });
+  const weak = await system.keyed(['commands:execute']);
+  expect((await system.call('PATCH', path, { key: weak.key, body: { argv: ['id'] } })).status).toBe(200);
+});
+
+test('the answer to a revocation lists the saved commands that the key changed last', async () => {
+  const { system, client, save } = await started();
+  const [{ id }] = [await save(), await save({ name: 'other' })];
+  const weak = await system.keyed(['commands:execute']);
+  const { id: key_id } = await weak.client.keys.me();
+  await weak.client.savedCommands.update({ saved_command_id: id, timeout: 1000 });
+  expect(await client.keys.remove({ key_id })).toMatchObject({ saved_commands: [id] });
 });
 
 test('it runs on all machines with the tags that its runner may use, and no others', async () => {

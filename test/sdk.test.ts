@@ -390,6 +390,7 @@ test('keys and join tokens are created, listed and revoked, and a key returns it
     deleted: true,
     schedules: [],
     webhooks: [],
+    saved_commands: [],
   });
   expect((await failure(reader.keys.me())).status).toBe(401);
   const { id, token, uses_left } = await client.joinTokens.create({});

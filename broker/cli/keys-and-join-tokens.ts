@@ -54,11 +54,8 @@ export function addAuth(program: Command): void {
   routeVerb(auth, 'revoke-key', 'keys', 'remove', {
     about: 'revoke an API key at once, close its streams and cancel its queued commands',
     destroys: ['revoke the key', 'revoked'],
-    after({ schedules, webhooks }, format) {
-      if (format === 'json') return;
-      const next = 'change them with another key';
-      if (schedules.length > 0) hint(`schedules of the key have stopped; ${next}: ${schedules.join(', ')}`);
-      if (webhooks.length > 0) hint(`webhooks of the key have stopped; ${next}: ${webhooks.join(', ')}`);
+    after(left, format) {
+      if (format !== 'json') explainWhatIsLeft(left);
     },
   });
   routeVerb(auth, 'list-logins', 'logins', 'list', {
@@ -127,4 +124,19 @@ function installLines(token: { install: string | null; install_missing: string |
     ? 'Run this on the broker’s own machine (for others, start the broker with --public-url https://HOST:8420)'
     : 'Run this on the new machine';
   return ['', `${where} (as root, leave out the word sudo):`, `  ${install}`];
+}
+
+interface LeftByKey {
+  schedules: readonly string[];
+  webhooks: readonly string[];
+  /** Undefined from a broker of version 0.1.0. */
+  saved_commands?: readonly string[];
+}
+
+function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByKey): void {
+  const next = 'change them with another key';
+  if (schedules.length > 0) hint(`schedules of the key have stopped; ${next}: ${schedules.join(', ')}`);
+  if (webhooks.length > 0) hint(`webhooks of the key have stopped; ${next}: ${webhooks.join(', ')}`);
+  const check = 'the key has changed these saved commands; look whether they are right';
+  if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);
 }

@@ -4,11 +4,11 @@ import { createContext, Script } from 'node:vm';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { longestValue, mostSavedCommands, savedCommands as routes } from '../../shared/api/saved-commands.ts';
 import type { SavedCommandId } from '../../shared/api/shared-schemas.ts';
-import { iso } from '../../shared/clock.ts';
+import { iso, monotonic } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, SavedCommand, State } from '../state/in-memory-state.ts';
+import type { Declared, SavedCommand, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { CommandParams } from './command-record.ts';
 
 type Creation = Input<Api['savedCommands']['create']>;
@@ -18,8 +18,13 @@ export type ParameterValues = Readonly<Record<string, Value>>;
 
 /** The form of a parameter in an argument. */
 const placeholder = /\{\{([a-z][a-z0-9_]*)\}\}/g;
-/** Milliseconds that a regular expression may take. One that backtracks could otherwise take hours. */
+/** Milliseconds that all patterns of one request may take. One that backtracks could otherwise take hours. */
 const patternMs = 50;
+
+/** The milliseconds that the patterns of a request may still take. */
+interface PatternTime {
+  left: number;
+}
 
 export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
   return {
@@ -36,7 +41,8 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
           const message = `there are ${mostSavedCommands} saved commands, the most allowed: delete some of them`;
           throw new AppError('conflict', message, { limit: mostSavedCommands });
         }
-        assertSound(made, saved_commands, caller);
+        assertUnlimited(caller);
+        assertSound(made, saved_commands);
         transaction.put('saved_commands', made);
         caller.commit(transaction, { saved_command_id: id });
       });
@@ -48,27 +54,29 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
       state.change((transaction) => {
         const { saved_commands } = transaction.before;
         const before = findSavedCommand(saved_command_id, transaction.before);
+        assertMayChange(before, transaction, caller);
         const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
         const after: SavedCommand = {
           ...{ ...before, ...given },
           ...(parameters && { parameters: parameters.map(parameterOf) }),
           ...{ updated_by: caller.key_id, updated_at: iso() },
         };
-        assertSound(after, saved_commands, caller);
+        assertSound(after, saved_commands);
         transaction.put('saved_commands', after);
         caller.commit(transaction);
         return after;
       }),
     remove: async ({ saved_command_id: id }, caller) => {
       await state.change((transaction) => {
-        assertUnlimited(caller);
-        const users = [...transaction.before.schedules.values()].filter((one) => one.saved_command_id === id);
+        const saved = findSavedCommand(id, transaction.before);
+        assertMayChange(saved, transaction, caller);
+        const users = schedulesWith(saved, transaction);
         if (users.length > 0) {
           const schedules = users.map((one) => one.id);
           const message = `${users.length} schedules use this saved command: change or delete them first`;
           throw new AppError('conflict', message, { schedules: schedules.slice(0, 100) });
         }
-        transaction.remove('saved_commands', findSavedCommand(id, transaction.before).id);
+        transaction.remove('saved_commands', saved.id);
         caller.commit(transaction);
       });
       return { deleted: true };
@@ -92,7 +100,8 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   const { argv, parameters, user, cwd, timeout } = saved;
   const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
   if (unknown !== undefined) throw refused(unknown, `is no parameter of ${saved.name}`);
-  const texts = new Map(parameters.map((one) => [one.name, textOf(one, values[one.name])]));
+  const time: PatternTime = { left: patternMs };
+  const texts = new Map(parameters.map((one) => [one.name, textOf(one, values[one.name], time)]));
   const args = argv.flatMap((argument) => {
     const [, only] = /^\{\{([a-z][a-z0-9_]*)\}\}$/.exec(argument) ?? [];
     // An argument that is only a parameter is left out together with its value.
@@ -123,8 +132,24 @@ function assertUnlimited(caller: Caller): void {
   throw new AppError('forbidden', message);
 }
 
-function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedCommand>, caller: Caller): void {
+const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Schedule[] =>
+  transaction.all('schedules').filter((one) => one.saved_command_id === id);
+
+/**
+ * Throws forbidden for a key that is limited to machines. If schedules run the saved command, also for a key that may not
+ * change or read them, because a command can print the environment of its schedule.
+ */
+function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
+  const { may } = caller.during(transaction);
+  const needed = ['schedules:write', 'schedules:read'] as const;
+  const required_scope = needed.find((scope) => !may(scope));
+  if (required_scope === undefined || schedulesWith(saved, transaction).length === 0) return;
+  const message = `schedules run the saved command ${saved.name}, so to change or delete it a key also needs the scope ${required_scope}`;
+  throw new AppError('forbidden', message, { required_scope });
+}
+
+function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedCommand>): void {
   const { id, name, argv, parameters } = saved;
   if ([...others.values()].some((one) => one.name === name && one.id !== id))
     throw new AppError('conflict', `another saved command is named ${name}: choose another name`, { name });
@@ -137,11 +162,22 @@ function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedComma
       throw fieldError('body', `argv.${at}`, 'has {{ without the name of a parameter and }}');
     if (at === 0 && (rest !== argument || argument === ''))
       throw fieldError('body', 'argv.0', 'must be the name of a program, without a parameter');
+    const [optional] = parameters.filter(
+      (one) => mayBeLeftOut(one) && argument.replace(`{{${one.name}}}`, '') !== argument,
+    );
+    // Without its value, /srv/{{x}} would be /srv/.
+    if (optional && argument !== `{{${optional.name}}}`) {
+      const message = `has the optional parameter ${optional.name} as a part: give the parameter a default, make it required, or make it a whole argument`;
+      throw fieldError('body', `argv.${at}`, message);
+    }
   }
-  for (const [at, one] of parameters.entries()) assertSoundParameter(one, `parameters.${at}`);
+  const time: PatternTime = { left: patternMs };
+  for (const [at, one] of parameters.entries()) assertSoundParameter(one, `parameters.${at}`, time);
 }
 
-function assertSoundParameter(parameter: Parameter, path: string): void {
+const mayBeLeftOut = (parameter: Parameter): boolean => !parameter.required && parameter.default === null;
+
+function assertSoundParameter(parameter: Parameter, path: string, time: PatternTime): void {
   const { type, values, pattern, min, max } = parameter;
   if ((type === 'enum') !== (values !== null))
     throw fieldError('body', `${path}.values`, 'are for the type enum, which needs them');
@@ -153,7 +189,7 @@ function assertSoundParameter(parameter: Parameter, path: string): void {
     throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
   if (parameter.default === null) return;
   try {
-    textOf(parameter, parameter.default);
+    textOf(parameter, parameter.default, time);
   } catch (error) {
     if (!(error instanceof AppError)) throw error;
     throw fieldError('body', `${path}.default`, 'is not a value that the parameter allows');
@@ -164,8 +200,8 @@ const refused = (name: string, message: string): AppError =>
   fieldError('body', `parameters.${name.slice(0, 32)}`, message);
 
 /** Returns the text of a value; undefined if the parameter is left out. Throws validation_failed. */
-function textOf(parameter: Parameter, given: Value | undefined): string | undefined {
-  const { name, type, required } = parameter;
+function textOf(parameter: Parameter, given: Value | undefined, time: PatternTime): string | undefined {
+  const { name, type, required, pattern } = parameter;
   const value = given ?? parameter.default;
   if (value === null) {
     if (required) throw refused(name, 'is missing');
@@ -173,8 +209,10 @@ function textOf(parameter: Parameter, given: Value | undefined): string | undefi
   }
   const text = String(value);
   const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
-  if (problem) throw refused(name, problem);
-  return text;
+  const mismatch = problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
+  if (mismatch !== undefined) throw refused(name, mismatch);
+  // A program may read -0 or 007 in another way than it was checked.
+  return type === 'integer' ? String(Number(text)) : text;
 }
 
 /** For each type, returns what is wrong with a text. The command line sends every value as text. */
@@ -188,21 +226,20 @@ const problems: Record<Parameter['type'], (text: string, parameter: Parameter) =
     if (number < (min ?? 0)) return `must be at least ${min ?? 0}`;
     return max !== null && number > max ? `must be at most ${max}` : undefined;
   },
-  path(text, parameter) {
+  path(text) {
     if (!text.startsWith('/') || text.split('/').includes('..')) return 'must be an absolute path without ..';
-    return wrongText(text, parameter);
+    return wrongText(text);
   },
-  string(text, parameter) {
-    // A program would take such a value for an option. A pattern can allow it.
-    if (text.startsWith('-') && parameter.pattern === null)
-      return 'must not begin with -, unless the parameter has a pattern that allows it';
-    return wrongText(text, parameter);
+  string(text, { pattern }) {
+    // Without a value, /srv/{{x}} would be /srv/. A program would take a value that begins with - for an option.
+    if (pattern === null && (text === '' || text.startsWith('-')))
+      return 'must not be empty or begin with -, unless the parameter has a pattern that allows it';
+    return wrongText(text);
   },
 };
 
-function wrongText(text: string, { pattern }: Parameter): string | undefined {
-  if (!text.isWellFormed() || text.includes('\0')) return 'must be well-formed Unicode without NUL';
-  return pattern === null || matches(pattern, text) ? undefined : `must match ${pattern}`;
+function wrongText(text: string): string | undefined {
+  return text.isWellFormed() && !text.includes('\0') ? undefined : 'must be well-formed Unicode without NUL';
 }
 
 function isPattern(pattern: string): boolean {
@@ -215,14 +252,21 @@ function isPattern(pattern: string): boolean {
 }
 
 const test = new Script('new RegExp(pattern, "u").test(text)');
+const sandbox = createContext({ pattern: '', text: '' });
 
-/** True if a pattern matches the whole text, in the time that it may take. */
-function matches(pattern: string, text: string): boolean {
+/** Returns what is wrong if a pattern does not match the whole text in the time that is left. */
+function mismatchOf(pattern: string, text: string, time: PatternTime): string | undefined {
+  const began = monotonic();
+  Object.assign(sandbox, { pattern: `^(?:${pattern})$`, text });
   try {
-    return (
-      test.runInContext(createContext({ pattern: `^(?:${pattern})$`, text }), { timeout: patternMs }) === true
-    );
+    const timeout = Math.ceil(time.left);
+    if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch {
-    return false;
+    // Besides the end of the time, only the stack of a deep pattern can fail here.
+  } finally {
+    time.left -= monotonic() - began;
   }
+  return time.left > 0
+    ? `must match ${pattern}`
+    : `took too long to compare with ${pattern}: all patterns together have ${patternMs} ms`;
 }

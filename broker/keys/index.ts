@@ -245,18 +245,20 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns the enabled schedules and webhooks that act with the rights of this key. They stop when the key is
- * revoked.
+ * Returns the enabled schedules and webhooks that act with the rights of this key, which stop when the key is
+ * revoked, and the saved commands that the key changed last, which stay.
  */
 function stoppedWith({ id }: Key, state: State, caller: Caller) {
-  const { schedules, webhooks } = state;
+  const { schedules, webhooks, saved_commands } = state;
   const isSeen = (one: Schedule): boolean =>
     !caller.reachable() || machinesOfSchedule(one, state).some((machine) => caller.reaches(machine));
   const stopped = [...schedules.values()].filter(
     (one) => one.requested_by === id && one.enabled && isSeen(one),
   );
   const silenced = [...webhooks.values()].filter((one) => one.key_id === id && one.enabled);
-  return { schedules: stopped.map((one) => one.id), webhooks: silenced.map((one) => one.id) };
+  const changed = [...saved_commands.values()].filter((one) => one.updated_by === id);
+  const idsOf = <Id>(some: readonly { id: Id }[]): Id[] => some.map((one) => one.id);
+  return { schedules: idsOf(stopped), webhooks: idsOf(silenced), saved_commands: idsOf(changed) };
 }
 
 // ---- The last use of each key

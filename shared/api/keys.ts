@@ -13,6 +13,7 @@ import {
   machineId,
   milliseconds,
   named,
+  savedCommandId,
   scheduleId,
   tagList,
   timestamp,
@@ -120,10 +121,15 @@ export const keys = {
     reply: deleted.extend({
       schedules: z
         .array(scheduleId)
-        .describe('Ids of schedules of the key, which stop until another key changes them'),
+        .describe(
+          'Ids of schedules of the key, which stop until another key changes them; those with `tags`, where and what they run',
+        ),
       webhooks: z
         .array(webhookId)
         .describe('Ids of webhooks of the key, which stop until another key enables them'),
+      saved_commands: z
+        .array(savedCommandId)
+        .describe('Ids of saved commands that the key changed last; they stay as they are'),
     }),
   }),
 };

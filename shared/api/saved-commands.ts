@@ -18,7 +18,8 @@ export const parameterValues = z
 const described = {
   name: 'Name, which `{{name}}` in `argv` stands for',
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
-  required: 'False if the parameter may be left out; default: true unless there is a `default`',
+  required:
+    'False if the parameter may be left out; without a `default` it must then be a whole argument. Default: true unless there is a `default`',
   default: 'Value of a parameter that is left out',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',
@@ -87,6 +88,8 @@ const fields = {
   timeout: timeout.nullable().optional().describe(untilKilled),
 };
 const notLimited = 'The key must not be limited to machines, because others run the saved command.';
+const withSchedules =
+  'If a schedule uses the saved command, the key also needs `schedules:write` and `schedules:read`.';
 
 export const savedCommands = {
   create: single('POST', '/saved-commands', 'commands:execute', {
@@ -114,7 +117,7 @@ export const savedCommands = {
   }),
   update: single('PATCH', '/saved-commands/{saved_command_id}', 'commands:execute', {
     summary: 'Change a saved command',
-    description: `Schedules use the new form from their next run on. ${notLimited}`,
+    description: `Schedules use the new form from their next run on. ${notLimited} ${withSchedules}`,
     body: someOf(z.strictObject(fields).partial()),
     example: { timeout: 60_000 },
     reply: savedCommand,
@@ -122,7 +125,7 @@ export const savedCommands = {
   }),
   remove: single('DELETE', '/saved-commands/{saved_command_id}', 'commands:execute', {
     summary: 'Delete a saved command that no schedule uses',
-    description: notLimited,
+    description: `${notLimited} ${withSchedules}`,
     reply: deleted,
     errors: ['conflict'],
   }),
