@@ -1,5 +1,6 @@
 // Schedules that run on every machine with some tags. The machines are found when a run is due.
-import { expect, test } from 'vitest';
+import { Script } from 'node:vm';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { gate, soon } from './commands-fixture.ts';
 import { storedRows } from './read-stored-state.ts';
 import { type Run, systemAt } from './schedules-fixture.ts';
@@ -270,4 +271,87 @@ test('a removed machine ends its part of the schedule, and the schedule stays', 
   const { batch_id } = await client.schedules.run({ schedule_id });
   const { results } = await client.batches.get({ batch_id: batch_id ?? '' });
   expect(results.map(({ machine_id }) => machine_id)).toEqual([ids[1]]);
+});
+
+describe('a change by a stronger key', () => {
+  /** A schedule for all machines, which a key that is limited to the first of two machines has created. */
+  async function ofLimitedKey() {
+    const all = await tagged(2);
+    const limited = await all.system.keyed([...rights], { machine_ids: [all.ids[0] ?? ''] });
+    const { id: schedule_id, requested_by } = await limited.client.schedules.create({
+      ...{ name: 'x', tags: ['all'], command: 'true', cron: yearly },
+    });
+    const machines = async () => {
+      const { batch_id } = await all.client.schedules.run({ schedule_id });
+      return (await all.client.batches.get({ batch_id: batch_id ?? '' })).results.length;
+    };
+    return { ...all, schedule_id, requested_by, machines };
+  }
+
+  test.each([
+    { cron: '@daily' },
+    { name: 'y', enabled: false },
+    { timeout: 1000, notify: { on_failure: true } },
+  ])('of %o leaves the schedule on the machines of its key', async (changes) => {
+    const { client, schedule_id, requested_by, machines } = await ofLimitedKey();
+    expect(await client.schedules.update({ schedule_id, ...changes })).toMatchObject({ requested_by });
+    expect(await machines()).toBe(1);
+  });
+
+  test.each([{ command: 'id' }, { tags: ['all'] }, { env: null }, { user: null }, { cwd: null }])(
+    'of %o gives the schedule the rights of that key',
+    async (changes) => {
+      const { client, schedule_id, machines } = await ofLimitedKey();
+      const { id } = await client.keys.me();
+      expect(await client.schedules.update({ schedule_id, ...changes })).toMatchObject({ requested_by: id });
+      expect(await machines()).toBe(2);
+    },
+  );
+
+  test('says where and what the schedule runs once its key is revoked; until then it may only be disabled', async () => {
+    const { client, system, schedule_id, requested_by } = await ofLimitedKey();
+    await client.keys.remove({ key_id: requested_by });
+    for (const body of [{ cron: '@daily' }, { tags: ['all'] }, { command: 'id' }, { enabled: true }]) {
+      const answer = await system.call('PATCH', `/schedules/${schedule_id}`, { body });
+      expect([body, answer.status, answer.body.error?.code]).toEqual([body, 409, 'conflict']);
+    }
+    const disabled = await client.schedules.update({ schedule_id, enabled: false });
+    expect(disabled).toMatchObject({ enabled: false, requested_by });
+    const both = { tags: ['all'], command: 'id', enabled: true };
+    const { id } = await client.keys.me();
+    expect(await client.schedules.update({ schedule_id, ...both })).toMatchObject({ requested_by: id });
+  });
+});
+
+test('tags that decide where a schedule runs are added and removed by a key with admin alone', async () => {
+  const { system, client, ids, make } = await tagged(1);
+  const [machine_id = ''] = ids;
+  await make({ tags: ['nightly'], env: { SECRET: 'a' } });
+  const { key } = await system.keyed(['machines:write', 'machines:read']);
+  const change = async (tags: string[]) => {
+    const answer = await system.call('PATCH', `/machines/${machine_id}`, { key, body: { tags } });
+    return [answer.status, answer.body.error?.details.required_scope];
+  };
+  expect(await change(['all', 'nightly'])).toEqual([403, 'admin']);
+  expect(await change(['all', 'other'])).toEqual([200, undefined]);
+  await client.machines.update({ machine_id, tags: ['all', 'nightly'] });
+  expect(await change(['all'])).toEqual([403, 'admin']);
+  expect(await change(['nightly'])).toEqual([200, undefined]);
+});
+
+test('the patterns of a saved command take their time once for a due time, not once for each machine', async () => {
+  const { client, make } = await tagged(4);
+  const parameters = [{ name: 'x', type: 'string' as const, pattern: 'a*a*b|a*' }];
+  const { id: saved_command_id } = await client.savedCommands.create({
+    name: 's',
+    argv: ['true'],
+    parameters,
+  });
+  const compared = vi.spyOn(Script.prototype, 'runInContext');
+  onTestFinished(() => compared.mockRestore());
+  const { id: schedule_id } = await make({
+    ...{ command: undefined, saved_command_id, parameters: { x: 'aaa' }, cron: '* * * * * *' },
+  });
+  await soon(async () => (await client.schedules.history({ schedule_id })).total).toBeGreaterThan(3);
+  expect(compared.mock.calls.length).toBeLessThan(4);
 });

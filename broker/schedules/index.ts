@@ -130,6 +130,7 @@ export class Schedules {
         if (Object.values(changes).every((value) => value === undefined)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
+        if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
         checkedTimetable(after.cron, after.timezone);
         if (after.saved_command_id === null && after.parameters !== null)
           throw refusal('parameters', 'are for a schedule with saved_command_id');
@@ -206,6 +207,25 @@ export class Schedules {
     throw new AppError('forbidden', message, { schedule_id: id });
   }
 
+  /**
+   * Throws conflict if the key of a schedule with tags is revoked or expired, and the request does not say both where and
+   * what the schedule runs with the rights of its own key. Such a schedule may be disabled.
+   */
+  #assertKeyIsValid(
+    { id, enabled, requested_by }: Schedule,
+    changes: Changes,
+    transaction: StateTransaction,
+  ): void {
+    const where = changes.tags ?? changes.machine_id;
+    const what = changes.command ?? changes.saved_command_id;
+    if (where !== undefined && what !== undefined) return;
+    const isDisabled = !(changes.enabled ?? enabled) && !decidesRun(changes);
+    if (isDisabled || this.#context.rightsOf(requested_by, transaction.before)) return;
+    const message =
+      'the key of this schedule is revoked or expired: send tags (or machine_id) and command (or saved_command_id), so that it runs with the rights of your key';
+    throw new AppError('conflict', message, { schedule_id: id });
+  }
+
   #runOnTagged(schedule: Schedule, caller: Caller) {
     const machines = this.#context.machinesOf(schedule).filter((machine) => caller.reaches(machine));
     if (machines.length > 0) return this.#launcher.batchByHand(schedule, machines, caller);
@@ -276,6 +296,10 @@ function assertMayExecute({ may }: Rights): void {
 /** Fields with which a key could expose the environment, because a command can print it. */
 const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
+/** True if a request changes where or what a schedule runs. */
+const decidesRun = (changes: Changes): boolean =>
+  ([...exposing, 'env'] as const).some((field) => changes[field] !== undefined);
+
 function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
@@ -314,7 +338,8 @@ function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Sche
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    requested_by: key_id,
+    // With tags, the rights decide on which machines the schedule runs. A new cron must not add machines.
+    requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };
   const same = (['cron', 'timezone', 'enabled'] as const).every((field) => before[field] === after[field]);

@@ -12,7 +12,7 @@ import type { AcceptedCommand, Commands } from '../commands/index.ts';
 import { commandWith, findSavedCommand } from '../commands/saved-commands.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Declared, Schedule, State } from '../state/in-memory-state.ts';
+import type { Declared, SavedCommand, Schedule, State } from '../state/in-memory-state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {
@@ -26,6 +26,8 @@ export interface ScheduleContext {
   mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
   /** The machines that a schedule runs on now. */
   machinesOf(schedule: Schedule): MachineId[];
+  /** The rights of a key; undefined if it is revoked or expired. */
+  rightsOf(id: KeyId, declared: Declared): object | undefined;
 }
 
 /** A schedule on one of its machines. */
@@ -175,13 +177,45 @@ export class Launcher {
   }
 }
 
+/** What the saved command of a schedule became, or why its parameters do not fit; used until `until` on the monotonic clock. */
+interface FilledIn {
+  saved: SavedCommand;
+  result: CommandParams | AppError;
+  until: number;
+}
+
+const filledIn = new WeakMap<Schedule, FilledIn>();
+/**
+ * Milliseconds for which a filled-in command is used: for all machines of one due time, but not for ever, because a pattern
+ * may have been too slow only on a busy computer.
+ */
+const filledInMs = 10_000;
+
+/** Fills in the saved command of a schedule, once for all of its machines, because patterns take time. */
+function fillIn(schedule: Schedule, saved: SavedCommand): CommandParams {
+  let known = filledIn.get(schedule);
+  if (known?.saved !== saved || known.until <= monotonic()) {
+    const result = resultOf(() => commandWith(saved, schedule.parameters ?? {}));
+    known = { saved, result, until: monotonic() + filledInMs };
+    filledIn.set(schedule, known);
+  }
+  if (known.result instanceof AppError) throw known.result;
+  return known.result;
+}
+
+function resultOf(make: () => CommandParams): CommandParams | AppError {
+  try {
+    return make();
+  } catch (error) {
+    if (error instanceof AppError) return error;
+    throw error;
+  }
+}
+
 /** Returns what a run of a schedule starts. Throws validation_failed if its parameters do not fit its saved command. */
-export function paramsOf(
-  { command, saved_command_id, parameters, user, cwd, env, timeout }: Schedule,
-  declared: Pick<Declared, 'saved_commands'>,
-): CommandParams {
-  const saved =
-    saved_command_id && commandWith(findSavedCommand(saved_command_id, declared), parameters ?? {});
+export function paramsOf(schedule: Schedule, declared: Pick<Declared, 'saved_commands'>): CommandParams {
+  const { command, saved_command_id, user, cwd, env, timeout } = schedule;
+  const saved = saved_command_id && fillIn(schedule, findSavedCommand(saved_command_id, declared));
   return {
     ...(saved ?? { command: command ?? '' }),
     ...(user !== null && { user }),
@@ -193,5 +227,5 @@ export function paramsOf(
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key that last changed this schedule is no longer allowed to run commands on its machine (key_revoked); change the schedule with another key',
+  'the key of this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key; if it has tags, send them and its command again',
 );

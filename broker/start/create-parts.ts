@@ -258,7 +258,10 @@ async function createNouns(
     }),
   );
   const schedules = await Schedules.open(
-    { ...commandServices, commands, records, machinesOf: (one) => machinesOfSchedule(one, state) },
+    {
+      ...{ ...commandServices, commands, records, rightsOf: rightsIn(state) },
+      machinesOf: (one) => machinesOfSchedule(one, state),
+    },
     log,
   );
   // With --local no agent can connect, so schedules wait for the next normal start.

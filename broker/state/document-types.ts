@@ -139,7 +139,7 @@ const schedule = z.strictObject({
   user: z.string().nullable(),
   cwd: z.string().nullable(),
   env: z.record(z.string(), z.string()).nullable(),
-  /** Id of the key that last changed the schedule. */
+  /** Id of the key whose rights the schedule has. */
   requested_by: keyId,
   created_at: z.string(),
   updated_at: z.string(),

@@ -81,7 +81,9 @@ const detailed = listed
     next_runs: z.array(timestamp).describe('Times of the next five runs'),
     requested_by: z
       .string()
-      .describe('Id of the API key that changed the schedule last; the schedule has the rights of this key'),
+      .describe(
+        'Id of the API key whose rights the schedule has: the key that changed it last; with `tags` the key that last changed where or what it runs',
+      ),
     updated_at: timestamp.describe('Time of the last change'),
   })
   .meta({ id: 'ScheduleDetail' });
@@ -239,10 +241,11 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on.',
+      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on. It still has the rights of its old key, unless the request changes where or what it runs. If that key is revoked or expired, the request must say both.',
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,
+    errors: ['conflict'],
   }),
   remove: single('DELETE', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Delete a schedule',
