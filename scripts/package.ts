@@ -1,9 +1,10 @@
-// Makes the packages in dist/: `npm run package [-- --arch x64] [--only npm,tar,deb] [--to DIR] [--sign-key FILE]`, and
-// makes keys that sign them: `npm run package -- --make-key FILE [--old-key FILE]`.
+// Makes the packages in dist/, and the keys that sign them. `npm run package -- --help` prints the flags.
 import { linkSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
+import { StartError } from '../shared/errors.ts';
 import { type SignedPackage, signatureFileOf } from '../shared/package-signature.ts';
+import { reasonOf } from '../shared/system-errors.ts';
 import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
 import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
@@ -11,32 +12,58 @@ import { archive, sha256Of } from './package/reproducible-tar.ts';
 import { type Arch, arches, root, run, version } from './package/shared-by-packaging-steps.ts';
 import { loadSigningKey, makeSigningKey, type Signer } from './package/signing-key.ts';
 
-const { values } = parseArgs({
-  options: {
-    arch: { type: 'string' },
-    only: { type: 'string', default: 'npm,tar,deb' },
-    to: { type: 'string', default: join(root, 'dist') },
-    /** True to compress less, for tests: larger packages in a third of the time. */
-    fast: { type: 'boolean', default: false },
-    /** Private key that signs the agents' packages. */
-    'sign-key': { type: 'string' },
-    /** Makes a private key in this file, and makes no packages. */
-    'make-key': { type: 'string' },
-    /** The key before, which signs the new key. */
-    'old-key': { type: 'string' },
-  },
-});
+const help = `Usage: npm run package -- [flags]
+
+  --arch ARCH        only packages for x64 or arm64 (default: both)
+  --only KINDS       only these kinds, comma-separated (default: npm,tar,deb)
+  --to DIR           directory of the packages (default: dist)
+  --fast             compress less: larger packages in a third of the time
+  --sign-key FILE    private key that signs the agents' packages
+  --make-key FILE    make a private key in FILE, and no packages
+  --old-key FILE     with --make-key: the key before, which signs the new key
+  --help             print this help
+`;
+const options = {
+  arch: { type: 'string' },
+  only: { type: 'string', default: 'npm,tar,deb' },
+  to: { type: 'string', default: join(root, 'dist') },
+  fast: { type: 'boolean', default: false },
+  'sign-key': { type: 'string' },
+  'make-key': { type: 'string' },
+  'old-key': { type: 'string' },
+  help: { type: 'boolean', default: false },
+} as const;
+const values = readFlags();
 const dist = resolve(values.to);
 const wanted = arches.filter((arch) => values.arch === undefined || values.arch === arch);
 const kinds = values.only.split(',');
 const level = values.fast ? 1 : 6;
 const packages = join(dist, 'packages');
 
+/** Reads the flags. Ends this program if one is wrong. */
+function readFlags() {
+  try {
+    return parseArgs({ options }).values;
+  } catch (error) {
+    return refuse(error);
+  }
+}
+
+/** Prints an error without its stack, and ends this program as after a wrong command line. */
+function refuse(error: unknown): never {
+  process.stderr.write(`npm run package: ${reasonOf(error)}\n`);
+  process.exit(2);
+}
+
 async function main(): Promise<void> {
+  if (values.help) {
+    process.stdout.write(help);
+    return;
+  }
   if (values['make-key'] !== undefined)
     return printFile(await makeSigningKey(values['make-key'], values['old-key']));
   const signer = values['sign-key'] === undefined ? undefined : await loadSigningKey(values['sign-key']);
-  if (wanted.length === 0) throw new Error(`--arch must be one of ${arches.join(', ')}`);
+  if (wanted.length === 0) throw new StartError(`--arch must be one of ${arches.join(', ')}`);
   mkdirSync(dist, { recursive: true });
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
@@ -45,7 +72,11 @@ async function main(): Promise<void> {
       await run(process.execPath, ['scripts/generate-proto-types.ts']);
       printFile(await makeNpm(scratch, dist));
     }
-    if (kinds.includes('tar') || kinds.includes('deb')) await makePrograms(scratch, signer);
+    if (kinds.includes('tar') || kinds.includes('deb')) {
+      await makePrograms(scratch, signer);
+      if (!signer)
+        process.stderr.write('not signed: the broker cannot upgrade agents with these (--sign-key FILE)\n');
+    }
   } finally {
     rmSync(scratch, { recursive: true, force: true });
   }
@@ -114,4 +145,8 @@ function printFile(file: string): void {
   process.stdout.write(`${file}\n`);
 }
 
-await main();
+await main().catch((error: unknown) => {
+  // Wrong flags, keys and passphrases need no stack. Any other error is a fault of the build.
+  if (error instanceof StartError) refuse(error);
+  throw error;
+});

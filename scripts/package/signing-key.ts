@@ -3,6 +3,7 @@
 import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { password } from '@clack/prompts';
+import { StartError } from '../../shared/errors.ts';
 import { rawPublicKey } from '../../shared/identity-proof.ts';
 import {
   fingerprintOf,
@@ -13,6 +14,7 @@ import {
   signKeyChange,
   signPackage,
 } from '../../shared/package-signature.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
 
 export interface Signer {
   /** The public key, as PEM. */
@@ -33,11 +35,11 @@ const changesFileOf = (file: string): string => `${file}.changes`;
  * change. Returns the path of the public key.
  */
 export async function makeSigningKey(file: string, oldFile: string | undefined): Promise<string> {
-  if (existsSync(file)) throw new Error(`${file} exists already; choose another name`);
+  if (existsSync(file)) throw new StartError(`${file} exists already; choose another name`);
   const old = oldFile === undefined ? undefined : await readPrivateKey(oldFile, oldVariable);
   const { privateKey, publicKey } = generateKeyPairSync('ed25519');
   const passphrase = await passphraseFor(`Passphrase of the new key ${file}`, variable);
-  if (passphrase.length < 8) throw new Error('the passphrase must have at least 8 characters');
+  if (passphrase.length < 8) throw new StartError('the passphrase must have at least 8 characters');
   const pem = privateKey.export({ format: 'pem', type: 'pkcs8', cipher: 'aes-256-cbc', passphrase });
   writeFileSync(file, pem, { mode: 0o600, flag: 'wx' });
   const raw = rawPublicKey(publicKey);
@@ -58,7 +60,7 @@ export async function loadSigningKey(file: string): Promise<Signer> {
   const key_changes = changesOf(file);
   const last = key_changes.at(-1);
   if (last && !last.public_key.equals(raw))
-    throw new Error(
+    throw new StartError(
       `${changesFileOf(file)} does not end at the key ${file}; use the file that --make-key wrote`,
     );
   return {
@@ -71,25 +73,43 @@ export async function loadSigningKey(file: string): Promise<Signer> {
 }
 
 async function readPrivateKey(file: string, passphraseVariable: string): Promise<KeyObject> {
-  const pem = readFileSync(file, 'utf8');
+  const pem = textOf(file);
   const isEncrypted = pem.includes('ENCRYPTED');
   if (!isEncrypted)
     process.stderr.write(`${file} has no passphrase: anyone who can read this file can sign packages\n`);
   const passphrase = isEncrypted
     ? await passphraseFor(`Passphrase of ${file}`, passphraseVariable)
     : undefined;
-  const key = createPrivateKey({ key: pem, ...(passphrase !== undefined && { passphrase }) });
+  const key = privateKeyIn(file, pem, passphrase);
   if (key.asymmetricKeyType !== 'ed25519')
-    throw new Error(`${file} is no Ed25519 key; make one with --make-key`);
+    throw new StartError(`${file} is no Ed25519 key; make one with --make-key`);
   return key;
+}
+
+function textOf(file: string): string {
+  try {
+    return readFileSync(file, 'utf8');
+  } catch (error) {
+    throw new StartError(reasonOf(error));
+  }
+}
+
+function privateKeyIn(file: string, pem: string, passphrase: string | undefined): KeyObject {
+  try {
+    return createPrivateKey({ key: pem, ...(passphrase !== undefined && { passphrase }) });
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    throw new StartError(`${file} cannot be read: it is no private key, or the passphrase is wrong (${why})`);
+  }
 }
 
 async function passphraseFor(message: string, name: string): Promise<string> {
   const given = process.env[name];
   if (given !== undefined) return given;
-  if (!process.stdin.isTTY) throw new Error(`there is no terminal to ask for the passphrase; set ${name}`);
+  if (!process.stdin.isTTY)
+    throw new StartError(`there is no terminal to ask for the passphrase; set ${name}`);
   const typed = await password({ message });
-  if (typeof typed !== 'string') throw new Error('cancelled');
+  if (typeof typed !== 'string') throw new StartError('cancelled');
   return typed;
 }
 
