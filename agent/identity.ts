@@ -26,6 +26,8 @@ export interface JoinParams {
   /** HOST:PORT of the broker's port for agents. */
   broker: string;
   joinToken: string | undefined;
+  /** The file from which the token was read. */
+  joinTokenFile?: string | undefined;
   name: string | undefined;
   tags: string[];
 }
@@ -49,10 +51,10 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   const file = identityFile(directory);
   const found = await readIdentity(directory);
   if (found?.machine_id && !mayReplace(found, params.joinToken)) return identityOf(found, found.machine_id);
-  const token = params.joinToken ? parseJoinToken(params.joinToken) : undefined;
+  const token = params.joinToken ? parseJoinToken(params.joinToken, params.joinTokenFile) : undefined;
   if (!token) {
     throw new StartError(
-      'this machine has not joined a broker yet; start the agent once with --join-token-file FILE',
+      'this machine has not joined a broker yet; start the agent once with --join-token-file FILE; farhand join-tokens create makes one',
     );
   }
   const { secret, fingerprint } = token;

@@ -150,11 +150,12 @@ async function joined(
 ): Promise<Identity> {
   // A missing file is no error, because the agent removes it after joining.
   const joinToken = join_token || (file ? await readTokenFile(file, true) : undefined);
+  const joinTokenFile = join_token ? undefined : file;
   const wait = backoff();
   for (let attempt = Math.floor(Math.random() * brokers.length); ; attempt += 1) {
     const broker = brokers[attempt % brokers.length] ?? '';
     try {
-      const identity = await loadIdentity(data_dir, { broker, joinToken, name, tags });
+      const identity = await loadIdentity(data_dir, { broker, joinToken, joinTokenFile, name, tags });
       // A join token contains the fingerprint of its broker's CA certificate.
       if (joinToken && !joinToken.includes(identity.fingerprint))
         log.warn({ data_dir }, 'the join token is ignored: this machine has joined another broker already');

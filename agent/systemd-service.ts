@@ -49,10 +49,14 @@ export async function service(verb: Verb, from: Invocation, command: readonly st
       settings: installSettings,
       run: (invocation: Invocation) => installAgent(invocation, command),
     },
-    status: statusCommand(agent, (found) => {
-      const { broker = null, machineId = null } = linkIn(found.status) ?? {};
-      return { broker, machine_id: machineId, linked: isLinked(found) };
-    }),
+    status: statusCommand(
+      agent,
+      (found) => {
+        const { broker = null, machineId = null } = linkIn(found.status) ?? {};
+        return { broker, machine_id: machineId, linked: isLinked(found) };
+      },
+      'farhand-agent doctor --broker HOST:PORT --data-dir DIR checks an agent started by hand',
+    ),
     uninstall: {
       purpose: 'stops the service and removes its data, settings and account',
       settings: uninstallSettings,

@@ -11,9 +11,13 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
   return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
 }
 
-/** Splits a token into its parts. Throws StartError if the text is not a join token. */
-export function parseJoinToken(text: string): { secret: string; fingerprint: string } {
+/** Splits a token into its parts. Throws StartError if the text, which may come from `file`, is not a join token. */
+export function parseJoinToken(text: string, file?: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };
-  throw new StartError('the join token is incomplete; copy the whole text, which starts with farhand_join_');
+  const wrong =
+    file === undefined ? 'the join token is incomplete' : `${file} contains no complete join token`;
+  throw new StartError(
+    `${wrong}: it must be one line, farhand_join_….…; make one with farhand join-tokens create`,
+  );
 }

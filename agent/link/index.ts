@@ -18,6 +18,7 @@ import { StartError } from '../../shared/errors.ts';
 import { controlFlow } from '../../shared/http2-windows.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
 import { version } from '../../shared/version.ts';
 import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
 import type { BrokerAddresses } from './broker-addresses.ts';
@@ -112,7 +113,9 @@ async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<voi
       .run(signal)
       .catch((error: unknown) => {
         if (error instanceof Removed) throw error;
-        options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link to the broker failed');
+        const message = clockFault(String(error)) ?? 'the link to the broker failed';
+        options.log.warn({ broker, reason: reasonOf(error) }, message);
+        options.log.debug({ err: error }, message);
       });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
     options.onProgress?.(ms + patienceMs);

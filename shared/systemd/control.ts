@@ -49,12 +49,9 @@ export async function must(file: string, args: readonly string[]): Promise<strin
 }
 
 /** Throws StartError on a machine without systemd, or if `root` is required and this user is not root. */
-export function needSystemd(verb: string, root: boolean): void {
+export function needSystemd(verb: string, root: boolean, otherWay = 'start the program another way'): void {
   if (!existsSync('/run/systemd/system')) {
-    throw new StartError(
-      `${verb} needs systemd, which does not run on this machine; start the program another way`,
-      1,
-    );
+    throw new StartError(`${verb} needs systemd, which does not run on this machine; ${otherWay}`, 1);
   }
   if (root && process.getuid?.() !== 0) throw new StartError(`${verb} must be run as root; use sudo`, 1);
 }

@@ -83,15 +83,22 @@ const statusSettings = {
   help: common.help,
 };
 
-/** The verb `status` of a service. `more` returns fields of the JSON output that only this program has. */
-export function statusCommand(service: Service, more: (state: State) => object = () => ({})): Command {
+/**
+ * The verb `status` of a service. `more` returns fields of the JSON output that only this program has. `otherWay`: the
+ * next step on a machine without systemd.
+ */
+export function statusCommand(
+  service: Service,
+  more: (state: State) => object = () => ({}),
+  otherWay?: string,
+): Command {
   const { name } = service;
   return {
     purpose: 'prints the state of the service; exits with 0 if it runs, else with 3',
     settings: statusSettings,
     async run(from) {
       const { output } = readSettings(statusSettings, from);
-      needSystemd('status', false);
+      needSystemd('status', false, otherWay);
       const state = await stateOf(name);
       const log = await lastLines(name, 5);
       say(output === 'json' ? jsonOf(state, more(state), log) : textOf(name, state, log));
