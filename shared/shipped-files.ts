@@ -3,7 +3,7 @@ import { dirname, join } from 'node:path';
 
 /** Path of this module: shared/shipped-files.ts in a checkout, a bundled program in a package. */
 const here = import.meta.filename;
-const packaged = here.endsWith('.js');
+export const packaged = here.endsWith('.js');
 
 /** Root directory of the checkout or package, with package.json and proto/. */
 export const home = dirname(import.meta.dirname);

@@ -2,15 +2,18 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
+import { packaged } from '../../shared/shipped-files.ts';
 import { list } from './declare-verb.ts';
-import { hint } from './print.ts';
+import { type Format, hint } from './print.ts';
 import { type Given, routeVerb } from './verb-from-route.ts';
 
-const secretOnce = ({ key }: { key: string }): string[] => [
-  key,
-  '',
-  'Store this key now: it is not printed again.',
-];
+/** Prints a new key alone on standard output, so that a file or a variable can take it. */
+const secretOnce = {
+  text: ({ key }: { key: string }): string[] => [key],
+  after(_: unknown, format: Format): void {
+    if (format === 'text') hint('Store this key now: it is not printed again.');
+  },
+};
 
 export function addAuth(program: Command): void {
   const auth = program.command('auth').description('manage API keys');
@@ -29,7 +32,7 @@ export function addAuth(program: Command): void {
     },
     defaults: { name: 'cli', scopes: ['admin'] },
     input: expiry,
-    text: secretOnce,
+    ...secretOnce,
     mayCreate: true,
   })
     .options.find(({ long }) => long === '--scopes')
@@ -49,7 +52,7 @@ export function addAuth(program: Command): void {
       '--expires-in <duration>': 'time after which the key expires, such as 90d (default: as before)',
     },
     input: expiry,
-    text: secretOnce,
+    ...secretOnce,
   });
   routeVerb(auth, 'revoke-key', 'keys', 'remove', {
     about: 'revoke an API key at once, close its streams and cancel its queued commands',
@@ -89,17 +92,21 @@ export function addJoinTokens(program: Command): void {
   routeVerb(tokens, 'create', 'joinTokens', 'create', {
     examples: ['--uses 20 --tags web --expires-in 24h'],
     flags: {
-      '--name <name>': 'name of the token; with one use, also the name of the machine',
+      '--name <name>': 'name of the token; the line it prints also gives it to the machine',
       '--expires-in <duration>': 'time after which the token expires (default: 1h)',
       '--uses <count>': 'number of machines that may join with the token (default: 1)',
       '--tags <list>': 'tags of every machine that joins with the token',
     },
-    text: (token) => [
-      token.token,
-      '',
-      `The token is valid for ${token.uses === 1 ? 'one machine' : `${token.uses} machines`} until ${token.expires_at}.`,
-      ...installLines(token),
-    ],
+    text: ({ token }) => [token],
+    after(token, format) {
+      if (format === 'json') return;
+      const machines = token.uses === 1 ? 'one machine' : `${token.uses} machines`;
+      hint(
+        ['', `The token is valid for ${machines} until ${token.expires_at}.`, ...installLines(token)].join(
+          '\n',
+        ),
+      );
+    },
     mayCreate: true,
   });
   routeVerb(tokens, 'list', 'joinTokens', 'list', {
@@ -114,16 +121,25 @@ export function addJoinTokens(program: Command): void {
   });
 }
 
+const fromCheckout =
+  'To start one from a checkout: npx node agent/main.ts --broker 127.0.0.1:8421 --join-token-file FILE';
 const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
 
 /** Returns the command that installs an agent, or the reason why there is none. */
 function installLines(token: { install: string | null; install_missing: string | null }): string[] {
   const { install, install_missing } = token;
-  if (!install) return install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];
-  const where = loopback.test(install)
-    ? 'Run this on the broker’s own machine (for others, start the broker with --public-url https://HOST:8420)'
-    : 'Run this on the new machine';
-  return ['', `${where} (as root, leave out the word sudo):`, `  ${install}`];
+  if (!install) {
+    const missing = install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];
+    return packaged ? missing : [...missing, '', fromCheckout];
+  }
+  const isLocal = loopback.test(install);
+  const lines = [
+    '',
+    `Run this on ${isLocal ? 'this' : 'the new'} machine (as root without sudo):`,
+    `  ${install}`,
+  ];
+  const forOthers = 'For other machines, start the broker with a --public-url that they can reach.';
+  return isLocal ? [...lines, forOthers] : lines;
 }
 
 interface LeftByKey {

@@ -51,6 +51,7 @@ interface Box {
   url: string;
   grpc: string;
   client: Farhand;
+  /** Returns standard output and standard error. */
   farhand(...args: string[]): Promise<string>;
 }
 
@@ -61,8 +62,8 @@ async function startBox(...flags: string[]): Promise<Box> {
   const broker = run(join(brokerHome, 'bin/farhand-broker'), [...where, ...flags]);
   const { http, grpc } = await received(broker, 'broker is up');
   const farhand = async (...args: string[]): Promise<string> => {
-    const { stdout } = await execute(join(brokerHome, 'bin/farhand'), args, { env: plain });
-    return stdout;
+    const { stdout, stderr } = await execute(join(brokerHome, 'bin/farhand'), args, { env: plain });
+    return stdout + stderr;
   };
   const made = JSON.parse(
     await farhand('auth', 'create-key', '--data-dir', dataDir, '--name', 'test', '-o', 'json'),
@@ -172,7 +173,7 @@ describe('a broker from its package', () => {
   });
 
   test.each([
-    ['http://127.0.0.1:0', 'Run this on the broker’s own machine'],
+    ['http://127.0.0.1:0', 'Run this on this machine'],
     ['https://farhand.example.org', 'Run this on the new machine'],
   ])('with %s prints a line, and says for whom it is: %s', async (url, heading) => {
     const { farhand, dataDir } = await startBox(...(url.startsWith('https') ? ['--public-url', url] : []));

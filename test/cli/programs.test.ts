@@ -318,14 +318,12 @@ describe('farhand auth create-key', () => {
     expect(existsSync(join(broker.dataDir, 'broker.sock'))).toBe(false);
   });
 
-  test('prints the key on a line of its own', async () => {
-    const { code, stdout } = await run('cli', [
+  test('prints only the key on standard output, for a file or a variable', async () => {
+    const { code, stdout, stderr } = await run('cli', [
       ...['auth', 'create-key', '--data-dir', temporaryFolder('broker')],
     ]);
-    expect([code, stdout]).toEqual([
-      0,
-      expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}\n\nStore this key now/),
-    ]);
+    expect([code, stdout]).toEqual([0, expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}\n$/)]);
+    expect(stderr).toMatch(/^Store this key now/m);
   });
 
   const otherUid = 65_534;
