@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, verb } from './declare-verb.ts';
 import { writeNow } from './output-and-signals.ts';
-import { type Cell, clean, print, record, size, when } from './print.ts';
+import { type Cell, clean, counted, hint, print, record, size, when } from './print.ts';
 import { printView, routeVerb } from './verb-from-route.ts';
 
 type Inventory = Awaited<ReturnType<Farhand['inventory']['get']>>;
@@ -40,6 +40,7 @@ export function addInventory(program: Command): void {
     const only = { package: name, version_below, tags: tags?.join(',') };
     const query = given({ ...only, refresh: refresh && ('true' as const) });
     const items = await Array.fromAsync(client.inventory.list({ ...query, limit: 100 }));
+    if (name !== undefined) await warnOfMissing(client, only.tags, refresh);
     if (format === 'csv') return writeNow('stdout', csvOf(items));
     if (format === 'ansible') return print('json', ansibleOf(items), () => []);
     const version = name === undefined ? '' : 'version ';
@@ -53,6 +54,20 @@ export function addInventory(program: Command): void {
       },
     });
   });
+}
+
+/** Warns of machines without an inventory, because a search for a package does not find them. */
+async function warnOfMissing(client: Farhand, tags?: string, refresh?: boolean): Promise<void> {
+  const oldestFirst = { ...given({ tags }), sort: 'collected_at', limit: 100 } as const;
+  const { total } = await client.inventory.list({ ...oldestFirst, limit: 1 });
+  let missing = 0;
+  for await (const { collected_at } of client.inventory.list(oldestFirst)) {
+    if (collected_at !== null) break;
+    missing += 1;
+  }
+  const next = refresh ? 'online machines that allow it send one' : 'add --refresh';
+  const have = `${missing} of ${counted(total)} ${missing === 1 ? 'has' : 'have'}`;
+  if (missing > 0) hint(`farhand: ${have} no inventory yet: ${next}`);
 }
 
 const versionsOf = ({ packages }: Listed): string => packages.map(({ version }) => version).join(' ');
@@ -129,11 +144,12 @@ function ansibleOf(items: readonly Listed[]): object {
     const name = machine_name.replaceAll(/[^\w.-]/g, '_');
     const host = Object.hasOwn(hosts, name) ? `${name}-${machine_id}` : name;
     const of = { os: facts?.os_id, os_version: facts?.os_version, arch: facts?.arch };
-    const texts = Object.entries(of).map(
-      ([key, text = '']): Row => [`farhand_${key}`, withoutTemplates(text)],
+    const texts = Object.entries(of).flatMap(([key, text]): Row[] =>
+      text ? [[`farhand_${key}`, withoutTemplates(text)]] : [],
     );
     hosts[host] = {
-      ...{ ansible_host: withoutTemplates(ip), farhand_machine_id: machine_id, farhand_updates: updates },
+      ...{ ansible_host: withoutTemplates(ip), farhand_machine_id: machine_id },
+      ...(updates !== null && { farhand_updates: updates }),
       ...Object.fromEntries(texts),
     };
     const own = [...tags.map((tag) => `tag_${tag}`), ...(facts?.os_id ? [`os_${facts.os_id}`] : [])];

@@ -58,6 +58,9 @@ async function align(rows: string[][]): Promise<string> {
   return drawn.toString().replace(/ +$/gm, '');
 }
 
+/** Returns a number of machines as text. */
+export const counted = (machines: number): string => `${machines} ${machines === 1 ? 'machine' : 'machines'}`;
+
 const tints = {
   green: /^(online|completed|delivered|CONNECTED|ok)$/,
   red: /^(offline|failed|fail|timeout|lost)$/,

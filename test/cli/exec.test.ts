@@ -223,7 +223,7 @@ describe('farhand exec on several machines', () => {
     ]);
     expect([none.code, none.err]).toEqual([
       1,
-      expect.stringMatching(/^farhand: .*no machine has all of them.*\n$/),
+      expect.stringMatching(/^farhand: .*no machine has all of the tags nobody .*\n$/),
     ]);
   });
 

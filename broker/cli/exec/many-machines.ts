@@ -1,9 +1,8 @@
 // Runs a command on many machines: prints each line of output after the name of its machine, then a summary.
-import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { given } from '../declare-verb.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';
-import { clean, cleanLines, hint, print, printJson } from '../print.ts';
+import { clean, cleanLines, counted, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
 import * as one from './follow-command.ts';
 
@@ -34,8 +33,6 @@ export async function runOnMany(
   const more = given({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...params, ...more, wait: 0 });
   const { results } = batch;
-  if (results.length === 0)
-    throw new UsageError(`no machine has all of these tags: ${tags?.join(', ')}; see farhand machines list`);
   if (detach) {
     await print(output, batch, () => [batch.id]);
     return 0;
@@ -106,7 +103,7 @@ function prefixed(name: string): one.Listener & { flush(): Promise<void> } {
 function summarize(members: Member[]): void {
   const byStatus = Map.groupBy(members, ({ end }) => end?.status ?? 'lost');
   const counts = [...byStatus].map(([status, { length }]) => `${length} ${status}`);
-  hint(`${members.length} machines: ${counts.join(', ')}`);
+  hint(`${counted(members.length)}: ${counts.join(', ')}`);
   for (const { name, end } of members) {
     if (!end || end.status === 'completed') continue;
     hint(`  ${clean(name)}: ${one.explain(end) ?? `exit code ${one.exitCodeOf(end)}`}`);
