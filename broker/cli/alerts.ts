@@ -13,7 +13,7 @@ export function addAlerts(program: Command): void {
     flags: {
       ...ofMachine,
       '--status <held|open|acknowledged|resolved>': 'only alerts with this status',
-      '--rule <id>': 'only alerts of this rule',
+      '--rule <rule>': 'only alerts of this rule',
       ...since,
       ...latest,
     },
@@ -37,11 +37,14 @@ const flags = {
   '--machine <list>': 'machines that the rule is about, comma-separated (default: all)',
   '--tags <list>': 'also machines with one of these tags, comma-separated',
   '--repeat-every <duration>': 'repeat an alert until it is acknowledged or resolved',
-  '--channel-ids <list>': 'ids of the channels that get the alerts of this rule (default: all channels)',
+  '--channel-ids <list>':
+    'channels that get the alerts of this rule, comma-separated (default: all channels)',
 };
 
 export function addAlertRules(program: Command): void {
-  const rules = program.command('alert-rules').description('manage rules that open alerts');
+  const rules = program
+    .command('alert-rules')
+    .description('manage rules that open alerts; a rule is given by name or id');
   routeVerb(rules, 'list', 'alertRules', 'list', {
     defaults: { sort: 'name' },
     view: { fields: 'name id kind above recover for machines=machine_ids tags enabled' },
@@ -82,7 +85,9 @@ const channelFlags = {
 };
 
 export function addAlertChannels(program: Command): void {
-  const channels = program.command('alert-channels').description('manage where alerts are sent');
+  const channels = program
+    .command('alert-channels')
+    .description('manage where alerts are sent; a channel is given by name or id');
   routeVerb(channels, 'list', 'alertChannels', 'list', {
     defaults: { sort: 'name' },
     view: {
@@ -103,7 +108,7 @@ export function addAlertChannels(program: Command): void {
     flags: {
       '--type <webhook|slack|discord|ntfy|email>': 'the service',
       '--url <url>': 'URL of the service, or smtps://HOST or smtp://HOST of a mail server',
-      '--url-stdin': 'read the URL from standard input, because URLs of Slack and Discord are secrets',
+      '--url-stdin': 'read the URL from standard input, because URLs of Slack, Discord and ntfy are secrets',
       ...channelFlags,
     },
     required: ['type'],

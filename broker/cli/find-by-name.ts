@@ -1,7 +1,9 @@
-// Finds machines and schedules by id or by name.
+// Finds machines, schedules, saved commands, alert rules, channels and maintenance windows by id or by name.
 import { StartError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './print.ts';
+
+type Prefix = 'mach' | 'sched' | 'saved' | 'rule' | 'chan' | 'win';
 
 interface Named {
   id: string;
@@ -20,6 +22,11 @@ export async function findMachine(client: Farhand, text: string): Promise<string
   if (found[0])
     throw ambiguous('machine', found, ({ status, last_seen }) => `${status}, last seen ${when(last_seen)}`);
   const { items, has_more } = await client.machines.list({ limit: 10, sort: 'name' });
+  if (items.length === 0)
+    throw new StartError(
+      `no machine is named ${text}; no machine has joined, or this key may use none: farhand join-tokens create`,
+      1,
+    );
   throw notFound('machine', text, items, has_more);
 }
 
@@ -40,14 +47,30 @@ export async function findSchedule(client: Farhand, text: string): Promise<strin
   throw ambiguous('schedule', found, ({ machine_id, tags }) => `on ${tags?.join(',') ?? nameOf(machine_id)}`);
 }
 
-/** Returns the id of a saved command that is given by its id or its name. Throws StartError if there is none. */
-export async function findSavedCommand(client: Farhand, text: string): Promise<string> {
-  if (isId('saved', text)) return text;
-  const all = await Array.fromAsync(client.savedCommands.list({ sort: 'name', limit: 100 }));
-  const found = all.find(({ name }) => name === text);
-  if (found) return found.id;
-  throw notFound('saved command', text, all.slice(0, 10), all.length > 10);
-}
+type Find = (client: Farhand, text: string) => Promise<string>;
+type NamedList = (input: { sort: 'name'; limit: number }) => AsyncIterable<Named>;
+
+/**
+ * Makes a function that returns the id of an item that is given by its id or by a unique name. It throws StartError
+ * if no item matches, or several.
+ */
+const finder =
+  (what: string, prefix: Prefix, listOf: (client: Farhand) => NamedList): Find =>
+  async (client, text) => {
+    if (isId(prefix, text)) return text;
+    const all = await Array.fromAsync(listOf(client)({ sort: 'name', limit: 100 }));
+    const found = all.filter(({ name }) => name === text);
+    if (found[0] && !found[1]) return found[0].id;
+    if (found[0]) throw new StartError(`several ${what}s are named ${text}; use an id: ${idsOf(found)}`, 1);
+    throw notFound(what, text, all.slice(0, 10), all.length > 10);
+  };
+
+const idsOf = (items: Named[]): string => items.map(({ id }) => id).join(', ');
+
+export const findSavedCommand = finder('saved command', 'saved', (client) => client.savedCommands.list);
+export const findAlertRule = finder('alert rule', 'rule', (client) => client.alertRules.list);
+export const findAlertChannel = finder('alert channel', 'chan', (client) => client.alertChannels.list);
+export const findWindow = finder('maintenance window', 'win', (client) => client.maintenanceWindows.list);
 
 function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T) => string): StartError {
   const each = found.map((one) => `${one.id} (${describe(one)})`);
@@ -55,8 +78,7 @@ function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T)
 }
 
 /** True if a text is an id. The length is checked too, because a machine may be named mach_web. */
-const isId = (prefix: 'mach' | 'sched' | 'saved', text: string): boolean =>
-  new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
+const isId = (prefix: Prefix, text: string): boolean => new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
 
 function notFound(what: string, text: string, some: Named[], more: boolean): StartError {
   const names = some.map(({ name }) => name).join(', ');

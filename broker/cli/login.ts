@@ -111,7 +111,11 @@ export function addWhoami(program: Command): void {
     const place = where(options);
     await withBroker(place, async (client) => {
       const [me, { tls_pin }] = [await client.keys.me(), await client.service.info()];
-      await printView(client, options.output, { broker: place.dataDir ?? place.url, ...me, tls_pin });
+      const all = { broker: place.dataDir ?? place.url, ...me, tls_pin };
+      // The key of the socket file was never created: its time is 1970.
+      const { created_at, ...rest } = all;
+      const isLocal = Date.parse(created_at) === 0 && options.output === 'text';
+      await printView(client, options.output, isLocal ? rest : all);
     });
   });
 }

@@ -2,9 +2,11 @@
 import type { Command } from 'commander';
 import { iso, now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { machineNames } from './find-by-name.ts';
 import { when } from './print.ts';
 import { type Item, latest, ofMachine, routeVerb, since, viewText } from './verb-from-route.ts';
 
+type Run = Awaited<ReturnType<Farhand['schedules']['upcoming']>>['runs'][number];
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
 const cron = ({ cron, timezone }: Pick<Schedule, 'cron' | 'timezone'>): string => `${cron} (${timezone})`;
@@ -104,7 +106,11 @@ function addRuns(schedules: Command): void {
     },
     input: ({ within }) => (typeof within === 'number' ? { until: iso(now() + within) } : {}),
     text: async ({ runs, more }, client) => {
-      const text = await viewText(client, runs, { fields: 'at name machine', cells: { at: ({ at }) => at } });
+      const machineOf = await machineOrTags(client, runs);
+      const text = await viewText(client, runs, {
+        fields: 'at name machine',
+        cells: { at: ({ at }) => at, machine: machineOf },
+      });
       return more ? `${text}\nThere are more runs; raise --limit to print them.` : text;
     },
   });
@@ -116,6 +122,19 @@ function addRuns(schedules: Command): void {
     },
     text: ({ description, timezone, next_runs }) => [`${description} (${timezone})`, ...next_runs],
   });
+}
+
+/** Returns a function that names the machine of a run, or the tags of its schedule. */
+async function machineOrTags(client: Farhand, runs: readonly Run[]): Promise<(run: Run) => string> {
+  const byTags = runs.some(({ machine_id }) => machine_id === null);
+  const all = byTags ? await Array.fromAsync(client.schedules.list({ limit: 100 })) : [];
+  const tagsOf = new Map(all.map(({ id, tags }) => [id, tags?.join(',')]));
+  const nameOf = await machineNames(
+    client,
+    runs.flatMap(({ machine_id }) => machine_id ?? []),
+  );
+  return ({ schedule_id, machine_id }) =>
+    machine_id === null ? `tags ${tagsOf.get(schedule_id) ?? '-'}` : nameOf(machine_id);
 }
 
 function inputOf({ param, ...given }: Item): Item {

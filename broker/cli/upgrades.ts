@@ -1,10 +1,10 @@
 // The verbs farhand machines upgrade, pin and hold, farhand upgrades, and farhand packages: agents get another version.
 import { openAsBlob } from 'node:fs';
-import { readFile } from 'node:fs/promises';
+import { access, readFile } from 'node:fs/promises';
 import { basename } from 'node:path';
 import type { Command } from 'commander';
 import { sleep } from '../../shared/clock.ts';
-import { UsageError } from '../../shared/errors.ts';
+import { isErrno, StartError, UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { atPath } from '../../shared/system-errors.ts';
 import { given, verb } from './declare-verb.ts';
@@ -184,9 +184,8 @@ export function addPackages(program: Command): void {
   verb(packages, 'upload <files...>', uploadSpec, async (client, files, { output }) => {
     const stored = [];
     for (const file of files) {
-      const signature = await readFile(`${file}.sig`, 'utf8').catch((error: unknown) => {
-        throw atPath(error, `${file}.sig`);
-      });
+      await access(file);
+      const signature = await signatureOf(file);
       const content = await openAsBlob(file);
       stored.push(await client.packages.upload({ package: basename(file), signature, content }));
     }
@@ -195,6 +194,14 @@ export function addPackages(program: Command): void {
   routeVerb(packages, 'delete', 'packages', 'remove', {
     about: 'delete an uploaded package',
     destroys: ['delete the package', 'deleted'],
+  });
+}
+
+function signatureOf(file: string): Promise<string> {
+  return readFile(`${file}.sig`, 'utf8').catch((error: unknown) => {
+    if (!isErrno(error, 'ENOENT')) throw atPath(error, `${file}.sig`);
+    const why = `the package is not signed: there is no ${file}.sig beside it`;
+    throw new StartError(`${why}; build with --sign-key, and upload from dist/packages`, 1);
   });
 }
 

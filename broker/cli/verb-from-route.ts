@@ -4,9 +4,18 @@ import type { Command } from 'commander';
 import type * as z from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import { type Api, allRoutes } from '../../shared/api/route-table.ts';
+import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { type Common, take, type VerbSpec, verb } from './declare-verb.ts';
-import { findMachine, findSavedCommand, findSchedule, machineNames } from './find-by-name.ts';
+import {
+  findAlertChannel,
+  findAlertRule,
+  findMachine,
+  findSavedCommand,
+  findSchedule,
+  findWindow,
+  machineNames,
+} from './find-by-name.ts';
 import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
 
@@ -70,11 +79,23 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   const made: Command = verb(parent, all, whole, async (client) => {
     const { registeredArguments, args } = made;
     const positional = Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
+    assertIds(parent, ids, args);
     // The cast is safe: the client has one method per route with the route's input (shared/sdk).
     const calls = client[noun] as unknown as Record<string, Call<Answer<Api[N][O]>>>;
     await perform({ client, route, calls, operation, spec }, { ...positional, ...made.opts<Common>() });
   });
   return made;
+}
+
+/** Throws UsageError if an id is empty, as an unset variable of a script is. */
+function assertIds(parent: Command, ids: readonly string[], args: readonly string[]): void {
+  const at = ids.findIndex((_, index) => args[index]?.trim() === '');
+  if (at < 0) return;
+  const id = ids[at] ?? '';
+  const names = parent.commands.map((one) => one.name());
+  const list = names.find((name) => name === 'list' || name === `list-${id}s`);
+  const next = at === 0 && list ? `; farhand ${parent.name()} ${list} prints the ids` : '';
+  throw new UsageError(`${id.toUpperCase()} is empty${next}`);
 }
 
 type Call<T> = (input: Item) => Promise<T> & AsyncIterable<T>;
@@ -174,6 +195,10 @@ const finders: Readonly<Record<string, typeof findMachine>> = {
   schedule: findSchedule,
   'saved-command': findSavedCommand,
   savedCommand: findSavedCommand,
+  rule: findAlertRule,
+  channel: findAlertChannel,
+  channelIds: findAlertChannel,
+  window: findWindow,
 };
 
 /**
@@ -228,7 +253,8 @@ function textOf(field: string, value: unknown, isTable: boolean): Cell {
   if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');
   if (typeof value === 'object') return summary(value);
   if (typeof value === 'number') {
-    if (/^(duration|timeout|catch_up_window|grace_period)$/.test(field)) return span(value);
+    if (/^(duration|timeout|catch_up_window|grace_period|for|before|repeat_every)$/.test(field))
+      return span(value);
     return field.endsWith('_bytes') ? size(value) : value;
   }
   const text = typeof value === 'string' ? value : JSON.stringify(value);

@@ -41,6 +41,8 @@ describe('the command line', () => {
       ['login', [], /add the URL and --key-stdin/],
       ['constructor', [], /unknown command/],
       ['files find', ['web-1:/'], /--name GLOB or --content TEXT/],
+      ['webhooks test', [''], /WEBHOOK is empty; farhand webhooks list prints the ids/],
+      ['auth revoke-key', [' '], /KEY is empty; farhand auth list-keys prints the ids/],
       ['machines tag', ['web-1', 'web'], /missing required argument 'tags'/],
       ['machines tag', ['web-1', 'web', 'eu'], /Allowed choices are add, remove, set/],
     ];
@@ -51,7 +53,7 @@ describe('the command line', () => {
           const { code, err, out } = await farhand(verb, args, { env });
           expect([verb, code, out], err).toEqual([verb, 2, '']);
           expect(err).toMatch(said);
-          expect(err).toMatch(/\nSee farhand( \w+)* --help.\n$/);
+          expect(err).toMatch(/\nSee farhand( [\w-]+)* --help.\n$/);
         }),
       );
     }
@@ -205,6 +207,11 @@ test('an inventory is printed, searched for a package, and exported without form
   const machine = await scriptedMachine(system);
   const { machineId: machine_id } = machine.identity;
   await system.client.machines.update({ machine_id, name: '=web-{{1}}', tags: ['web'] });
+  const early = await farhand('inventory', ['--package', 'openssl']);
+  expect(early.err).toBe('farhand: 1 of 1 machine has no inventory yet: add --refresh\n');
+  expect(Object.values((await farhand.json('inventory', ['--format', 'ansible'])).all.hosts)).toEqual([
+    { ansible_host: '127.0.0.1', farhand_machine_id: machine_id },
+  ]);
   const asked = farhand('machines inventory', ['=web-{{1}}']);
   const { call_id } = await machine.next('call');
   const answer = {
@@ -223,6 +230,7 @@ test('an inventory is printed, searched for a package, and exported without form
     farhand.json('inventory', ['--format', 'ansible']),
   ]);
   expect([wrong.code, wrong.err]).toEqual([1, expect.stringContaining('version_below needs it')]);
+  expect(list.err).toBe('');
   expect(list.out).toMatch(/^=web-\{\{1\}\} +Debian +6\.1 .* 3\.0\.9 /m);
   const [heading = '', row] = csv.out.split('\r\n');
   expect(heading).toMatch(/^"machine_id","machine_name","ip",.*,"packages"$/);
@@ -282,6 +290,9 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
   expect((await farhand('join-tokens list')).out).toMatch(
     new RegExp(`^${token.id} +- +3 of 3 +a,b +in 1h 59m$`, 'm'),
   );
+  const printed = await farhand('join-tokens create');
+  expect(printed.out).toMatch(/^farhand_join_\S+\n$/);
+  expect(printed.err).toMatch(/The token is valid for one machine until/);
   expect(await farhand.json('join-tokens revoke', [token.id, '--yes'])).toEqual({ deleted: true });
 });
 
@@ -359,6 +370,10 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
     farhand.json('schedules history', [made.id]),
     farhand('schedules preview', ['0 9 * * mon', '--count', '2']),
   ]);
+  const onTags = ['--tags', 'nightly', '--command', 'true', '--cron', '@hourly'];
+  const tagged = await farhand.json('schedules create', ['--name', 'tagged', ...onTags]);
+  expect((await farhand('schedules upcoming')).out).toMatch(/ tagged +tags nightly$/m);
+  await farhand.json('schedules delete', [tagged.id, '--yes']);
   const upcoming = await farhand('schedules upcoming', ['--within', '3h', '--limit', '2']);
   expect(upcoming.out).toMatch(/^\d{4}-\S+Z +backup +web-1$/m);
   expect(upcoming.out).toMatch(/^There are more runs; raise --limit/m);
@@ -477,7 +492,7 @@ test('alerts are listed and acknowledged; rules and channels are created, change
     input: `${receiver.url}\n`,
   });
   expect(channel).toMatchObject({ name: 'ops', type: 'slack', url: `http://127.0.0.1:${receiver.port}/…` });
-  expect((await farhand('alert-channels test', [channel.id])).out).toMatch(/^delivered +yes$/m);
+  expect((await farhand('alert-channels test', ['ops'])).out).toMatch(/^delivered +yes$/m);
   status = 500;
   expect((await farhand('alert-channels test', [channel.id])).code).toBe(1);
   expect((await farhand.json('alert-channels update', [channel.id, '--disable'])).enabled).toBe(false);
@@ -485,6 +500,14 @@ test('alerts are listed and acknowledged; rules and channels are created, change
     ...['memory', '--kind', 'memory', '--above', '0.1', '--for', '0s', '--machine', 'web-1'],
   ]);
   expect(rule).toMatchObject({ kind: 'memory', above: 0.1, for: 0, machine_ids: [machineId] });
+  const more = ['--kind', 'offline', '--for', '5m', '--channel-ids', 'ops'];
+  const away = await farhand.json('alert-rules create', ['away', ...more]);
+  expect(away.channel_ids).toEqual([channel.id]);
+  expect((await farhand('alert-rules get', ['away'])).out).toMatch(/^for +5m$/m);
+  expect((await farhand('alert-rules delete', ['gone', '--yes'])).err).toMatch(
+    /no alert rule is named gone; names: away, memory/,
+  );
+  expect(await farhand.json('alert-rules delete', ['away', '--yes'])).toEqual({ deleted: true });
   const open = async () => await farhand.json('alerts list', ['--status', 'open', '--rule', rule.id]);
   await expect.poll(async () => (await open()).length).toBe(1);
   const [{ id }] = await open();
@@ -508,7 +531,7 @@ test('alerts are listed and acknowledged; rules and channels are created, change
   expect(window).toMatchObject({ machine_ids: [machineId], cron: null });
   expect((await farhand('maintenance-windows list')).out).toContain(window.id);
   expect((await farhand('maintenance-windows get', [window.id])).out).toMatch(/^name +reboot$/m);
-  expect(await farhand.json('maintenance-windows delete', [window.id, '--yes'])).toEqual({ deleted: true });
+  expect(await farhand.json('maintenance-windows delete', ['reboot', '--yes'])).toEqual({ deleted: true });
 });
 
 test('events are listed, and followed as lines until Ctrl-C; the audit lists who did what', async () => {
