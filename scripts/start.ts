@@ -186,7 +186,7 @@ Ctrl-C stops both.
 
 function curlLine(url: string, pin: string | null, key: string, machineId: string): string {
   const pinned = pin === null ? '' : ` -k --pinnedpubkey ${pin}`;
-  return `curl -s${pinned} -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
+  return `curl -s${pinned} -w '\\n' -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
 }
 
 /** Returns the first call as a command of this checkout's CLI, for a machine without curl. */
