@@ -1,6 +1,6 @@
 // Upgrades of agents: waves, failures and their limit, machines that are offline or busy, cancelling, and rights.
 // The machines are scripted; test/box/ has real ones.
-import { readdirSync } from 'node:fs';
+import { mkdirSync, readdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
@@ -48,6 +48,40 @@ test('an uploaded package is listed with its key, is not replaced by another, an
   await expect(client.packages.remove({ package: file })).rejects.toMatchObject({
     code: 'package_not_found',
   });
+});
+
+test('a key limited to machines adds and deletes no packages, because they are for all machines', async () => {
+  const { client, keyed, machine, upload, signing } = await startUpgradeSystem();
+  const { client: limited } = await keyed(['admin'], { machine_ids: [(await machine('a')).id] });
+  await upload('9.0.0');
+  const { file, bytes, signature } = packageOf('9.0.1', signing);
+  const added = limited.packages.upload({ package: file, signature, content: bytes });
+  await expect(added).rejects.toMatchObject({ code: 'forbidden' });
+  const [stored] = (await client.packages.list()).items;
+  const removed = limited.packages.remove({ package: stored?.id ?? '' });
+  await expect(removed).rejects.toMatchObject({ code: 'forbidden' });
+  expect((await client.packages.list()).items).toEqual([stored]);
+});
+
+test('uploaded packages take 4 GiB at most, and there is space again after one is deleted', async () => {
+  const { client, dataDir, signing } = await startUpgradeSystem();
+  const [first = ''] = Array.from({ length: 8 }, (_, at) => {
+    const large = packageOf(`8.0.${at}`, signing, Buffer.from('x'));
+    const path = join(dataDir, 'packages', large.file);
+    const size = 512 * 1024 ** 2;
+    mkdirSync(join(dataDir, 'packages'), { recursive: true });
+    // Sparse files need no space on the disk.
+    writeFileSync(path, '');
+    truncateSync(path, size);
+    writeFileSync(`${path}.sig`, JSON.stringify({ ...JSON.parse(large.signature), size }));
+    return large.file;
+  });
+  const { file, bytes, signature } = packageOf('9.0.0', signing);
+  const upload = () => client.packages.upload({ package: file, signature, content: bytes });
+  await expect(upload()).rejects.toMatchObject({ code: 'no_space' });
+  expect((await client.packages.list()).total).toBe(8);
+  await client.packages.remove({ package: first });
+  expect(await upload()).toMatchObject({ id: file });
 });
 
 test('machines are upgraded a wave at a time, each once, with an event of each step', async () => {
@@ -233,6 +267,35 @@ test('a cancelled upgrade leaves machines that wait, and lets one that switches 
   expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'cancelled', c: 'cancelled' });
 });
 
+test('a machine that has the package and waits is not upgraded after a hold, a pin or a revoked key', async () => {
+  const { client, call, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
+  await upload('9.0.0');
+  const [a, b, c, d] = [await machine('a'), await machine('b'), await machine('c'), await machine('d')];
+  const deliver = async (one: typeof a) => {
+    const delivery = await one.next();
+    delivery.staged();
+    delivery.busy(1);
+    return delivery;
+  };
+  const { id } = await upgrade({ machine_ids: [a.id, b.id, d.id], wave: '3', max_failures: 1 });
+  const owner = await client.keys.create({ name: 'owner', scopes: ['machines:write'] });
+  const body = { machine_ids: [c.id], version: '9.0.0' };
+  const { id: other } = (await call('POST', '/machines/upgrade', { key: owner.key, body })).body.data;
+  const [ofA, ofB, ofC, ofD] = await Promise.all([a, b, c, d].map(deliver));
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'busy', b: 'busy', d: 'busy' });
+  await expect.poll(() => outcomes(other)).toEqual({ c: 'busy' });
+  await client.machines.update({ machine_id: a.id, agent_hold: true });
+  await client.machines.update({ machine_id: b.id, agent_pin: '8.0.0' });
+  await client.machines.update({ machine_id: d.id, agent_pin: '9.0.0' });
+  await client.keys.remove({ key_id: owner.id });
+  await Promise.all([ofA?.cancelled, ofB?.cancelled, ofC?.cancelled]);
+  await ended(other);
+  expect(await outcomes(other)).toEqual({ c: 'skipped: not_permitted' });
+  await expect.poll(() => outcomes(id)).toEqual({ a: 'skipped: held', b: 'skipped: pinned', d: 'busy' });
+  ofD?.switching();
+  await expect.poll(() => outcomes(id)).toMatchObject({ d: 'switching' });
+});
+
 test('a machine is in one open upgrade at most', async () => {
   const { client, upload, machine, upgrade, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
@@ -254,13 +317,22 @@ test('a limited key upgrades and sees only its machines, and cannot cancel an up
   const both = await upgrade({ machine_ids: [a.id, b.id] });
   expect(await limited.upgrades.get({ upgrade_id: both.id })).toMatchObject({ total: 1 });
   expect((await limited.upgrades.machines({ upgrade_id: both.id })).total).toBe(1);
+  // The number of a wave would reveal how many machines are in the waves before it.
+  const waves = { current_wave: null, waves: null, next_wave_at: null };
+  expect(await limited.upgrades.get({ upgrade_id: both.id })).toMatchObject(waves);
+  expect((await limited.upgrades.list()).items).toMatchObject([waves]);
+  expect((await limited.upgrades.machines({ upgrade_id: both.id })).items).toMatchObject([{ wave: null }]);
   await expect(limited.upgrades.cancel({ upgrade_id: both.id })).rejects.toMatchObject({ code: 'forbidden' });
   await client.upgrades.cancel({ upgrade_id: both.id });
   const foreign = await upgrade({ machine_ids: [b.id] });
   await expect(limited.upgrades.get({ upgrade_id: foreign.id })).rejects.toMatchObject({ code: 'forbidden' });
   expect((await limited.upgrades.list()).items.map(({ id }) => id)).toEqual([both.id]);
   await client.upgrades.cancel({ upgrade_id: foreign.id });
-  expect(await limited.upgrades.create({ tags: ['web'], version: '9.0.0' })).toMatchObject({ total: 1 });
+  const own = await limited.upgrades.create({ tags: ['web'], version: '9.0.0' });
+  expect(own).toMatchObject({ total: 1, waves: 1 });
+  expect((await limited.upgrades.machines({ upgrade_id: own.id })).items).toMatchObject([{ wave: 1 }]);
+  const events = (await limited.events.list({ limit: 100 })).items;
+  expect(events.filter(({ data }) => 'waves' in data)).toEqual([]);
   await expect(limited.upgrades.create({ machine_ids: [b.id] })).rejects.toMatchObject({ code: 'forbidden' });
   await expect(
     limited.packages.upload({ package: 'x', signature: 'x', content: Buffer.alloc(1) }),

@@ -82,7 +82,7 @@ export function addUpgrades(program: Command): void {
     view: {
       fields: 'id status version wave machines started=created_at',
       cells: {
-        wave: ({ current_wave, waves }) => `${current_wave} of ${waves}`,
+        wave: waveText,
         machines: countsText,
       },
     },
@@ -105,6 +105,10 @@ export function addUpgrades(program: Command): void {
   });
 }
 
+/** Returns the progress in waves. It is unknown to a key that may not use all machines of the upgrade. */
+const waveText = ({ current_wave, waves }: Pick<Upgrade, 'current_wave' | 'waves'>): string =>
+  waves === null ? 'unknown' : `${current_wave} of ${waves}`;
+
 const countsText = ({ counts }: Pick<Upgrade, 'counts'>): string =>
   Object.entries(counts)
     .filter(([, count]) => count > 0)
@@ -117,7 +121,7 @@ async function upgradeText(upgrade: Upgrade, client: Farhand): Promise<string> {
     id: upgrade.id,
     status: upgrade.status,
     version: upgrade.version,
-    wave: `${upgrade.current_wave} of ${upgrade.waves} (${upgrade.wave})`,
+    wave: `${waveText(upgrade)} (${upgrade.wave})`,
     'next wave': upgrade.next_wave_at && when(upgrade.next_wave_at),
     machines: countsText(upgrade),
     started: when(upgrade.created_at),
@@ -150,7 +154,7 @@ async function followUpgrade(client: Farhand, upgrade: Upgrade): Promise<Upgrade
   let line = '';
   try {
     for (let now = upgrade; ; now = await client.upgrades.get({ upgrade_id })) {
-      const next = `wave ${now.current_wave} of ${now.waves}: ${countsText(now)}`;
+      const next = `wave ${waveText(now)}: ${countsText(now)}`;
       if (isTTY) writeNow('stderr', `\r\x1b[K${next}`);
       else if (next !== line) hint(next);
       line = next;

@@ -24,9 +24,8 @@ export function packageFor(
 ): AgentPackage | Refusal {
   const { installation, agent_version = '', arch = '', capabilities = [] } = facts ?? {};
   if (agent_version === target) return refusal('current', `the agent already has version ${target}`);
-  if (machine.agent_hold) return refusal('held', 'the machine is on hold: set agent_hold to false');
-  if (machine.agent_pin !== undefined && machine.agent_pin !== target)
-    return refusal('pinned', `the machine is pinned to ${machine.agent_pin}: change agent_pin`);
+  const forbidden = heldOrPinned(machine, target);
+  if (forbidden) return forbidden;
   if (!installation)
     return refusal(
       'not_supported',
@@ -50,6 +49,13 @@ export function packageFor(
   if (trusted_key === '')
     return refusal('no_key', 'the machine does not trust a signing key: run farhand-agent trust-key there');
   return signedPackage(catalog, { version: target, arch, kind }, trusted_key);
+}
+
+/** Returns the refusal if `agent_hold` or `agent_pin` of a machine forbids a version, otherwise undefined. */
+export function heldOrPinned({ agent_hold, agent_pin }: Machine, target: string): Refusal | undefined {
+  if (agent_hold) return refusal('held', 'the machine is on hold: set agent_hold to false');
+  if (agent_pin === undefined || agent_pin === target) return undefined;
+  return refusal('pinned', `the machine is pinned to ${agent_pin}: change agent_pin`);
 }
 
 function signedPackage(

@@ -19,6 +19,8 @@ import {
 
 /** Maximum size of a package in bytes. */
 const mostBytes = 512 * 1024 * 1024;
+/** Maximum size of all uploaded packages together, in bytes. */
+const mostBytesInAll = 4 * 1024 ** 3;
 /** Maximum number of uploads at a time. */
 const mostUploads = 4;
 const temporary = '.upload-';
@@ -40,6 +42,7 @@ export function uploadHandlers(
   let uploads = 0;
   return {
     async upload(input, caller) {
+      assertUnlimited(caller);
       if (uploads >= mostUploads)
         throw new AppError('unavailable', `${mostUploads} packages are being uploaded already: try again`);
       uploads += 1;
@@ -49,7 +52,8 @@ export function uploadHandlers(
         uploads -= 1;
       }
     },
-    async remove({ package: file }) {
+    async remove({ package: file }, caller) {
+      assertUnlimited(caller);
       const { path } = uploaded(catalog(), file);
       // The signature is removed first, because a package without one is not listed.
       await rm(signatureFileOf(path), { force: true });
@@ -57,6 +61,17 @@ export function uploadHandlers(
       return { deleted: true };
     },
   };
+}
+
+/**
+ * Throws forbidden for a key that is limited to some machines, because a package that it adds or deletes concerns the
+ * upgrades of all machines.
+ */
+function assertUnlimited({ reachable }: Pick<Caller, 'reachable'>): void {
+  if (!reachable()) return;
+  const message =
+    'a key limited to some machines cannot add or delete packages: use a key without machine_ids and tags';
+  throw new AppError('forbidden', message);
 }
 
 function uploaded({ packages }: Catalog, file: string): AgentPackage {
@@ -78,6 +93,7 @@ async function upload(
   const signed = checked(file, text);
   const find = () => catalog().packages.find((one) => one.file === file && one.signature !== undefined);
   assertSame(find(), signed, file);
+  assertSpace(catalog(), signed);
   await mkdir(directory, { recursive: true, mode: 0o700 });
   const part = join(directory, `${temporary}${newId('call')}`);
   const path = join(directory, file);
@@ -86,6 +102,7 @@ async function upload(
     const same = find();
     assertSame(same, signed, file);
     if (!same) {
+      assertSpace(catalog(), signed);
       await rename(part, path);
       await syncDirectory(directory);
       await writeDurably(signatureFileOf(path), text);
@@ -129,6 +146,14 @@ function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage,
   if (!stored || stored.sha256 === sha256) return;
   const message = `this broker has another package ${file}: build a new version, or delete that one first`;
   throw new AppError('already_exists', message, { file });
+}
+
+/** Throws no_space if the uploaded packages would be too large together. A repeated upload needs no space. */
+function assertSpace({ packages }: Catalog, { size, sha256 }: SignedPackage): void {
+  const others = packages.filter((one) => one.uploaded && one.sha256 !== sha256);
+  if (others.reduce((sum, one) => sum + one.size, size) <= mostBytesInAll) return;
+  const message = `the uploaded packages would be larger than ${mostBytesInAll} bytes: delete versions that no machine needs, with farhand packages remove`;
+  throw new AppError('no_space', message, { limit: mostBytesInAll });
 }
 
 /** Writes a package to the disk. Throws validation_failed if it is not the package that was signed. */

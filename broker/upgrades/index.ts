@@ -9,7 +9,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
-import type { History } from '../history/history.ts';
+import type { History, Row } from '../history/history.ts';
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { isRefusal, packageFor } from '../packages/can-machine-upgrade.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
@@ -94,7 +94,9 @@ export class Upgrades {
         ],
         query,
       );
-      return { items: items.map((row) => this.#memberToJson(memberFromRow(row))), total };
+      const seesWaves = !(await this.#records.hasOthers(upgrade_id, caller.reachable()));
+      const toJson = (row: Row) => this.#memberToJson(memberFromRow(row), seesWaves);
+      return { items: items.map(toJson), total };
     },
     cancel: async ({ upgrade_id: id }, caller) => {
       const { status } = await this.#records.get(id);
@@ -111,12 +113,15 @@ export class Upgrades {
   };
 
   async #serialize(upgrade: Upgrade, caller: Caller): Promise<Served> {
-    return upgradeToJson(upgrade, await this.#records.counts(upgrade.id, caller.reachable()));
+    const reachable = caller.reachable();
+    const counts = await this.#records.counts(upgrade.id, reachable);
+    return upgradeToJson(upgrade, counts, !(await this.#records.hasOthers(upgrade.id, reachable)));
   }
 
-  #memberToJson({ upgrade_id: _, until: __, ...member }: Member) {
+  #memberToJson({ upgrade_id: _, until: __, ...member }: Member, seesWaves: boolean) {
     return {
       ...member,
+      wave: seesWaves ? member.wave : null,
       machine_name: this.#services.state.machines.get(member.machine_id)?.name ?? '',
       created_at: iso(member.created_at),
       started_at: textOf(member.started_at),

@@ -56,13 +56,16 @@ export class Rollout {
 
   /** Continues the upgrades that an earlier broker process began. */
   async start(): Promise<void> {
-    const { presence, machineFacts, events } = this.#services;
+    const { state, presence, machineFacts, events } = this.#services;
     const look = (machineId: string): void => this.#look(machineId as MachineId);
     this.#stops = [
       presence.watch((machineId, online) => {
         if (online) look(machineId);
       }),
       machineFacts.watchUpgrades(look),
+      state.watch(() => {
+        for (const member of this.#members.values()) member.checkAgain();
+      }),
       events.listen(({ type, data }) => {
         if (type === 'machine.removed') this.#members.get(data.machine_id as MachineId)?.leave('removed');
       }),

@@ -7,12 +7,12 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Semaphore } from '../../shared/semaphore.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { Events } from '../events.ts';
-import { packageFor, type Refusal } from '../packages/can-machine-upgrade.ts';
+import { heldOrPinned, packageFor, type Refusal } from '../packages/can-machine-upgrade.ts';
 import type { AgentPackage, Packages } from '../packages/index.ts';
 import type { LastUpgrade } from '../presence/agent-installation.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { Machine, State } from '../state/in-memory-state.ts';
 import { sendPackage } from './send-package.ts';
 import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
 
@@ -53,7 +53,12 @@ const retryMs = 5_000;
 /** Maximum number of times that the package is sent to a machine that loses its link during the transfer. */
 const mostAttempts = 5;
 
-type Why = 'cancelled' | 'max_failures' | 'removed';
+/** Why a machine is skipped. */
+interface Skip {
+  reason: UpgradeReason;
+  message: string;
+}
+type Why = 'cancelled' | 'max_failures' | 'removed' | Skip;
 type End = Pick<Member, 'status'> & { reason?: UpgradeReason; message?: string };
 
 export class MachineUpgrade {
@@ -98,6 +103,18 @@ export class MachineUpgrade {
     this.#leaving ??= why;
     this.#call?.abort(new AppError('unavailable', 'the upgrade was stopped'));
     this.look();
+  }
+
+  /**
+   * Stops the upgrade of a machine that gets or has the package, if the rights of the key, a hold or a pin forbid it
+   * now. All other machines are checked before they get the package.
+   */
+  checkAgain(): void {
+    const { status, machine_id } = this.#member;
+    const machine = this.#context.state.machines.get(machine_id);
+    if (!machine || !(this.#call || status === 'staging' || status === 'busy')) return;
+    const forbidden = this.#forbidden(machine);
+    if (forbidden) this.leave(forbidden);
   }
 
   /**
@@ -221,17 +238,22 @@ export class MachineUpgrade {
    * Returns the package to send, or the reason why the machine cannot be upgraded. Returns undefined if the machine
    * was removed meanwhile.
    */
-  #check(): AgentPackage | { reason: UpgradeReason; message: string } | undefined {
-    const { state, presence, machineFacts, packages, rightsOf } = this.#context;
+  #check(): AgentPackage | Skip | undefined {
+    const { state, presence, machineFacts, packages } = this.#context;
     const { machine_id } = this.#member;
     const machine = state.machines.get(machine_id);
     if (!machine || !presence.online(machine_id)) return undefined;
-    const rights = rightsOf(this.upgrade.requested_by);
-    if (!rights?.may('machines:write') || !rights.reaches(machine_id)) {
-      const message = 'the key that began the upgrade may not use this machine any more';
-      return { reason: 'not_permitted', message };
-    }
-    return packageFor(machine, machineFacts.of(machine_id), this.upgrade.version, packages.catalog());
+    const facts = machineFacts.of(machine_id);
+    return this.#forbidden(machine) ?? packageFor(machine, facts, this.upgrade.version, packages.catalog());
+  }
+
+  /** Returns why the rights of the key, or a hold or pin of the machine, forbid the upgrade; undefined otherwise. */
+  #forbidden(machine: Machine): Skip | undefined {
+    const rights = this.#context.rightsOf(this.upgrade.requested_by);
+    if (rights?.may('machines:write') && rights.reaches(machine.id))
+      return heldOrPinned(machine, this.upgrade.version);
+    const message = 'the key that began the upgrade may not use this machine any more';
+    return { reason: 'not_permitted', message };
   }
 
   async #send(found: AgentPackage, signal: AbortSignal, free: () => void): Promise<void> {
@@ -281,6 +303,7 @@ export class MachineUpgrade {
   }
 
   #endLeft(why: Why): Promise<void> {
+    if (typeof why === 'object') return this.#end({ status: 'skipped', ...why });
     if (why === 'removed')
       return this.#end({ status: 'skipped', reason: why, message: 'the machine was removed' });
     return this.#end({ status: 'cancelled', ...(why === 'max_failures' && { reason: why }) });

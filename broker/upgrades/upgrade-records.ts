@@ -15,12 +15,18 @@ type Served = Reply<Api['upgrades']['get']>;
 
 /** An upgrade as the history stores it; times are in milliseconds since 1970. */
 export interface Upgrade
-  extends Omit<Served, 'total' | 'counts' | 'created_at' | 'finished_at' | 'next_wave_at'> {
+  extends Omit<
+    Served,
+    'total' | 'counts' | 'created_at' | 'finished_at' | 'next_wave_at' | 'current_wave' | 'waves'
+  > {
   id: UpgradeId;
   requested_by: KeyId;
   created_at: number;
   finished_at: number | null;
   next_wave_at: number | null;
+  /** Number of the last wave that has begun, from 1; 0 before the first one. */
+  current_wave: number;
+  waves: number;
   /** Number of machines that have failed. */
   failures: number;
 }
@@ -320,6 +326,12 @@ export class UpgradeRecords {
     return { ...none, upgraded: 0, failed: 0, skipped: 0, cancelled: 0, ...found };
   }
 
+  /** Returns true if an upgrade has other machines than these. Undefined means all machines. */
+  async hasOthers(id: string, machines: readonly MachineId[] | undefined): Promise<boolean> {
+    if (!machines) return false;
+    return totalOf(await this.counts(id)) > totalOf(await this.counts(id, machines));
+  }
+
   #emit(
     type: Extract<EventType, `upgrade.${string}`>,
     upgrade: Upgrade,
@@ -329,12 +341,15 @@ export class UpgradeRecords {
     const { id: upgrade_id, version, status, current_wave: wave, waves } = upgrade;
     const id = member?.machine_id;
     const machine = id && (this.#context.state.machines.get(id) ?? { id, name: '' });
-    const of = member && {
-      from_version: member.from_version,
-      reason: member.reason,
-      message: member.message,
-    };
-    const data = { upgrade_id, version, status: member?.status ?? status, wave: member?.wave ?? wave, waves };
+    // Limited keys see the events of their machines, and waves would reveal to them how many machines there are.
+    const of = member
+      ? {
+          from_version: member.from_version,
+          reason: member.reason,
+          message: member.message,
+        }
+      : { wave, waves };
+    const data = { upgrade_id, version, status: member?.status ?? status };
     this.#context.events.emit(journal, type, machine, { ...data, ...of });
   }
 }
@@ -359,15 +374,23 @@ export function memberFromRow(row: Row): Member {
   return row as unknown as Member;
 }
 
-/** Converts an upgrade to the JSON of the REST API. */
+const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
+
+/**
+ * Converts an upgrade to the JSON of the REST API. Without waves for a key that is limited to some of its machines,
+ * because they would reveal to the key how many others there are.
+ */
 export function upgradeToJson(
-  { failures: _, created_at, finished_at, next_wave_at, ...upgrade }: Upgrade,
+  { failures: _, created_at, finished_at, next_wave_at, current_wave, waves, ...upgrade }: Upgrade,
   counts: Served['counts'],
+  seesWaves: boolean,
 ): Served {
   return {
     ...upgrade,
-    next_wave_at: textOf(next_wave_at),
-    total: Object.values(counts).reduce((sum, n) => sum + n, 0),
+    current_wave: seesWaves ? current_wave : null,
+    waves: seesWaves ? waves : null,
+    next_wave_at: seesWaves ? textOf(next_wave_at) : null,
+    total: totalOf(counts),
     counts,
     created_at: iso(created_at),
     finished_at: textOf(finished_at),

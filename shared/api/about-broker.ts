@@ -58,7 +58,7 @@ export const service = {
       port: queryNumber(1, 65_535)
         .optional()
         .describe(
-          'Port of an exporter on the machines themselves, such as 9100; default: the broker answers for the machines',
+          'Port of an exporter on the machines themselves, such as 9100, at the host names that they report; default: the broker answers for the machines',
         ),
     },
   }),

@@ -145,8 +145,11 @@ const dataOfFamily = {
     upgrade_id: z.string().describe('Id of the upgrade'),
     version: z.string().describe('Version that the machines get'),
     status: z.string().describe('Status of the machine, or of the upgrade'),
-    wave: z.number().describe('Number of the wave, from 1; 0 before the first one'),
-    waves: z.number().describe('Number of waves'),
+    wave: z
+      .number()
+      .optional()
+      .describe('Number of the wave, from 1; 0 before the first one; not in events of one machine'),
+    waves: z.number().optional().describe('Number of waves; not in events of one machine'),
     from_version: z.string().optional().describe('Version before; only of a machine'),
     reason: z.string().nullable().optional().describe('Why the machine has failed; only of a machine'),
     message: z.string().nullable().optional().describe('The reason in words; only of a machine'),

@@ -153,18 +153,29 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
+/** Waves reveal how many machines an upgrade has. */
+const forLimited = 'the upgrade has machines that the key may not use';
+const nullForLimited = `null if ${forLimited}`;
+
 const upgrade = named('Upgrade', {
   id: upgradeId,
   status: z
     .enum(['running', 'completed', 'failed', 'cancelled'])
-    .describe('`completed`: all machines are done and none failed; `failed`: at least one machine failed'),
+    .describe(
+      '`completed`: all machines are done and none failed; `failed`: at least one machine failed, also one that the key may not use',
+    ),
   version: z.string().describe('Version that the machines get'),
   ...choices,
-  current_wave: z.number().describe('Number of the last wave that has begun, from 1'),
-  waves: z.number().describe('Number of waves'),
+  current_wave: z
+    .number()
+    .nullable()
+    .describe(`Number of the last wave that has begun, from 1; ${nullForLimited}`),
+  waves: z.number().nullable().describe(`Number of waves; ${nullForLimited}`),
   next_wave_at: timestamp
     .nullable()
-    .describe('Time at which the next wave begins; null: not yet known, or there is no next wave'),
+    .describe(
+      `Time at which the next wave begins; null: not yet known, or there is no next wave, or ${forLimited}`,
+    ),
   total: z.number().describe('Number of machines of the upgrade'),
   counts: counts.describe('Number of machines by status'),
   created_at: timestamp.describe('Time of creation'),
@@ -175,7 +186,7 @@ const upgrade = named('Upgrade', {
 const upgradeMachine = named('UpgradeMachine', {
   machine_id: machineId,
   machine_name: z.string().describe('Name of the machine; empty if it was removed'),
-  wave: z.number().describe('Number of the machine’s wave, from 1'),
+  wave: z.number().nullable().describe(`Number of the machine’s wave, from 1; ${nullForLimited}`),
   status: z.enum(machineStatuses).describe('Status; the last four are final'),
   reason: z.enum(reasons).nullable().describe('Why the machine was skipped, failed or was cancelled'),
   message: z.string().nullable().describe('The reason in words, with the next step'),

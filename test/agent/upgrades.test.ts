@@ -13,11 +13,12 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { agentSettings } from '../../agent/settings-schema.ts';
 import { upgradePaths } from '../../agent/upgrade/directory-shared-with-root.ts';
 import { Upgrades, type UpgradesOptions } from '../../agent/upgrade/index.ts';
 import { takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
+import { faultOfRestored } from '../../agent/upgrade/root-unit/try-version.ts';
 import { trustKey } from '../../agent/upgrade/trusted-key.ts';
 import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import { methods } from '../../shared/agent-rpcs.ts';
@@ -335,4 +336,39 @@ test('trust-key takes a public key of this kind only, and names the key that it 
   const other = makeSigner();
   writeFileSync(file, other.pem);
   expect(await trustKey([file], folder)).toContain(`no longer ${fingerprintOf(owner.raw)}`);
+});
+
+describe('after a rollback', () => {
+  /** Puts a `systemctl` on the PATH. It has the service run `version`, or another one after a restart. */
+  function serviceOf(version: string, afterRestart = version) {
+    const folder = temporaryFolder('systemctl');
+    const [running, calls] = [join(folder, 'running'), join(folder, 'calls')];
+    writeFileSync(running, version);
+    const script = `#!/bin/sh
+echo "$1 $2" >> ${calls}
+if [ "$1" = restart ]; then printf %s ${afterRestart} > ${running}; exit 0; fi
+printf 'ActiveState=active\\nStatusText=linked (%s)\\n' "$(cat ${running})"
+`;
+    writeFileSync(join(folder, 'systemctl'), script, { mode: 0o755 });
+    vi.stubEnv('PATH', `${folder}:${process.env.PATH}`);
+    return () => readFileSync(calls, 'utf8').match(/restart .*/g);
+  }
+
+  test('the service is not started again if it runs the restored version', async () => {
+    const restarts = serviceOf('0.1.0');
+    expect(await faultOfRestored('true', '0.1.0')).toBeUndefined();
+    expect(restarts()).toBeNull();
+  });
+
+  test('the service is started again if it still runs the version that failed', async () => {
+    const restarts = serviceOf('0.2.0', '0.1.0');
+    expect(await faultOfRestored('false', '0.1.0')).toBeUndefined();
+    expect(restarts()).toEqual(['restart farhand-agent']);
+  });
+
+  test('it is reported if the service does not run the restored version even then', async () => {
+    const restarts = serviceOf('0.2.0');
+    expect(await faultOfRestored('false', '0.1.0')).toMatch(/does not run the restored version 0\.1\.0/);
+    expect(restarts()).toHaveLength(1);
+  });
 });

@@ -15,7 +15,7 @@ import { DebianPackage } from './debian-package.ts';
 import type { Installer } from './installer-interface.ts';
 import { dropRequest, takeRequest, verifiedCopy } from './take-request.ts';
 import { TarVersions } from './tar-versions.ts';
-import { faultOfNewVersion, startVersion } from './try-version.ts';
+import { faultOfNewVersion, faultOfRestored } from './try-version.ts';
 
 /**
  * The step that a running upgrade has reached. It is written to the disk before the step begins, so that a reboot
@@ -150,8 +150,9 @@ class Upgrade {
     const { upgrade_id, from_version, to_version } = state;
     const facts = { upgrade_id, from_version, to_version };
     await this.#report({ ...facts, outcome: 'ROLLED_BACK', reason, finished_at_ms: now() });
-    await startVersion(installer.command);
-    await this.#end(state, 'ROLLED_BACK', reason);
+    const fault = await faultOfRestored(installer.command, from_version);
+    if (fault) this.#log.error({ from_version, reason: fault }, 'the restored version does not run');
+    await this.#end(state, 'ROLLED_BACK', fault ? `${reason}; ${fault}`.slice(0, 1_000) : reason);
     await installer.sweep(state.before);
   }
 

@@ -26,9 +26,28 @@ export async function assertRuns(home: string, version: string): Promise<void> {
  * Writes the unit files of the installed version and restarts the service. If the service does not start or link,
  * returns what it printed; the caller then looks at the state of the service.
  */
-export async function startVersion(command: string): Promise<string> {
+async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
   return code === 0 ? '' : (stderr || stdout).trim();
+}
+
+/**
+ * Starts the service with the restored version, after a rollback. Returns what is wrong if another version runs then,
+ * even after one more restart.
+ */
+export async function faultOfRestored(command: string, version: string): Promise<string | undefined> {
+  const output = await startVersion(command);
+  if (await isRunning(version)) return undefined;
+  const { stderr } = await run('systemctl', ['restart', service]);
+  if (await isRunning(version)) return undefined;
+  const { active, result } = await stateOf(service);
+  const why = stderr.trim() || output || result;
+  return `the service does not run the restored version ${version}, but is ${active}: ${why}`;
+}
+
+async function isRunning(version: string): Promise<boolean> {
+  const state = await stateOf(service);
+  return state.active === 'active' && state.version === version;
 }
 
 /**

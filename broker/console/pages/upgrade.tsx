@@ -71,7 +71,11 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
   return (
     <section class="card command-card">
       <span>
-        {waves === 0 ? 'No machine could be upgraded' : `Wave ${current_wave} of ${waves}`}
+        {waves === null
+          ? 'Your machines of this upgrade'
+          : waves === 0
+            ? 'No machine could be upgraded'
+            : `Wave ${current_wave} of ${waves}`}
         {next_wave_at !== null && (
           <span class="muted">
             , the next <Ago at={next_wave_at} />
@@ -171,7 +175,7 @@ function MachineRow({ machine }: { machine: Machine }) {
       <td>
         <State of={status} />
       </td>
-      <td class="right number">{wave > 0 && wave}</td>
+      <td class="right number">{wave !== null && wave > 0 && wave}</td>
       <td class="muted">{from_version}</td>
     </tr>
   );

@@ -51,7 +51,11 @@ export function Upgrades() {
                 <td>
                   <State of={upgrade.status} />
                 </td>
-                <td class="number">{upgrade.waves > 0 && `${upgrade.current_wave} of ${upgrade.waves}`}</td>
+                <td class="number">
+                  {upgrade.waves !== null &&
+                    upgrade.waves > 0 &&
+                    `${upgrade.current_wave} of ${upgrade.waves}`}
+                </td>
                 <td>
                   <UpgradeProgress upgrade={upgrade} />
                 </td>
