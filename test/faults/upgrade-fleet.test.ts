@@ -31,12 +31,20 @@ vi.setConfig({ testTimeout: 300_000 });
 const agents = 30;
 /** Milliseconds in which the played root waits for the link of a new version. */
 const linkMs = 20_000;
+/** A version that runs and never links. The played root waits for it for `neverMs` milliseconds only. */
+const neverLinks = '9.0.2';
+const neverMs = 1_500;
 const root = join(import.meta.dirname, '../..');
 
 /** Makes the directory of an agent of another version. `main` replaces its program. */
 function programOf(version: string, main?: string): string {
   const from = join(shippedProgram('farhand-agent'), '../..');
   const folder = temporaryFolder('program');
+  if (main !== undefined) {
+    mkdirSync(join(folder, 'lib'));
+    writeFileSync(join(folder, 'lib/farhand-agent.js'), main);
+    return folder;
+  }
   cpSync(from, folder, { recursive: true, filter: (path) => !/\/(console|docs|share)$/.test(path) });
   for (const file of readdirSync(join(folder, 'lib'))) {
     const path = join(folder, 'lib', file);
@@ -44,13 +52,14 @@ function programOf(version: string, main?: string): string {
     const own = `name:"farhand",version:"${builtVersion}"`;
     if (text.includes(own)) writeFileSync(path, text.replace(own, `name:"farhand",version:"${version}"`));
   }
-  if (main !== undefined) writeFileSync(join(folder, 'lib/farhand-agent.js'), main);
   return folder;
 }
 
 const archiveOf = (folder: string): Buffer<ArrayBuffer> =>
   Buffer.from(
-    execFileSync('tar', ['-czf', '-', '-C', folder, 'lib', 'proto', 'package.json'], { maxBuffer: 2 ** 30 }),
+    execFileSync('tar', ['-I', 'gzip -1', '-cf', '-', '-C', folder, ...readdirSync(folder)], {
+      maxBuffer: 2 ** 30,
+    }),
   );
 
 /** A machine: its agent as a process, and its root, who replaces that agent. */
@@ -61,9 +70,12 @@ class Machine {
   #agent: ReturnType<typeof program> | undefined;
   #home: string;
   readonly #stopping = new AbortController();
+  /** Directories of the versions that are unpacked already, by version. Machines share them to save time. */
+  readonly #unpacked: Map<string, string>;
 
-  constructor(grpc: string, name: string, home: string) {
+  constructor(grpc: string, name: string, home: string, unpacked: Map<string, string>) {
     this.#home = home;
+    this.#unpacked = unpacked;
     const dataDir = join(this.#folder, 'data');
     const where = ['--broker', grpc, '--data-dir', dataDir, '--upgrade-dir', this.#directory];
     this.#flags = [...where, '--name', name, '--tags', 'web'];
@@ -80,7 +92,7 @@ class Machine {
   }
 
   /** Starts an agent. Resolves with false if it does not link in time. */
-  async #start(home: string, more: string[] = []): Promise<boolean> {
+  async #start(home: string, more: string[] = [], ms = linkMs): Promise<boolean> {
     const main = relative(root, join(home, 'lib/farhand-agent.js'));
     const agent = program(main, [...this.#flags, ...more]);
     this.#agent = agent;
@@ -88,7 +100,8 @@ class Machine {
       () => true,
       () => false,
     );
-    return Promise.race([linked, sleep(linkMs, this.#stopping.signal).then(() => false)]);
+    const ended = once(agent, 'exit').then(() => false);
+    return Promise.race([linked, ended, sleep(ms, this.#stopping.signal).then(() => false)]);
   }
 
   async #end(): Promise<void> {
@@ -118,17 +131,25 @@ class Machine {
       return dropRequest(this.#directory);
     }
     await dropRequest(this.#directory);
-    const home = join(this.#folder, to_version);
-    mkdirSync(home);
-    execFileSync('tar', ['-xzf', upgradePaths(this.#directory).copy, '-C', home]);
+    const home = this.#unpack(to_version);
     await this.#end();
-    if (await this.#start(home)) {
+    if (await this.#start(home, [], to_version === neverLinks ? neverMs : linkMs)) {
       this.#home = home;
       return this.#report({ ...facts, outcome: 'SUCCEEDED' });
     }
     await this.#end();
     this.#report({ ...facts, outcome: 'ROLLED_BACK', reason: 'it did not link' });
     await this.#start(this.#home);
+  }
+
+  #unpack(version: string): string {
+    const known = this.#unpacked.get(version);
+    if (known) return known;
+    const home = join(this.#folder, version);
+    mkdirSync(home);
+    execFileSync('tar', ['-xzf', upgradePaths(this.#directory).copy, '-C', home]);
+    this.#unpacked.set(version, home);
+    return home;
   }
 
   #report(result: UpgradeResult): void {
@@ -193,7 +214,7 @@ test('30 agents are upgraded in waves over a killed broker, and bad packages sto
     await client.packages.upload({ package: file, signature: change(signature), content: bytes });
   };
   await upload('9.0.1', programOf('9.0.1', 'process.exit(1);'));
-  await upload('9.0.2', programOf('9.0.2', 'setInterval(() => {}, 1000);'));
+  await upload(neverLinks, programOf(neverLinks, 'setInterval(() => {}, 1000);'));
   const other = Buffer.alloc(64).toString('base64');
   await upload('9.0.3', programOf('9.0.3'), (text) =>
     JSON.stringify({ ...JSON.parse(text), signature: other }),
@@ -202,10 +223,11 @@ test('30 agents are upgraded in waves over a killed broker, and bad packages sto
 
   const { token } = await client.joinTokens.create({ uses: agents });
   const home = join(shippedProgram('farhand-agent'), '../..');
+  const unpacked = new Map<string, string>();
   const names = Array.from({ length: agents }, (_, at) => `web-${at + 1}`);
   for (let at = 0; at < agents; at += 5)
     await Promise.all(
-      names.slice(at, at + 5).map((name) => new Machine(broker.grpc, name, home).begin(token, key)),
+      names.slice(at, at + 5).map((name) => new Machine(broker.grpc, name, home, unpacked).begin(token, key)),
     );
   await expectWorking(client, builtVersion);
 
@@ -213,7 +235,7 @@ test('30 agents are upgraded in waves over a killed broker, and bad packages sto
     client.upgrades.create({ tags: ['web'], version, wave: '10%', pause: 0, ...more });
   for (const [version, reason] of [
     ['9.0.1', 'rolled_back'],
-    ['9.0.2', 'rolled_back'],
+    [neverLinks, 'rolled_back'],
     ['9.0.3', 'refused'],
   ] as const) {
     const { id } = await begin(version, { max_failures: 1 });
@@ -225,12 +247,16 @@ test('30 agents are upgraded in waves over a killed broker, and bad packages sto
     await expectWorking(client, builtVersion);
   }
 
-  const { id } = await begin('9.0.4', { wave: '34%' });
-  const inSecond = async () => (await client.upgrades.get({ upgrade_id: id })).current_wave;
-  await expect.poll(inSecond, { interval: 20, timeout: 120_000 }).toBe(2);
+  const { id } = await begin('9.0.4', { wave: '50%' });
+  const started = async () => {
+    const { counts } = await client.upgrades.get({ upgrade_id: id });
+    return counts.switching + counts.upgraded;
+  };
+  // The machines that are switching then report the outcome to the next broker process.
+  await expect.poll(started, { interval: 20, timeout: 120_000 }).toBe(agents / 2);
   await broker.killAndStart();
   expect(await ended(client, id)).toMatchObject({
-    ...{ status: 'completed', current_wave: 3, counts: { upgraded: agents, failed: 0 } },
+    ...{ status: 'completed', current_wave: 2, counts: { upgraded: agents, failed: 0 } },
   });
   await expectWorking(client, '9.0.4');
   const { total } = await client.events.list({ type: 'upgrade.machine_upgraded' });
