@@ -211,7 +211,7 @@ describe('farhand exec on several machines', () => {
         `echo "$FARHAND_MACHINE_ID"; pwd >&2; printf half; ls ${db.dataDir}/nothing-here 2>/dev/null || exit 3`,
       ]),
       farhand('exec', ['web-1', 'other-1', '-i', '--', 'cat'], { input: 'to both\n' }),
-      farhand('exec', ['--tag', 'nobody', '--', 'true']),
+      farhand('exec', ['--tag', 'nosuch', '--', 'true']),
     ]);
     expect(mixed.code).toBe(1);
     expect(mixed.out).toMatch(/^web-1 {6}\| half$/m);
@@ -223,7 +223,7 @@ describe('farhand exec on several machines', () => {
     ]);
     expect([none.code, none.err]).toEqual([
       1,
-      expect.stringMatching(/^farhand: .*no machine has all of the tags nobody .*\n$/),
+      expect.stringMatching(/^farhand: .*no machine has all of the tags nosuch .*\n$/),
     ]);
   });
 
