@@ -63,6 +63,13 @@ test('a signal ends machines upgrade and not the upgrade, which upgrades cancel 
   await delivery.cancelled;
 });
 
+test('packages upload names the file that is missing: the package, or its signature', async () => {
+  const farhand = createLine(await startUpgradeSystem());
+  expect((await farhand('packages upload', ['gone.tar.gz'])).err).toMatch(/^farhand: gone.tar.gz: does not/);
+  writeFileSync(join(farhand.home, 'agent.tar.gz'), '');
+  expect((await farhand('packages upload', ['agent.tar.gz'])).err).toMatch(/is not signed: .*--sign-key/);
+});
+
 test('machines pin and hold decide what upgrades may install, and --detach prints only the id', async () => {
   const system = await startUpgradeSystem();
   const farhand = createLine(system);
