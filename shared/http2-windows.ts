@@ -12,8 +12,6 @@ const mebibyte = 1024 * 1024;
  * Node reads all data that has arrived at once.
  */
 export const nearBytes = mebibyte / 2;
-/** The smallest window of a peer with more than `fewStreams` open calls. All their readers may stall at once. */
-export const crowdedBytes = mebibyte / 8;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
@@ -102,7 +100,9 @@ function startControl(role: Role): () => void {
   let stopLooking = (): void => {};
 
   function look(): void {
-    const share = shareOf([...busy]);
+    const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
+    const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
+    const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
     for (const peer of busy) {
       resize(peer, windowFor(peer, share));
       const idle = peer.streams.size === 0 && peer.window === nearBytes;
@@ -138,29 +138,17 @@ function startControl(role: Role): () => void {
     if (headers[':path'] !== linkService.Answer.path) return;
     const peer = peers.get(session) ?? newPeer(session);
     peers.set(session, peer);
-    countStream(peer, stream, () => !busy.has(peer) && resize(peer, leastOf(peer)));
+    peer.streams.add(stream);
+    stream.once('close', () => peer.streams.delete(stream));
     if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
     else whenConnected(session, () => void begin(peer));
   };
-  const stop = onEachStream(role, opened);
-  return () => {
-    stop();
-    stopLooking();
-  };
-}
-
-/** Calls `opened` with the message about each new stream of a role, until the returned function is called. */
-function onEachStream(role: Role, opened: (message: unknown) => void): () => void {
   const channel = `http2.${role}.stream.created`;
   subscribe(channel, opened);
-  return () => void unsubscribe(channel, opened);
-}
-
-/** Returns the number of bytes that the windows of each peer that reads may have together. */
-function shareOf(peers: readonly Peer[]): number {
-  const held = sum(peers, (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
-  const readers = peers.filter((peer) => wantedBy(peer) > nearBytes).length;
-  return Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
+  return () => {
+    unsubscribe(channel, opened);
+    stopLooking();
+  };
 }
 
 /** A client may open a stream before its session is connected. The session has no windows until then. */
@@ -174,16 +162,6 @@ function setUp(session: Http2Session): void {
   session.settings({ initialWindowSize: nearBytes });
 }
 
-/** Counts an open stream until it closes. `changed` is called after both changes of the number. */
-function countStream({ streams }: Peer, stream: Http2Stream, changed: () => void): void {
-  streams.add(stream);
-  changed();
-  stream.once('close', () => {
-    streams.delete(stream);
-    changed();
-  });
-}
-
 const newPeer = (session: Http2Session): Peer => ({
   session,
   streams: new Set(),
@@ -195,7 +173,6 @@ const newPeer = (session: Http2Session): Peer => ({
 
 const largestOf = ({ roundTripMs, streams }: Peer): number =>
   Math.min(streams.size > fewStreams ? sharedBytes : largestBytes, roundTripMs * bytesPerMs);
-const leastOf = ({ streams }: Peer): number => (streams.size > fewStreams ? crowdedBytes : nearBytes);
 const unreadOf = ({ streams }: Peer): number => sum([...streams], (stream) => stream.readableLength);
 
 const statusOf = (peer: Peer): Status => ({
@@ -214,15 +191,14 @@ const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(..
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
   if (streams.size === 0) return nearBytes;
-  const least = leastOf(peer);
   const now = statusOf(peer);
   const read = now.received - last.received - (now.unread - last.unread);
   const perTrip = (read * roundTripMs) / (now.at - last.at);
   peer.last = now;
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
-  const next = Math.max(least, window / 2, wanted);
-  return next > window || next <= window / 2 || next === least ? next : window;
+  const next = Math.max(nearBytes, window / 2, wanted);
+  return next > window || next <= window / 2 || next === nearBytes ? next : window;
 }
 
 function resize(peer: Peer, window: number): void {

@@ -42,7 +42,7 @@ const oneLanguage: Plugin = {
 const protosParsed: Plugin = {
   name: 'protos parsed',
   setup(esbuild) {
-    esbuild.onLoad({ filter: /\/shared\/protos\.ts$/ }, ({ path }) => ({
+    esbuild.onLoad({ filter: /\/shared\/load-protos\.ts$/ }, ({ path }) => ({
       resolveDir: dirname(path),
       contents: `import protobuf from 'protobufjs/light.js';
         export const protos = protobuf.Root.fromJSON(${JSON.stringify(protos.toJSON())});`,
