@@ -1,4 +1,4 @@
-// The capabilities by which a machine's owner limits what the broker may do, and which rpc needs which.
+// The capabilities with which a machine's owner limits the broker, and the capabilities that each rpc needs.
 import type { Method } from '../shared/agent-rpcs.ts';
 
 export const allCapabilities = [
@@ -15,8 +15,8 @@ export const allCapabilities = [
 export type Capability = (typeof allCapabilities)[number];
 
 /**
- * The capabilities that permit each rpc. The owner must allow at least one of them. An rpc without an entry does not
- * compile.
+ * The capabilities that permit each rpc. The owner must allow at least one of them. The compiler reports an
+ * rpc that has no entry.
  */
 export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {
   GetMetrics: ['metrics'],

@@ -1,4 +1,4 @@
-// The machine's id and key, by which its broker knows it: created with a join token, read at each start.
+// The machine's id and key identify the machine to its broker. They are created when it joins, and read at each start.
 import {
   createHash,
   createPrivateKey,
@@ -136,7 +136,7 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
   return new X509Certificate(issuer).toString();
 }
 
-/** The error of a failed connection, after which the caller tries again. */
+/** Makes the error of a failed connection. It lets the caller try again. */
 function unreachable(broker: string, cause: unknown): AppError {
   const why = reasons[errnoOf(cause) ?? ''] ?? `could not be connected to (${errnoOf(cause) ?? 'no answer'})`;
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });

@@ -9,7 +9,7 @@ import { agentSettings } from './settings-schema.ts';
 import { type Agent, startAgent } from './start.ts';
 
 const name = 'farhand-agent';
-/** Settings of the service, which root's upgrade unit reads. */
+/** The settings file of the service. Root's upgrade unit reads it too. */
 const settingsFile = '/etc/farhand/agent.toml';
 
 runServiceProgram({

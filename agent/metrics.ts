@@ -21,7 +21,7 @@ const longestList = 64;
 const longestMount = 255;
 /** Milliseconds in which a file system must answer. */
 const diskLimit = 1_000;
-/** Shortest time between two measurements in milliseconds. The kernel counts CPU time in ticks of 10 ms. */
+/** Shortest time in milliseconds between two measurements. The kernel counts CPU time in ticks of 10 ms. */
 const shortestWindow = 100;
 
 const system: Sources = { read: (path) => readFile(path, 'utf8'), statfs: (mount) => statfs(mount) };
@@ -66,7 +66,8 @@ export class MetricsReader {
 
   /**
    * Measures the CPU usage since the last report, and returns the number of cores. The first report covers
-   * the time since the reader was created. A report within 100 ms repeats the last value.
+   * the time since the reader was created. A report less than 100 ms after the last measurement
+   * repeats its value.
    */
   async #measureCpu(): Promise<number> {
     const before = await this.#cpuTimes;

@@ -12,7 +12,7 @@ export interface ProtectedPaths {
 
 const units = ['farhand-agent.service', 'farhand-agent-upgrade.service', 'farhand-agent-upgrade.path'];
 
-/** Directories of systemd's units (`systemd-analyze unit-paths`) and of its own settings. */
+/** Directories of systemd's units (`systemd-analyze unit-paths`), and directories of systemd's own settings. */
 const unitDirectories = [
   ...['system.control', 'system', 'system.attached'].flatMap((one) => [
     `/etc/systemd/${one}`,

@@ -18,7 +18,7 @@ const dataDir = z
 /** Maximum number of addresses of brokers. */
 export const mostBrokers = 32;
 
-/** Settings that `farhand-agent install` adds; it stores them in the settings file with the others. */
+/** Additional settings of `farhand-agent install`, which stores them in the settings file with the other settings. */
 export const serviceSettings = {
   user: {
     schema: z.string().optional(),

@@ -121,8 +121,8 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 }
 
 /**
- * Throws StartError if the machine has neither a join token nor a broker, or if the token is from another
- * broker than its own.
+ * Throws StartError if the machine has neither a join token nor a broker, or if the token is from
+ * another broker than the machine's broker.
  */
 async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));
@@ -153,7 +153,7 @@ async function uninstallAgent(from: Invocation): Promise<number> {
         `The broker still lists this machine; remove it there: farhand machines remove ${machine.machineId}`,
       );
   }
-  // The program of a package remains, because its package manager removes it.
+  // A program that a package manager installed remains, because the package manager removes it.
   const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account stay' : rest}.`);
   return 0;

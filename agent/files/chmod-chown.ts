@@ -1,5 +1,5 @@
-// Changes mode, owner or group of a file or directory. Symlinks are followed, and the file opened first is
-// changed even if it is renamed during the call.
+// Changes mode, owner or group of a file or directory. Symlinks are followed. The file is opened
+// first, so the same file is changed even if it is renamed during the call.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/confined-fs.ts';
 import { assertFolder, assertMode } from './confine/request-path.ts';

@@ -1,5 +1,5 @@
 // Copies a file or tree to a name in a private directory: bytes, modes, times, and symlinks as symlinks.
-// The copy is durable when the function resolves.
+// The copy is durable when duplicate() resolves.
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
@@ -163,8 +163,8 @@ class Copier implements AsyncDisposable {
     const { uid, gid, mode, atimeNs, mtimeNs } = stats;
     const { handle } = made;
     const [owner, group] = [Number(uid), Number(gid)];
-    // A copy whose owner differs from the source's must not run with the agent's rights, so setuid and setgid
-    // are cleared.
+    // If the copy gets another owner than the source, setuid and setgid are cleared. Otherwise the copy would run
+    // with the agent's rights.
     const ours = owner === process.geteuid?.() && group === process.getegid?.();
     try {
       // The mode is set last, because a change of owner clears setuid and setgid.

@@ -49,7 +49,7 @@ export interface FilesOptions {
   forbidden: string[];
   /** Absolute paths that requests may read and never change. */
   fixed?: string[];
-  /** Pids of the agent's own processes, whose /proc entries are refused. By default only this one. */
+  /** Pids of the agent's own processes, whose /proc entries are refused. By default only this process. */
   processes?: () => number[];
   /** Directory of the journal of temporary files. */
   directory: string;

@@ -49,8 +49,8 @@ async function namesOf(
   { hidden, offset, limit }: RequestOf<'listFiles'>,
 ): Promise<{ names: Bytes[]; total: number }> {
   const end = offset + (limit || mostAtOnce + 1);
-  // Each name gets the prefix "/" if it is a directory, otherwise "0", so that directories sort first. Only about 2
-  // * `end` names, the first ones, stay in memory.
+  // Each name gets the prefix "/" if it is a directory, otherwise "0", so that directories sort first. Only the
+  // first names stay in memory, about twice as many as `end`.
   let names: Bytes[] = [];
   let total = 0;
   const first = (): Bytes[] => names.sort().slice(0, end);

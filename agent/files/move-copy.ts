@@ -1,4 +1,4 @@
-// Moves and copies files and directories, and moves symlinks. A move is one rename.
+// Moves and copies files and directories, and moves symlinks. A move within a file system is one rename.
 // Between file systems a move copies the whole source, renames the copy into place, and then removes the
 // source. A copy is made beside the destination and renamed into place atomically.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
@@ -111,7 +111,7 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // Whether the source may be removed is checked by creating this directory, before anything is copied.
+  // If the source may not be removed, the creation of this directory fails, before anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
@@ -132,7 +132,7 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
   using pinned = await fs.pin(content);
   const stats = await pinned.stat();
   const mode = Number(stats.mode) & 0o7777;
-  // Moving a directory to another parent needs write permission in it, even for its owner.
+  // Even the owner of a directory needs write permission in that directory to move it to another parent.
   const closed = stats.isDirectory() && (mode & 0o200) === 0;
   if (closed) await fs.chmod(pinned.at, mode | 0o200);
   signal.throwIfAborted();

@@ -1,4 +1,4 @@
-// Turns file operations into handlers of the agent's link. Each operation gets the disk, the path and a
+// Turns file operations into handlers of the broker's calls. Each operation gets the disk, the path and a
 // signal. After a cancellation the handler does not wait for a read in progress, because the disk may hang.
 // The read ends by itself and closes its handles.
 

@@ -9,7 +9,8 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /**
  * Size of a chunk in bytes. A stalled reader has several chunks in memory. Smaller chunks would save memory
- * but make a download up to a fifth slower. They are used only for files that are read beside others.
+ * but make a download up to a fifth slower. They are used only for a file that is opened while at least
+ * four other files are read.
  */
 const largeChunkBytes = 256 * 1024;
 const smallChunkBytes = 64 * 1024;
@@ -85,7 +86,8 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
 type Read = (sent: number) => Promise<Buffer>;
 
 /**
- * Uses two buffers in turn: one is filled while the other is sent. A chunk is valid until two chunks later.
+ * Uses two buffers in turn: one is filled while the other is sent. A chunk is valid until the
+ * next chunk but one is read.
  */
 function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Read {
   const pages: Buffer[] = [];

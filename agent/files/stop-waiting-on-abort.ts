@@ -2,7 +2,7 @@
 
 /**
  * Resolves or rejects as `work` does. Rejects with the signal's reason as soon as the signal fires; `work`
- * then goes on, and its result is ignored.
+ * then continues, and its result is ignored.
  */
 export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
   const { promise: aborted, reject } = Promise.withResolvers<never>();

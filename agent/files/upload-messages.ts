@@ -47,7 +47,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     }
   }
 
-  /** Yields all chunks. Throws if the request ends without commit, or goes on after it. */
+  /** Yields all chunks. Throws if the request ends without a commit, or continues after the commit. */
   async *chunks(): AsyncGenerator<Buffer, void, void> {
     for (;;) {
       const message = await this.#next();

@@ -26,8 +26,8 @@ class Names {
   }
 
   /**
-   * The id of a name. Digits that are no name are taken as the id, as in chown(1). Undefined for an unknown
-   * name.
+   * Returns the id of a name. Digits that are no name are taken as the id, as in chown(1). Returns undefined for
+   * an unknown name.
    */
   numberOf(name: string): number | undefined {
     const known = this.#byName.get(name);

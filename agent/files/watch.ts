@@ -193,7 +193,7 @@ class Watch implements Disposable {
       yield* this.#enter(below, isProtected);
   }
 
-  /** Watches a directory, and in a recursive watch those below it. Yields their entries as added. */
+  /** Watches a directory, and in a recursive watch the directories below it. Yields their entries as added. */
   async *#enter(start: Bytes, isProtected: IsProtected): AsyncGenerator<FileChange, void, void> {
     const open = [start];
     for (let path = open.pop(); path !== undefined; path = open.pop()) {
@@ -228,7 +228,7 @@ class Watch implements Disposable {
 
   /**
    * Watches a directory, then reads its entries, so that no change is missed in between.
-   * Undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
+   * Returns undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
    */
   async #add(path: Bytes, isProtected: IsProtected): Promise<Folder | undefined> {
     using pinned = await this.#open(path);
@@ -254,7 +254,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** Opens a watched directory, to be closed by the caller. Undefined if its path leads elsewhere by now. */
+  /** Opens a watched directory, which the caller closes. Returns undefined if its path leads elsewhere by now. */
   async #pin(path: Bytes): Promise<fs.Pinned | undefined> {
     const pinned = await this.#open(path);
     const stats = await pinned?.stat();
@@ -281,8 +281,8 @@ class Watch implements Disposable {
   }
 
   /**
-   * Opens each directory of a path in its open parent, never through a symlink. Undefined if one of them is
-   * gone or not accessible.
+   * Opens each directory of a path in its open parent, never through a symlink. Returns undefined if one of
+   * these directories is gone or not accessible.
    */
   async #open(path: Bytes): Promise<fs.Pinned | undefined> {
     try {
@@ -297,7 +297,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** Counts names against the quota. A watch that exceeds the quota ends, and the other watches go on. */
+  /** Counts names against the quota. A watch that exceeds the quota ends, and the other watches continue. */
   #takeQuota(names: number): void {
     try {
       this.#quota.add(names);

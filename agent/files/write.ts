@@ -89,8 +89,8 @@ function assertAllowed(
 }
 
 /**
- * Throws precondition_failed unless if_match matches: an etag, a comma-separated list, or "*" (If-Match of
- * HTTP).
+ * Throws precondition_failed unless the present file matches `wanted`: an etag, a comma-separated list of etags, or
+ * "*" for any file (If-Match of HTTP).
  */
 function assertMatch(present: BigIntStats | undefined, wanted: string | undefined, path: Bytes): void {
   if (wanted === undefined) return;

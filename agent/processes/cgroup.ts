@@ -1,5 +1,6 @@
-// Puts each command and terminal into its own cgroup (version 2), so that a kill finds every process it
-// started. The agent may create cgroups below its own as root, or in a systemd unit with Delegate=yes.
+// Puts each command and terminal into its own cgroup (version 2), so that a kill finds every process that
+// the command or terminal has started. The agent may create cgroups below its own if it runs as root, or in a
+// systemd unit with Delegate=yes.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
@@ -10,7 +11,7 @@ import type { Logger } from '../../shared/logger.ts';
 /** Maximum number of empty cgroups that are stored for later commands. */
 const mostFree = 32;
 
-/** Creates the cgroup `name`, which no other agent uses. Undefined if the agent may not do that. */
+/** Creates the cgroup `name`, which no other agent uses. Returns undefined if the agent may not do that. */
 export async function createCgroups(name: string, log: Logger): Promise<Cgroups | undefined> {
   const own = await ownCgroup();
   const directory = own && join(own, name);
@@ -45,8 +46,8 @@ export class Cgroups {
   }
 
   /**
-   * Chooses the cgroup for a command or terminal and returns its name. A spawner then enters that cgroup, in
-   * "threaded" mode (cgroups(7)) only with the thread that forks. If no cgroup can be created, a kill finds
+   * Chooses the cgroup for a command or terminal and returns its name. In "threaded" mode (cgroups(7)) a
+   * spawner then moves only the thread that forks into that cgroup. If no cgroup can be created, a kill finds
    * the processes by their environment mark.
    */
   take(id: string): string {
@@ -108,7 +109,7 @@ export class Cgroups {
   }
 }
 
-/** Ids of all live processes in a cgroup, and of their threads. Empty if the cgroup does not exist. */
+/** Ids of all live processes in a cgroup, and of their threads. There are none if the cgroup does not exist. */
 export async function threadsIn(directory: string): Promise<number[]> {
   const text = await readFile(join(directory, 'cgroup.threads'), 'utf8').catch(() => '');
   return text.split('\n').filter(Boolean).map(Number);

@@ -53,7 +53,7 @@ export class Pump {
   #busySince = Number.POSITIVE_INFINITY;
   #ended = false;
 
-  /** `open`: opens the pipe for reading. `id`: the command or terminal, for the log. */
+  /** `open`: opens the pipe for reading. `id`: id of the command or terminal, for log messages. */
   constructor(open: (onread: OnReadOpts) => Socket, output: Sink, id: string, log: Logger) {
     let complained = false;
     this.#store = (data) =>

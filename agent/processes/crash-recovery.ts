@@ -40,8 +40,8 @@ export async function recoverJournal(directory: string, limits: Limits, log: Log
 }
 
 /**
- * Kills every process for which the journal has no exit, and records it as lost. Returns the commands by id. Terminals are
- * not returned: only their journal entries are needed.
+ * Kills every process for which the journal has no exit, and records it as lost. Returns the commands by id. Terminals
+ * are not returned, because only their journal entries are needed.
  */
 export async function recover(parts: Parts, outputs: string, pipes: string): Promise<Map<string, Recovered>> {
   const { journal, cgroups } = parts;

@@ -39,9 +39,9 @@ export interface Processes extends Methods {
   ids: () => string[];
   /** Number of commands and terminals that run or are about to start. */
   running: () => number;
-  /** While set, commands and terminals are refused with `unavailable`. */
+  /** Called with true, refuses new commands and terminals with `unavailable`. Called with false, allows them again. */
   refuseStarts: (refuse: boolean) => void;
-  /** Stops all processes. Those still running are killed and count as lost. */
+  /** Closes everything. Commands and terminals that still run are killed and count as lost. */
   stop: () => Promise<void>;
 }
 

@@ -22,7 +22,7 @@ export interface JournalEntry {
   terminal?: true;
   /** Name of the process's cgroup, if it has one of its own. */
   cgroup?: string;
-  /** `start`: start time of proc(5). With the pid it identifies one process, also after the pid is reused. */
+  /** `start`: start time in clock ticks since boot (proc(5)). Pid and start time together identify one process. */
   started?: { pid: number; start: string; at: number };
   exit?: Exit;
 }
@@ -42,7 +42,7 @@ export interface StoredJournal {
   /** Random id of the journal, which is created together with it. */
   id: string;
   lines: Line[];
-  /** True if no journal existed, so that no running process can belong to this one. */
+  /** True if this journal has just been created, so that no running process can belong to it. */
   isNew: boolean;
 }
 
@@ -60,8 +60,8 @@ const version = 1;
 /** Milliseconds for which a step that need not be durable waits, so that several steps share one write. */
 const noteMs = 5;
 /**
- * A rewrite is due when the file has grown by three times its size after the last rewrite, within these
- * bounds in bytes.
+ * The file is rewritten when it has grown by three times the size that it had after the last rewrite, but by at
+ * least `leastGrowth` and at most `mostGrowth` bytes.
  */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;
@@ -115,7 +115,7 @@ export class Journal {
   readonly entries = new Map<string, JournalEntry>();
   /**
    * Ids whose results are acknowledged, with the time at which each was accepted. They do not run again
-   * within `seenMs`.
+   * within `seenMs` milliseconds after that time.
    */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
@@ -130,7 +130,7 @@ export class Journal {
   #writing: Promise<void> | undefined;
   #cancelLater: (() => void) | undefined;
 
-  /** Opens the journal and rewrites its file. `seenMs`: how long an acknowledged id is still refused. */
+  /** Opens the journal and rewrites its file. `seenMs`: milliseconds for which an accepted id cannot run again. */
   static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
     const journal = new Journal(directory, stored, seenMs, log);
     await journal.#rewrite();

@@ -57,7 +57,7 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
 
 /**
  * Plans a terminal. The program and the directory are checked here, because an intermediate shell starts the
- * program and would print such errors into the terminal.
+ * program and would print errors about them into the terminal.
  */
 export async function terminalPlan(id: string, spec: TerminalSpec__Output): Promise<Plan> {
   own ??= ownAccount();
@@ -167,7 +167,7 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 }
 
 /**
- * Milliseconds after a check in which a home directory counts as present. A check for every short command
+ * Milliseconds for which a home directory counts as present after a check. A check for every short command
  * would take a tenth of the agent's CPU time. If the directory is removed meanwhile, the start fails with a
  * clear reason.
  */
@@ -204,7 +204,7 @@ function environment(id: string, account: Account, wanted: Record<string, string
   };
 }
 
-/** Returns why the spawner could not start the program, as a message for the user. `errno`: ENOENT etc. */
+/** Returns the reason why the spawner could not start the program, for the user. `errno`: for example ENOENT. */
 export async function explain(errno: string, { cwd, program }: Plan): Promise<string> {
   const badCwd = await badDirectory(cwd);
   if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;

@@ -222,7 +222,10 @@ export class Piped implements Stdio {
     }
   }
 
-  /** Takes a pipe from the pool. `mode` lets another user's command open it by name, as for /dev/stderr. */
+  /**
+   * Takes a pipe from the pool. If the command runs as another user, the pipe gets `mode`, with which that user can
+   * open it by name, for example as /dev/stderr.
+   */
   async #take(mode: number): Promise<FreePipe> {
     const pipe = await this.#options.names.take();
     this.links.push(pipe.path);
@@ -260,7 +263,7 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
 }
 
 /**
- * Sends input to a running process. Bytes are accepted in order and once each. The number of unread bytes is
+ * Sends input to a running process. Bytes are accepted in order, each of them once. The number of unread bytes is
  * limited.
  */
 export class Input {

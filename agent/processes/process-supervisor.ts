@@ -28,13 +28,13 @@ export const defaultLimits = {
   graceMs: killGraceMs,
   /** Milliseconds between the first signal and SIGKILL when the agent stops. */
   stopGraceMs: 2_000,
-  /** Milliseconds that background processes have to close the pipes of a command that has exited. */
+  /** Milliseconds to wait, after a command has exited, until its background processes close its pipes. */
   drainMs: 2_000,
   /** Milliseconds for which SIGKILL is repeated for processes that survive it. */
   killForMs: 5_000,
   /** Milliseconds after which a start counts as hung. Later commands then go to another spawner. */
   lateMs: 5_000,
-  /** Milliseconds in which an id cannot run again after the broker has acknowledged its result. */
+  /** Milliseconds for which an accepted id cannot run again, even if the broker has acknowledged its result. */
   seenMs: 24 * 3_600_000,
   /** Maximum number of terminals that may be open at once. */
   terminals: openTerminals,
@@ -42,9 +42,9 @@ export const defaultLimits = {
   clients: terminalClients,
   /** Bytes stored of a terminal's output; earlier bytes are dropped. */
   terminalWindowBytes,
-  /** Milliseconds between SIGHUP and SIGKILL when a terminal's program has exited or its grace is over. */
+  /** Milliseconds between SIGHUP and SIGKILL when a terminal's program has exited or its grace period is over. */
   hangupMs: 2_000,
-  /** Milliseconds that a terminal's client has to come back once the link to the broker is restored. */
+  /** Milliseconds to wait for a terminal's client to come back after the link to the broker is restored. */
   heldMs: 5_000,
 };
 export type Limits = typeof defaultLimits;
@@ -65,8 +65,8 @@ export interface Stdio {
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
   /**
-   * Closes the agent's copies of the process's ends. Called when the process has its own copies, or will
-   * never start.
+   * Closes the ends of pipes that are open in the agent only for the process. Called when the process has its own
+   * copies, or will never start.
    */
   handedOver(): Promise<void>;
   /** Reads the remaining output for about `ms` milliseconds. Never rejects. */
@@ -81,7 +81,7 @@ export interface Prepared {
   first: FirstSignal;
   /** Timeout in milliseconds; 0 for none. */
   timeoutMs: number;
-  /** If set, processes that outlive the first one are killed after this grace period in milliseconds. */
+  /** If set, processes that outlive the first process are killed after this grace period in milliseconds. */
   leftoversMs?: number;
 }
 
@@ -167,8 +167,8 @@ export class Running {
   }
 
   /**
-   * Kills the process tree after `graceMs`. Does nothing once the process is over. A second call can only
-   * shorten the grace period.
+   * Sends the first signal to the process tree now, and SIGKILL after `graceMs` milliseconds. Does nothing once the
+   * process is over. A second call can only shorten the grace period.
    */
   kill(cause: KillCause, graceMs: number): void {
     if (!this.#alive && !this.#killing) return;

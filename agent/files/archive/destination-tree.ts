@@ -7,7 +7,7 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** If at least this number of directories is open, `full` is true. A deep path may open more. */
+/** If more than this number of directories is open, `full` is true. A deep path may still open more. */
 const mostHeld = 256;
 /** Maximum number of directories that an archive may contain. */
 const mostDirectories = 200_000;
@@ -26,7 +26,7 @@ export interface TreeDirectory {
   /** Path relative to the top; empty for the top itself. */
   path: Bytes;
   stats: fs.BigIntStats;
-  /** Mount id: a file can be renamed only within one mount. */
+  /** Id of the directory's mount. A file can be renamed only within one mount. */
   mount: string | undefined;
 }
 
@@ -89,7 +89,7 @@ export class Tree implements Disposable {
     throw entryFault('permission_denied', path, "cannot be unpacked: the agent's own files have this name");
   }
 
-  /** Stores the attributes of a directory in the archive. A directory that existed before stays unchanged. */
+  /** Stores the attributes that the archive has for a directory. A directory that existed before stays unchanged. */
   describe(path: Bytes, attributes: Attributes): void {
     const remembered = this.#remembered.get(path);
     if (remembered?.made) remembered.attributes = attributes;
@@ -126,7 +126,7 @@ export class Tree implements Disposable {
     return this.#admit(path, await open(), made ?? false);
   }
 
-  /** Checks access to an open directory and adds it to the tree, which then closes its handle. */
+  /** Checks access to an open directory and adds it to the tree. The tree closes it later, unless it is the top. */
   async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
@@ -166,7 +166,7 @@ function notDirectory(path: Bytes, error: unknown): unknown {
   );
 }
 
-/** Sets mode and time of a created directory (0755 if the archive has no entry for it), and flushes it. */
+/** Sets mode and time of a created directory, and flushes it. Without an entry in the archive it gets mode 0755. */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
   // Skips a directory that may be written but not read (EACCES).
   const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch(ignoring('EACCES'));

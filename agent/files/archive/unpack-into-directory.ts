@@ -69,7 +69,7 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
   return answer;
 }
 
-/** Throws if the path exists, except for an empty directory with `overwrite`. */
+/** Throws if the path exists, unless `overwrite` is set and the path is an empty directory. */
 async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntStats): Promise<void> {
   const { path, name } = entry;
   if (!present) return;

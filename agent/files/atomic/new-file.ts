@@ -45,8 +45,8 @@ export class NewFile implements AsyncDisposable {
   }
 
   /**
-   * Leaves a hole of `length` bytes. If the file ends with a hole, the caller must at last truncate it to
-   * `size`.
+   * Leaves a hole of `length` bytes. If the file ends with a hole, the caller must truncate the file to `size`
+   * at the end.
    */
   skip(length: number): void {
     this.size += length;

@@ -1,4 +1,4 @@
-// A private temporary directory beside a source or destination, which only the agent's user can enter.
+// A private temporary directory lies beside a source or destination. Only the agent's user can enter it.
 // It is removed with its content at the end, or at the next start if the agent is killed.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';

@@ -1,6 +1,6 @@
 // A journal of the agent's temporary files, which lie beside their targets anywhere on the disk. After a kill
-// the agent removes them at its next start. Append-only, one line per file: "+" added, "*" a directory with
-// the mark that identifies it, "-" removed.
+// the agent removes them at its next start. The journal is append-only. A line begins with "+" for an added
+// name, with "*" for a directory and the mark that identifies it, or with "-" for a removed name.
 import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
@@ -16,7 +16,7 @@ const prefix = '.farhand-';
 const notRemoved = 'a temporary file could not be removed; the agent tries again at its next start';
 /** Size in bytes beyond which the journal is rewritten. It is also emptied whenever no file is left in it. */
 const largest = 256 * 1024;
-/** Milliseconds that the start waits for removals at most. A dead network disk must not block the start. */
+/** Longest time in milliseconds that the start waits for removals. A dead network disk must not block the start. */
 const longestRemoval = 5_000;
 
 /**
@@ -36,8 +36,8 @@ export interface TemporaryName {
   /** Records that the name is a directory. The directory may be filled only after this has resolved. */
   mark(mark: string): Promise<void>;
   /**
-   * Removes the file or directory; `empty` removes its content first. Never rejects: the next start tries
-   * again.
+   * Removes the file or directory; `empty` removes its content first. Never rejects: after a failure the
+   * next start tries again.
    */
   release(empty?: () => Promise<void>): Promise<void>;
 }
@@ -61,7 +61,7 @@ export class Journal {
     const left = [...(await leftovers(path))].map(([file, mark]) => remove(file, mark, log));
     const removed = new AbortController();
     await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
-    // The timer is ended: it would delay the exit of an agent that is stopped soon after its start.
+    // The timer is ended. Otherwise it would delay the exit of an agent that is stopped soon after its start.
     removed.abort();
     await writeFile(path, '', { mode: 0o600 });
     return new Journal(path, log);

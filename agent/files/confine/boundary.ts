@@ -1,6 +1,6 @@
 // Decides which files a request may use: files inside the roots that are not protected. Roots and protected
-// paths are compared by device and inode. No bind mount, foreign mount namespace or rename can bypass them
-// under another name.
+// paths are compared by device and inode. So another name of a file, from a bind mount, a foreign mount namespace
+// or a rename, does not bypass the checks.
 import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -19,7 +19,7 @@ export interface Location {
 /** Facts that decide whether a name may be used. They are read while the name itself is opened. */
 export interface Survey {
   name: Bytes | undefined;
-  /** Inodes of the directory and of all directories above it, itself first. */
+  /** Inodes of the directory and of all directories above it, from the directory upwards. */
   chain: string[];
   roots: (string | undefined)[];
   protectedInodes: ProtectedInode[];
@@ -36,8 +36,8 @@ const identify = async (path: Bytes): Promise<string> =>
 const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
 
 /**
- * Inodes of an open directory and of all directories above it, itself first. They are found by following
- * "..", because the path by which the directory was opened may be outdated.
+ * Inodes of an open directory and of all directories above it, from the directory upwards. They are found by
+ * following "..", because the path by which the directory was opened may be outdated.
  */
 export async function ancestry(at: Confined): Promise<string[]> {
   // Only the number of levels is taken from this path. The synchronous call waits for no disk, because the kernel
@@ -126,7 +126,7 @@ export class Boundary {
     return { name, chain, roots, protectedInodes: this.#protected.all(), ownProcess };
   }
 
-  /** Throws permission_denied unless the name may be used. `stats`: its file; undefined for a new file. */
+  /** Throws permission_denied unless the name may be used. `stats` describes its file, if one exists. */
   judge(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const { chain, roots } = survey;
     const inside = (root: string | undefined): boolean =>
@@ -137,7 +137,8 @@ export class Boundary {
   }
 
   /**
-   * Throws if the file is protected. Also called for each symlink of a path, which may lie outside the roots.
+   * Throws if the file is protected. For the symlinks in a path only this is checked, because a symlink may lie
+   * outside the roots.
    */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);

@@ -38,8 +38,8 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
 
 /**
  * True if a name in an open directory is, or lies in, the directory /proc/PID of one of `processes`. That
- * directory reveals the memory, environment and open files of the process. The pids in `processes` are those
- * of the agent's own pid namespace, even if /proc belongs to another namespace.
+ * directory reveals the memory, environment and open files of the process. `processes` contains pids of the
+ * agent's own pid namespace, even if /proc belongs to another namespace.
  */
 export async function showsProcess(
   at: Confined,
@@ -59,8 +59,8 @@ export async function showsProcess(
 }
 
 /**
- * The pid of the process behind a /proc directory (of a process or thread), as numbered in that process's own
- * pid namespace. Undefined if there is none.
+ * Returns the pid of the process to which a /proc directory (of a process or thread) belongs, as numbered in that
+ * process's own pid namespace. Returns undefined for other directories.
  */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');

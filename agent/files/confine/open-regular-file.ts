@@ -45,7 +45,7 @@ export async function openTargetFile(
   return { file: await pin(at, readOnly), stats, link: entry.link };
 }
 
-/** Opens a file found by a walk. Undefined if it is gone, is no regular file by now, or is protected. */
+/** Opens a file found by a walk. Returns undefined if it is gone, is no regular file by now, or is protected. */
 export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   // Errors that mean: the file is gone, or a symlink, socket or device has its name by now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');

@@ -131,7 +131,7 @@ function prefixes(path: Bytes): Bytes[] {
   return above === path ? [path] : [path, ...prefixes(above)];
 }
 
-/** Yields the inodes of all files below a directory. Called only for a file with several hard links. */
+/** Yields the inodes of all files below a directory. Called only to check files with several hard links. */
 function* insideOf(path: Bytes): Generator<string> {
   try {
     for (const entry of readdirSync(bytes(path), { withFileTypes: true, encoding: 'latin1' })) {

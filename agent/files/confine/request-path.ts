@@ -6,7 +6,7 @@ import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.t
 export { type Bytes, bytes, fromText, toText };
 
 export interface Target {
-  /** Absolute path without ".", ".." and a slash at the end, which are removed from its text. */
+  /** Absolute path. ".", ".." and a slash at the end have been removed from its text. */
   path: Bytes;
   /** True if the path must be a directory, because the request ended in "/", "." or "..". */
   folder: boolean;

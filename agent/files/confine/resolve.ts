@@ -57,8 +57,8 @@ class Trail {
 }
 
 /**
- * A resolved path: one name in an open directory inside the boundary. A symlink there was followed, except by
- * Confinement.name().
+ * A resolved path: one name in an open directory inside the boundary. A symlink of that name has been
+ * followed, unless Confinement.name() resolved the path.
  */
 export class PathEntry implements AsyncDisposable {
   /** Path for calls that do not follow symlinks: create, rename, link, unlink, lstat. */
@@ -66,7 +66,8 @@ export class PathEntry implements AsyncDisposable {
   readonly directory: fs.Confined;
   readonly name: Bytes;
   /**
-   * The file of that name, opened with O_PATH; to read it, open `found.at`. Undefined if the name is free.
+   * The file of that name, opened with O_PATH; to read it, open `found.at`. It is undefined if the name is
+   * free.
    */
   readonly found: Found | undefined;
   /** The path of the request. */

@@ -19,7 +19,7 @@ export interface Step {
   /** Path relative to the start, without a leading slash. */
   path: Bytes;
   /**
-   * Stats of the entry, without following a symlink. For a directory they are those of the opened directory.
+   * Stats of the entry, without following a symlink. For a directory they are read from the opened directory.
    * For other types they may be outdated, so open the file without following symlinks and check again.
    */
   stats: fs.BigIntStats;
@@ -32,7 +32,7 @@ export interface WalkOptions {
   path: Bytes;
   /** Ends the walk between two steps. */
   signal: AbortSignal;
-  /** Fails with file_busy at a mount below the start. */
+  /** If true, the walk fails with file_busy at a mount below the start. */
   oneMount?: boolean;
   /**
    * Called with the absolute path of each unreadable or protected file, which is left out. Without `skip`
@@ -51,7 +51,7 @@ interface Level {
   self: string;
   /** Path of the directory relative to the start, with a slash at its end; empty for the start. */
   prefix: Bytes;
-  /** Names that remain, in reverse order. Undefined: the directory has not been read. */
+  /** Names that remain, in reverse order; undefined until the directory has been read. */
   names?: Bytes[];
   /** Names with stats read ahead, in reverse order. */
   looked: Look[];
@@ -139,7 +139,7 @@ class Walker implements Disposable {
     }
   }
 
-  /** Yields the step of one name. After a directory the walk goes on with its content. */
+  /** Yields the step of one name. After a directory the walk continues with its content. */
   async *#visit(level: Level, look: Look): AsyncGenerator<Step, void, void> {
     const path = level.prefix + look.name;
     const found = await this.#open(level, look, path).catch((error: unknown) => {

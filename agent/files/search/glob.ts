@@ -1,4 +1,4 @@
-// Matches names and paths against globs, in time of at most pattern length times name length.
+// Matches names and paths against globs. The time grows at most with pattern length times name length.
 // Glob libraries use regular expressions, which take years for some patterns, and a request may contain any
 // pattern.
 import { AppError } from '../../../shared/errors.ts';

@@ -8,7 +8,7 @@ const probeBytes = 8 * 1024;
 /** Maximum number of bytes of an unfinished line in memory, enough for a hit across chunks and the text around it. */
 const longestTail = 64 * 1024;
 const longestText = 1024;
-/** Bytes of a long line reported before the hit. */
+/** Number of bytes before the hit that are included when a part of a long line is reported. */
 const lead = 256;
 
 /** A line that contains the text. */
@@ -28,7 +28,7 @@ export interface Text {
   overlap: number;
 }
 
-/** Matches bytes exactly, or ignoring case. */
+/** Prepares a search that finds the exact bytes of a text, or ignores case. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
   // A hit may have up to 4 bytes for each byte of the text, because a letter may have more bytes in its other

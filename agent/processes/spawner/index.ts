@@ -25,12 +25,12 @@ export class SpawnerDied extends Error {}
 export interface SpawnersOptions {
   /** Milliseconds after which a start counts as hung. */
   lateMs: number;
-  /** Directory of the cgroup in which spawners create a cgroup for each command. */
+  /** Directory of the spawners' cgroup, which contains the cgroups of commands; undefined without cgroups. */
   cgroup: string | undefined;
   log: Logger;
 }
 
-/** Maximum number of spawners. A program on a hung disk blocks its spawner, and another starts the later programs. */
+/** Maximum number of spawners. If a program on a hung disk blocks its spawner, another spawner starts later ones. */
 const most = 3;
 /** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
@@ -55,7 +55,7 @@ export class Spawners {
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
 
-  /** `name` identifies the agent's data directory: the same after each restart, and used by no other agent. */
+  /** `name` identifies the agent's data directory. It is the same after each restart, and no other agent uses it. */
   constructor(name: string, options: SpawnersOptions) {
     this.#marks = marksOf(name);
     this.#options = options;
@@ -124,7 +124,7 @@ export class Spawners {
 }
 
 interface Requested {
-  /** When the request was sent (monotonic clock); undefined once the process has started. */
+  /** Time of the request, in ms of the monotonic clock; undefined once the process has started. */
   since: number | undefined;
   started: PromiseWithResolvers<Child>;
   exited: PromiseWithResolvers<Exited | undefined>;

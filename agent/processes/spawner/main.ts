@@ -10,8 +10,8 @@ import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
 /**
- * The cgroup of the spawner itself, which contains one cgroup per command. Undefined if the spawner has no cgroup of
- * its own.
+ * The cgroup of the spawner itself, which contains one cgroup per command. It is undefined if the spawner has no
+ * cgroup of its own.
  */
 const cgroup = joinCgroup(process.argv[2]);
 
@@ -127,7 +127,10 @@ function moveInto(directory: string): void {
   }
 }
 
-/** Start time of proc(5); empty if unreadable. The pid cannot be reused before the exit is reported. */
+/**
+ * Start time in clock ticks since boot (proc(5)); empty if unreadable. The pid cannot be reused before the exit is
+ * reported.
+ */
 function startTime(pid: number): string {
   try {
     const text = readFileSync(`/proc/${pid}/stat`, 'latin1');

@@ -7,7 +7,7 @@ export interface SpawnRequest {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  /** Name of the program's cgroup. Undefined if the agent may not create cgroups. */
+  /** Name of the program's cgroup; undefined if the agent may not create cgroups. */
   cgroup: string | undefined;
   /** Paths of stdin, stdout and stderr. Without `stdin` the program reads /dev/null. */
   stdin: string | undefined;
@@ -16,7 +16,7 @@ export interface SpawnRequest {
 }
 
 /**
- * How a process ended. After a signal, `code` is 128 plus the signal's number, as in shells. `signal` is
+ * The end of a process. After a signal, `code` is 128 plus the signal's number, as in shells. `signal` is
  * empty if no signal ended the process.
  */
 export interface Exited {
@@ -30,7 +30,7 @@ export interface Exited {
  */
 export type SpawnReport =
   | { ready: true }
-  /** `start`: start time of proc(5), empty if unreadable. With the pid it identifies one process. */
+  /** `start`: start time in clock ticks since boot (proc(5)), empty if unreadable. Pid and start identify a process. */
   | { id: string; pid: number; start: string }
   | { id: string; errno: string }
   | ({ id: string } & Exited);

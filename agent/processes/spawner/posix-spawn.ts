@@ -26,7 +26,7 @@ const setSession = 0x80;
 /** WNOHANG of <sys/wait.h>. */
 const noHang = 1;
 
-/** Loads posix_spawn. Undefined if the addon does not exist for this machine, or libc lacks a function. */
+/** Loads posix_spawn. Returns undefined if this machine has no koffi addon, or libc lacks a function. */
 export function loadPosixSpawn(): ReturnType<typeof loadLibc> | undefined {
   try {
     return loadLibc(createRequire(import.meta.url)(`@koromix/koffi-linux-${process.arch}`) as Koffi);
@@ -69,7 +69,7 @@ function loadLibc(koffi: Koffi) {
     return errno === 0 ? pid[0] : undefined;
   }
 
-  /** Returns how the child has ended, once; undefined while the child runs. */
+  /** Returns the exit of the child, once. Returns undefined before and after that. */
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;

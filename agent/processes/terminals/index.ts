@@ -14,7 +14,7 @@ import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { type Client, Terminal } from './terminal.ts';
 
 interface TerminalParts extends Parts {
-  /** Creates pseudo terminals. Undefined if the addon for that does not exist for this kind of machine. */
+  /** Creates pseudo terminals; undefined if this kind of machine has no addon for that. */
   maker: PtyMaker | undefined;
 }
 
@@ -120,8 +120,8 @@ export class Terminals extends ProcessTable<Terminal> {
 }
 
 /**
- * Handles the messages of a client until its call ends. After an error it reads on, so that the call can end.
- * Never rejects.
+ * Handles the messages of a client until its call ends. After an error it still reads, so that the call can
+ * end. Never rejects.
  */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
   for (;;) {

@@ -124,8 +124,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Called when the broker is back. Clients that lost their link have `heldMs` milliseconds from now on to come
-   * back.
+   * Waits `heldMs` milliseconds from now on for clients that lost their link. Called only while a call keeps the
+   * terminal alive, because clients come back through the broker.
    */
   #awaitHeld(): void {
     this.#stopWaiting();
@@ -145,11 +145,11 @@ export class Terminal extends Tracked {
 }
 
 /**
- * Why a client's call ended before its terminal: the client left, its link was lost, or it caused an error.
+ * The reason why a client's call ended before the terminal: the client left, its link was lost, or it caused an error.
  */
 export type Parting = 'left' | 'lost' | AppError;
 
-/** Sends output to the client as fast as it reads, and takes its input, sizes and signals. */
+/** Sends output to the client as fast as the client reads, and receives the client's input, sizes and signals. */
 export class Client {
   /** The client's position: the offset up to which it has acknowledged the output. */
   readonly place: ReaderPosition;
@@ -158,7 +158,7 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** Start of the present period of sending, by the monotonic clock, and the bytes of output sent in it. */
+  /** Start of the present period of sending, in ms of the monotonic clock, and the bytes of output sent in it. */
   #periodAt = Number.NEGATIVE_INFINITY;
   #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
