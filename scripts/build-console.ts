@@ -51,14 +51,14 @@ const scrolled = 'this._onScroll.fire({position:this._bufferService.buffer.ydisp
 
 /** Changes in the code of xterm, as pairs of the old text and the new text. */
 const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
-  // Colours are set through the object model: the page's policy forbids style attributes.
+  // Colours are set through the object model, because the page's policy forbids style attributes.
   [
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.setAttribute("style",`${t.getAttribute("style")||""}${e};`)',
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.style.cssText+=`${e};`',
   ],
-  // The scroll bar follows once a task instead of once a line: half of the time of many short lines (measured).
+  // The scroll bar follows once a task instead of once a line. This halves the time of many short lines (measured).
   [
     `this._bufferService.onScroll(()=>{${scrolled},`,
     `this._bufferService.onScroll(()=>{(()=>${onceATask(scrolled)})(),`,

@@ -1,5 +1,5 @@
-// Counts functions and files of broker and agent that run for a request, by V8's coverage, and not while
-// idle. Usage: node scripts/count-functions-per-request.ts [--list] [DIRECTORY OF A CHECKOUT]
+// Counts, by V8's coverage, functions and files of broker and agent that run for a request but not while both
+// are idle. Usage: node scripts/count-functions-per-request.ts [--list] [DIRECTORY OF A CHECKOUT]
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { Session } from 'node:inspector/promises';
 import { tmpdir } from 'node:os';

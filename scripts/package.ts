@@ -112,7 +112,7 @@ interface AgentPackage {
   kind: SignedPackage['kind'];
 }
 
-/** Makes a program's packages. Those of an agent include the tar.gz in any case. */
+/** Makes a program's packages. Of an agent, the tar.gz is always made, even if it was not asked for. */
 async function make(
   name: Program,
   arch: Arch,
@@ -122,7 +122,7 @@ async function make(
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);
   if (name === 'farhand-broker') addPackages(program, packages);
-  // An agent that is installed from a signed package trusts its key, unless it trusts one already.
+  // A machine that trusts no key yet will trust this key once the package is installed there.
   else if (signer) writeFileSync(join(program, 'trusted-key.pem'), signer.publicPem);
   const made: AgentPackage[] = [];
   const file = join(dist, `${basename(program)}.tar.gz`);

@@ -137,7 +137,7 @@ const sceneSeconds = 2.5;
 const mostRecordingBytes = 400_000;
 const recordingQuality = 60;
 
-/** Takes the pictures of a recording and writes them as one SVG; without motion it is the first of them. */
+/** Takes the pictures of a recording and writes them as one SVG. Viewers that avoid motion show the first picture. */
 async function record(page: Page, system: System): Promise<void> {
   const client = await page.context().newCDPSession(page);
   const pictures: string[] = [];

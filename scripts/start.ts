@@ -162,7 +162,7 @@ async function buildPages(): Promise<void> {
 }
 
 function greeting(url: string, ticket: string, pin: string | null, key: string, machineId: string): string {
-  // A ticket can only be used by a browser on this machine.
+  // The address is local, because only a browser on this machine can use a ticket.
   const local = url.replace(/\/\/(0\.0\.0\.0|::|\[::\]):/, '//127.0.0.1:');
   return `
 Farhand is up.

@@ -60,7 +60,7 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
   }
   for (const file of files) {
     const second = again.find((other) => other.name === file.name);
-    // A file that could not be loaded has no tests, so those of its second run count.
+    // A file that could not be loaded has no tests, so the tests of its second run count.
     const tests = file.assertionResults.length > 0 ? file.assertionResults : (second?.assertionResults ?? []);
     if (tests.length === 0 && hasFailed(second ?? file)) {
       counts.failed += 1;

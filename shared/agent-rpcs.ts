@@ -12,7 +12,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
-/** The agent's rpcs that write files, which brokers call at each other for a copy between machines. */
+/** The agent's rpcs that write files. For a copy between machines, a broker calls them at another broker. */
 export const fileWriterService = {
   writeFile: methodOf('WriteFile'),
   writeArchive: methodOf('WriteArchive'),
@@ -325,7 +325,7 @@ export async function sendFrames(
   }
 }
 
-/** Resolves when the stream accepts data again; rejects with the signal's reason when that fires. */
+/** Resolves when the stream accepts data again; rejects with the signal's reason when the signal fires. */
 export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const settle = (): void => {

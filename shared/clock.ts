@@ -1,4 +1,4 @@
-// The only source of time for all code, which tests can replace.
+// The only source of time for all code. Tests can replace it.
 
 /**
  * Longest step of a timer in milliseconds. Longer delays take several steps, because Node fires at once for
@@ -9,7 +9,7 @@ const longestTimer = 3_600_000;
 export interface Clock {
   /** Wall time in milliseconds since 1970. */
   now(): number;
-  /** Time in milliseconds of a clock that is never set, to measure durations. */
+  /** Milliseconds since an arbitrary moment, by a clock that is never set. It measures durations. */
   monotonic(): number;
   /**
    * Calls `run` once after `ms` milliseconds. Returns a function that cancels this. With `hold` the process does not

@@ -43,7 +43,7 @@ type Converse<M extends keyof Rpc> = (
   options?: StreamOptions,
 ) => AsyncGenerator<Out<M>>;
 
-/** Calls throw FarhandError with the error codes of REST. Ending an iteration early cancels the call. */
+/** The client's methods throw FarhandError with the error codes of REST. Ending an iteration early cancels the call. */
 export interface Streams {
   exec: Converse<'Exec'>;
   attachSession: Converse<'AttachSession'>;
@@ -56,7 +56,7 @@ export interface Streams {
   close(): void;
 }
 
-/** Maximum number of unread bytes of a call: 55 MiB/s at a round trip of 50 ms. */
+/** Maximum number of unread bytes of a call. It permits 55 MiB/s at a round trip of 50 ms. */
 const windowBytes = 6 * 1024 * 1024;
 
 const channelOptions: ChannelOptions = {
@@ -154,7 +154,7 @@ async function sendAll<T>(
   stream.end();
 }
 
-/** Cancels the call when the signal fires. Returns a function that removes this listener. */
+/** Cancels the call when the signal fires. Returns a function that removes the signal's listener. */
 function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): () => void {
   const cancel = (): void => stream.cancel();
   signal?.addEventListener('abort', cancel, { once: true });
@@ -162,7 +162,7 @@ function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): 
   return () => signal?.removeEventListener('abort', cancel);
 }
 
-/** Yields the messages of a stream. Throws unless its status is OK: a broken stream may end normally. */
+/** Yields the messages of a stream. Throws unless its status is OK: a broken stream may end like a complete one. */
 async function* answers<T>(
   stream: ClientReadableStream<T>,
   { signal }: StreamOptions,

@@ -7,7 +7,7 @@ import { protos } from './load-protos.ts';
 /** How decoded messages represent values; scripts/generate-proto-types.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 
-/** One rpc, with the number of the field `chunk` in its request and response, or undefined. */
+/** One rpc, with the numbers of the field `chunk` in its request and response; undefined without such a field. */
 export interface WireMethod extends MethodDefinition<object, object> {
   requestChunk: number | undefined;
   responseChunk: number | undefined;

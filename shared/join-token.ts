@@ -1,4 +1,4 @@
-// Composes and parses join tokens: a secret, the broker CA's fingerprint, and the hash of its packages.
+// Composes and parses join tokens: a secret, the fingerprint of the broker's CA, and the hash of the broker's packages.
 import { StartError } from './errors.ts';
 
 const form = /^farhand_join_([0-9A-Za-z]{43})\.([0-9a-f]{64})(?:\.[0-9a-f]{64})?$/;

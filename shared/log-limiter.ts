@@ -17,8 +17,8 @@ export class LogLimiter<T> {
 
   /**
    * Allows `most` lines of each kind within `ms` milliseconds. If lines were dropped, `report` then gets the
-   * first line's value and their number. Kinds beyond `mostKinds` share one period, so that new kinds cannot
-   * fill the memory.
+   * value of the first line and the number of dropped lines. Kinds beyond `mostKinds` share one period, so that
+   * new kinds cannot fill the memory.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;

@@ -30,7 +30,7 @@ export interface Piece {
   data: Buffer;
 }
 
-/** Reads a log in order. While all readers are far behind, appends resolve later. */
+/** Reads a log in order. While all readers are far behind, append() resolves later. */
 export interface OutputReader {
   /** Offset of the next byte to read. */
   readonly position: number;
@@ -57,7 +57,7 @@ export function newOutput(directory: string, options: OutputOptions = {}): Outpu
   return new OutputLog(directory, [], options);
 }
 
-/** Opens the log in `directory`, or an empty one. Appends continue at its end. */
+/** Opens the log in `directory`. Without files there, the log is empty. Appends continue at its end. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return [];
@@ -168,7 +168,7 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // Another program has removed or shortened the file: the next round reports the lost bytes as a gap.
+      // Another program has removed or shortened the file. The next round reports the lost bytes as a gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }
@@ -282,7 +282,7 @@ export class OutputLog {
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
-  /** After a failed write, ends the segment at its last good byte, or removes an empty segment. */
+  /** After a failed write, ends the segment at the last byte that was written, or removes an empty segment. */
   async #abandon(): Promise<void> {
     await this.#closeLive().catch(() => {});
     const last = this.#segments.at(-1);

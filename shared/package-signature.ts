@@ -4,7 +4,7 @@ import { createHash, type KeyObject, sign, verify } from 'node:crypto';
 import * as z from 'zod';
 import { publicKeyOf } from './identity-proof.ts';
 
-/** The data that a signature covers. It is valid for no other name, version, architecture or kind of package. */
+/** The data that a signature covers. The signature is valid for no other version, architecture or kind of package. */
 export interface SignedPackage {
   version: string;
   /** Architecture by its name in Node: "x64" or "arm64". */

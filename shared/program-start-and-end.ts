@@ -14,7 +14,7 @@ export function nodeIsGood(version: string): boolean {
   return major > 24 || (major === 24 && atLeast(18, 1));
 }
 
-/** Ignores EPIPE on standard output: a reader that stops early, such as `head`, does not end the program. */
+/** Ignores EPIPE on standard output, so that a reader that stops early, such as `head`, does not end the program. */
 export function letReadersGo(): void {
   process.stdout.on('error', (error) => {
     if (errnoOf(error) !== 'EPIPE') throw error;
@@ -34,7 +34,7 @@ export function hideArgument(flag: string): void {
   if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
 }
 
-/** Sets the process name in `ps` and `systemctl status`; process.title would overwrite the arguments. */
+/** Sets the process name in `ps` and `systemctl status`, without process.title, which would overwrite the arguments. */
 export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);

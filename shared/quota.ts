@@ -12,7 +12,7 @@ export class Quota {
     this.#what = what;
   }
 
-  /** Adds `amount` (subtracts a negative one). Throws `unavailable` if the limit is exceeded. */
+  /** Adds `amount` (subtracts a negative one). Throws `unavailable` if the sum would exceed the limit. */
   add(amount: number): void {
     if (amount > 0 && this.#used + amount > this.#limit)
       throw new AppError('unavailable', `too many ${this.#what}; try again later`);

@@ -63,7 +63,7 @@ export const hostPort = z
   })
   .refine(({ port }) => port <= 65_535, 'the port must be at most 65535');
 
-/** True for HOST:PORT with a possible port. */
+/** True for HOST:PORT with a valid port number. */
 export const isHostPort = (text: string): boolean => hostPort.safeParse(text).success;
 
 /** Comma-separated words. In the file they may also be an array. */
@@ -151,7 +151,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // The example in the help text. A setting with a value is better than a switch.
+  // The help text has one setting as its example, if possible one with a value and not a switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-FLAG turns a switch off.`;
@@ -185,8 +185,8 @@ function readFlags(
   );
   try {
     const { values } = parseArgs({ args: [...argv], options, allowNegative: true });
-    // The cast is safe: parseArgs returns arrays only for options with `multiple`, whose values are texts. One value is
-    // read like that of a variable, so it may be a list with commas.
+    // The cast is safe: parseArgs returns arrays only for options with `multiple`, whose values are texts. Each text
+    // may be a list with commas, as in a variable.
     const entries = Object.entries(values).map(([name, value]): [string, string | boolean] => [
       name.replaceAll('-', '_'),
       Array.isArray(value) ? value.join(',') : (value as string | boolean),

@@ -21,7 +21,7 @@ export const spawnerProgram = join(
 
 /**
  * Directory of Node's compile cache, for checkouts. Without the cache each process loads Node's TypeScript
- * stripper, 16 MiB.
+ * stripper, which takes 16 MiB of memory.
  */
 export const compileCache = packaged ? undefined : join(home, 'node_modules/.cache/node');
 

@@ -6,7 +6,7 @@ import { every } from './clock.ts';
 
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
-/** Bytes between two collections of young objects. An idle V8 marks its heap again after some 8 MiB. */
+/** Transferred bytes between two collections of young objects. An idle V8 marks its heap again after some 8 MiB. */
 const everyBytes = 2 * 1024 * 1024;
 const lookMs = 5_000;
 /** A process is idle if it was busy for less than this share of the time at `looks` checks in a row. */
@@ -19,7 +19,7 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Called with the size of all transferred data. The buffers of a transfer are short-lived, but V8 counts them
+ * Called with the size of each piece of transferred data. The buffers of a transfer are short-lived, but V8 counts them
  * as old objects. Without these collections V8 marks the whole heap repeatedly, which is half of the cost of
  * a transfer (measured).
  */

@@ -95,7 +95,7 @@ export class AuditedCall {
     };
   }
 
-  /** Adds the request to the log entry; of a stream of requests only the first. */
+  /** Adds the request to the log entry. Of a stream of requests, only the first request is added. */
   asked(request: unknown): void {
     this.#request = fieldsOf(request);
     if (this.#refused || this.#method === unlogged) return;
@@ -129,7 +129,7 @@ export class AuditedCall {
   }
 }
 
-// ---- The fields of a request that are logged: never contents, input or environment
+// ---- The request fields that are logged. Contents of files, input and environment are never logged
 
 /** The fields of a log line by name. */
 type Fields = Record<string, unknown>;
@@ -169,7 +169,7 @@ interface Response {
   event?: { exit?: { outcome?: string; exit_code?: number; signal?: string } | null } | null;
 }
 
-/** How a process ended; undefined if the response is no exit event. */
+/** Returns how a process ended; undefined if the response is no exit event. */
 function exitOf(response: unknown): Fields | undefined {
   const { event } = response as Response;
   if (!event?.exit) return undefined;

@@ -16,9 +16,9 @@ const defaults = {
 const oldFiles = 4;
 /** Maximum number of bytes that wait in memory for the disk. Lines beyond that are dropped and counted. */
 const mostWaiting = 4 * 1024 * 1024;
-/** Bytes waiting in memory at which the lines are written at once. */
+/** If this many bytes wait in memory, the lines are written immediately. */
 const enough = 256 * 1024;
-/** Maximum number of bytes of all texts of a line together, in JSON, so that the whole line is shorter than 8 KiB. */
+/** Maximum total size of the texts of a line, in bytes of JSON. With it, the whole line is shorter than 8 KiB. */
 const mostText = 6 * 1024;
 
 export class Lines {
@@ -44,7 +44,7 @@ export class Lines {
   }
 
   /**
-   * Opens NAME.log in a directory; older files are NAME.1.log and so on. Only the agent's user can read them.
+   * Opens NAME.log in a directory; older files are NAME.1.log and so on. Only the agent's user can read these files.
    */
   static async open(
     directory: string,

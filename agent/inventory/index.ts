@@ -4,7 +4,7 @@ import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/Ge
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
-/** Maximum number of items of each list in one frame, so that a frame stays far below the largest message. */
+/** Maximum number of items of each list in one frame. With it, a frame is far smaller than the largest message. */
 const itemsPerFrame = 500;
 
 /** Returns the handler. One collection runs at a time, because each starts programs of the machine. */

@@ -32,7 +32,7 @@ export const exists = (path: string): Promise<boolean> =>
 
 const linesOf = (text: string): string[] => text.split('\n').filter((line) => line.trim() !== '');
 
-/** Lines of three fields between tabs: name, version, architecture. */
+/** Parses lines of three fields with tabs between them: name, version, architecture. */
 function threeFields(text: string): InventoryPackage[] {
   return linesOf(text).map((line) => {
     const [name = '', version = '', arch = ''] = line.split('\t');

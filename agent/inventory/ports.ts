@@ -49,8 +49,8 @@ export function parseSockets(text: string, protocol: 'tcp' | 'udp'): Socket[] {
 }
 
 /**
- * Each four bytes of an address are printed as a number in the processor's byte order, which is little-endian
- * on Linux hosts.
+ * Converts an address of /proc/net to its usual form. The kernel prints each group of four bytes as a number in the
+ * processor's byte order, which is little-endian on Linux hosts.
  */
 function addressOf(hex: string): string {
   const bytes = Buffer.from(hex, 'hex');

@@ -23,9 +23,9 @@ export class PartFailed extends Error {}
 
 /**
  * Returns the text that a program prints to stdout. Throws PartFailed if the program cannot start, fails,
- * prints too much or takes too long. The program leads its own process group, which is killed as a whole if
- * the program has not ended by then. If a background process keeps stdout open, the call fails after the time
- * limit.
+ * prints too much or takes too long. The program leads its own process group. If the program still runs when
+ * the call fails, the whole group is killed. If a background process keeps stdout open, the call fails after the
+ * time limit.
  */
 export function runProgram(
   program: string,

@@ -51,11 +51,11 @@ export function parseOsRelease(text: string): Record<string, string | undefined>
 }
 
 /**
- * Asks systemd. Without systemd, containers are recognized by their marker files, and virtual machines by the
- * processor's flags.
+ * Asks systemd for the kind. Without systemd, containers are recognized by their marker files, and virtual
+ * machines by the processor's flags.
  */
 async function findVirtualization(cpu: string, signal: AbortSignal): Promise<string> {
-  // The program prints "none" with exit code 1.
+  // Without virtualization, the program prints "none" and its exit code is 1.
   const found = await runProgram('systemd-detect-virt', [], { signal, codes: [1] }).catch(() => '');
   if (found.trim()) return found.trim();
   if (await exists('/.dockerenv')) return 'docker';
@@ -64,8 +64,8 @@ async function findVirtualization(cpu: string, signal: AbortSignal): Promise<str
 }
 
 /**
- * True if the machine needs a restart. Debian, Ubuntu and SUSE create a file for that. On other systems,
- * missing modules of the running kernel mean that the kernel was replaced. Undefined if neither can be read.
+ * Returns true if the machine needs a restart. Debian, Ubuntu and SUSE then create a file. On other systems, missing
+ * modules of the running kernel mean that the kernel was replaced. Returns undefined if no kernel has modules.
  */
 async function readRebootRequired(): Promise<boolean | undefined> {
   for (const file of ['/run/reboot-required', '/var/run/reboot-required', '/run/reboot-needed'])

@@ -36,12 +36,12 @@ export interface CallsOptions {
   auditLog: AuditLog;
 }
 
-/** Messages that may wait on the control stream. Answers beyond them use a stream of their own. */
+/** Maximum number of messages that may wait on the control stream. Further answers use a stream of their own. */
 const mostWaiting = 32;
 
-/** Milliseconds that the broker has to end a stream after the agent has closed its side. */
+/** Milliseconds within which the broker must end a stream after the agent has closed its side. */
 const closingMs = 10_000;
-/** Milliseconds that the broker has to end the stream of a call that it has cancelled. */
+/** Milliseconds within which the broker must end the stream of a call that it has cancelled. */
 const givenUpMs = 1_000;
 /** Maximum number of open streaming calls in each of the classes `short` and `bulk`. */
 export const openCalls = 32;
@@ -84,8 +84,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A second call with the same id would bypass the limits, and the broker would take its answer for that
-    // of the first call.
+    // A second call with the same id would bypass the limits, and the broker would mistake its answer for the
+    // answer to the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;
@@ -202,12 +202,12 @@ export class Calls {
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
     // HTTP/2 resets each cancelled stream, and closes a connection with too many resets. A broker that
-    // cancels a call also ends its stream, so the agent first waits for that.
+    // cancels a call also ends its stream, so the agent first waits until the broker has ended it.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
-    // The code that reads or writes the stream gets the error too. This listener only prevents that the error
-    // ends the process.
+    // The code that reads or writes the stream gets the error too. Without this listener, the error would end
+    // the process.
     stream.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
     try {
       await sendFrames(stream, framesOf(stream), signal);

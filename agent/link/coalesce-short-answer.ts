@@ -2,7 +2,7 @@
 // without a stream of its own.
 import { after } from '../../shared/clock.ts';
 
-/** Milliseconds to wait for the end after the first frame. Most short commands end within that time. */
+/** Milliseconds to wait for the end of an answer after its first frame. Most short commands end within that time. */
 const momentMs = 25;
 /**
  * Milliseconds to wait for the first frame. After that the answer gets its own stream, because the broker

@@ -28,7 +28,7 @@ const connectMs = 2_000;
 const options: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
-  // This option prevents that grpc-js shares connections between agents of one process and retries by itself.
+  // Without this option, grpc-js shares connections between agents of one process, and retries by itself.
   'grpc.use_local_subchannel_pool': 1,
   // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,

@@ -44,7 +44,7 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   processIds(): string[];
   /** Machine facts; null if the owner does not allow metrics. */
   report(): Promise<Metrics | null>;
-  /** How this agent is installed, and what became of its last upgrade. */
+  /** Returns how this agent is installed, and the outcome of its last upgrade. */
   installation(): Installation;
   lastUpgrade(): LastUpgrade | null;
   /** Called whenever the link is established or lost. */
@@ -72,11 +72,11 @@ const instanceId = newId('link');
  */
 const fencedMs = 30_000;
 /**
- * Milliseconds from dialing to the challenge: when all agents reconnect at once, the broker lets connections
- * wait.
+ * Maximum number of milliseconds from dialing to the challenge. The broker lets connections wait when all agents
+ * reconnect at once.
  */
 const dialMs = 30_000;
-/** Milliseconds from the challenge to the welcome. */
+/** Maximum number of milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
 /**
  * A broker sets the heartbeat interval and the longest silence. These are the limits of both, in
@@ -136,7 +136,7 @@ class Connection {
   #silenceMs = dialMs;
   #stopBeating = (): void => {};
   #welcomed = false;
-  /** The last upgrade as the broker knows it, in JSON. */
+  /** The last upgrade that this connection has reported to the broker, as JSON. */
   #reported = '';
 
   constructor(options: LinkOptions, broker: string, line: Dial, linked: () => void) {

@@ -18,11 +18,11 @@ export interface UpgradePaths {
   installed: string;
   /** Public key whose packages this machine accepts, as PEM. */
   trustedKey: string;
-  /** The outcome of the last upgrade, which root writes and the agent reads. */
+  /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
   result: string;
   /**
-   * The step that a running upgrade has reached, for root alone. The file exists from before the switch until the
-   * end of the upgrade.
+   * File with the step that a running upgrade has reached. Only root uses it. It exists from before the switch until
+   * the end of the upgrade.
    */
   state: string;
   /** Root's own copy of the package. */

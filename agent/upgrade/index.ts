@@ -1,5 +1,5 @@
 // The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root's upgrade unit to
-// replace the agent. The agent itself may not write where its program lies.
+// replace the agent. The agent itself may not write in its program's directory.
 import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
@@ -40,7 +40,7 @@ const reportMs = 20_000;
  * Milliseconds in which root's unit must take a request. systemd starts the unit as soon as a request is written.
  */
 const takenMs = 30_000;
-/** Milliseconds from the request to the restart of the agent, after which processes may start again. */
+/** If the agent does not restart within these milliseconds after the request, processes may start again. */
 const switchMs = 15 * 60_000;
 const longestWaitMs = 3_600_000;
 
@@ -58,7 +58,7 @@ export class Upgrades {
     stageUpgrade: (requests, { signal }) => this.#stage(requests, signal),
   };
 
-  /** How this agent is installed and what became of its last upgrade, for each hello. */
+  /** Returns how this agent is installed, and the outcome of its last upgrade, for each hello to the broker. */
   installation(): Installation {
     const { directory, holdVersion = '' } = this.#options;
     const installed = installedKind(directory);

@@ -80,7 +80,7 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
 }
 
 /**
- * Returns why a package does not fit this machine; undefined if it fits. Root's upgrade unit checks the same again.
+ * Returns why a package does not fit this machine; undefined if it fits. Root's upgrade unit makes this check again.
  */
 export function fitFault(
   { version: wanted, kind, arch }: Pick<UpgradeRequest, 'version' | 'kind' | 'arch'>,

@@ -27,7 +27,7 @@ export interface Signer {
 const variable = 'FARHAND_SIGN_PASSPHRASE';
 const oldVariable = 'FARHAND_OLD_SIGN_PASSPHRASE';
 
-/** Returns the name of the file beside a key that proves how earlier keys were replaced by it. */
+/** Returns the name of the file that proves how a key has replaced earlier keys. It is beside the key's file. */
 const changesFileOf = (file: string): string => `${file}.changes`;
 
 /**

@@ -4,7 +4,7 @@ import { dirname, join, relative } from 'node:path';
 import { root, run } from './shared-by-packaging-steps.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
-/** The declarations that replace those types of gRPC's libraries to which the types of the protos refer. */
+/** The types of the protos use some types of gRPC's libraries. These declarations replace the libraries' types. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;

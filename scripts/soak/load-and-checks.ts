@@ -25,7 +25,7 @@ export interface Load {
   machines: string[];
   /** Ids of the events that the follower got, in their order. */
   events: string[];
-  /** Number of requests that were sent again, because they failed or were answered with 503. */
+  /** Number of requests that were sent again, because they failed or got no final answer. */
   repeats: number;
   /**
    * Sends no further requests and waits until all commands have ended. Throws if they have not ended after
@@ -48,7 +48,7 @@ interface Answer {
 
 const betweenMs = 150;
 
-/** Sends a request with an Idempotency-Key until it is answered with something other than 503. */
+/** Sends a request with an Idempotency-Key again and again until the answer is final. */
 async function insist(
   settings: LoadSettings,
   path: string,
@@ -196,7 +196,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
       await sleep(1_000);
     }
     await following;
-    // The follower reads the last events.
+    // The follower gets 3 s to read the last events.
     const last = new AbortController();
     const rest = follow(settings, load.events, last.signal);
     await sleep(3_000);
@@ -206,7 +206,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
   return load;
 }
 
-/** Returns the promises of the brokers that were broken. */
+/** Checks the promises of the brokers. Returns a message for each broken promise. */
 export async function checkAll(load: Load, services: CheckServices): Promise<string[]> {
   const { query, print } = services;
   const lines = existsSync(load.counter) ? readFileSync(load.counter, 'utf8').trim().split('\n') : [];

@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from 'pg';
 
 const installed = '/usr/lib/postgresql';
-/** PostgreSQL refuses to run as root. */
+/** User id of the server, because PostgreSQL refuses to run as root. */
 const serverUser = 65_534;
 
 type Row = Record<string, unknown>;

@@ -37,7 +37,7 @@ const alertStatuses = ['held', 'open', 'acknowledged', 'resolved'] as const;
 const whatKinds =
   'What the rule watches: a machine that is `offline`; `cpu`, `memory` or `disk` in percent, or `load`, above a value; a `schedule` that failed or did not run; an agent older than the broker; a `certificate` of the broker or an API `key` that expires';
 
-/** The optional fields of a rule, as answers describe them. */
+/** Descriptions of the optional fields of a rule in answers. */
 const described = {
   above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',

@@ -16,7 +16,7 @@ type ListQuery<
 /**
  * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until, and a
  * filter for each field that is an id, a name, an enum or a boolean. `fields`: the schema of the fields to
- * filter by; by default that of the items.
+ * filter by; by default the schema of the items.
  */
 export function list<
   const P extends string,
@@ -54,7 +54,7 @@ export function paging<S extends z.ZodType>(sort: S) {
 }
 type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
-/** The filters `since` and `until`, which compare the field by which the list is sorted by default. */
+/** Returns the filters `since` and `until` for `field`, by which the list is sorted by default. */
 function times(field: string) {
   return {
     since: instant.optional().describe(`Only items whose ${field} is this time or later`),

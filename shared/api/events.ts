@@ -62,7 +62,7 @@ export function typesOf(events: readonly string[]): string[] {
   return webhookTypes.filter((type) => names(events, type));
 }
 
-/** Event types: those of spec 6.1, those of alerts and upgrades, and four that occur only in the event log, not in webhooks. */
+/** All event types: the types that webhooks can name, and four types that occur only in the event log. */
 export const eventTypes = [
   ...webhookTypes,
   'machine.removed',
@@ -104,7 +104,7 @@ const ofRun = ofMachine.extend({
   exit_code: z.number().nullable().describe('Exit code; null before the end'),
   duration: z.number().nullable().describe('Milliseconds from start to end; null before the end'),
 });
-/** Schemas of the data of events to which webhooks can subscribe, by family: the first part of the event's type. */
+/** Schemas of the data of events to which webhooks can subscribe, by family (the first part of the event's type). */
 const dataOfFamily = {
   machine: ofMachine.extend({
     last_seen: timestamp.describe('Time of the last message from the machine’s agent'),

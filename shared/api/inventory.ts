@@ -1,4 +1,4 @@
-// REST routes of inventories: what machines are and what runs on them. Also the limits of what agents may send.
+// REST routes of inventories: facts about machines and what runs on them. Also the limits of the data that agents send.
 import * as z from 'zod';
 import { paging } from './define-list-route.ts';
 import { build, inPieces, single } from './define-route.ts';
@@ -45,7 +45,7 @@ const installed = z.object({
   arch: word('Architecture of the package; empty if the package manager does not name it'),
 });
 
-/** The lists of an inventory, with the most items of each. */
+/** The lists of an inventory, with the maximum number of items of each. */
 export const inventoryLists = z.object({
   disks: z
     .array(

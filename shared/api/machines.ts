@@ -174,7 +174,7 @@ export const machines = {
     sort: sortable,
     reply: listItem,
   }),
-  // This route comes before that of one machine, whose path matches this one too.
+  // This route comes before the route of one machine, because that route's path would match this path too.
   statuses: list('/machines/statuses', 'machines:read', {
     summary: 'List machines with their last report, and their CPU and memory use in the last hour',
     description:

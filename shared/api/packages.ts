@@ -1,5 +1,5 @@
-// REST routes of the install script and of the agent packages: those that new machines download, and those that
-// upgrades install.
+// REST routes of the install script, of the agent packages that new machines download, and of the agent packages
+// that upgrades install.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { incoming, outgoing, raw, single } from './define-route.ts';

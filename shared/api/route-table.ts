@@ -176,7 +176,7 @@ export interface Caller extends Rights {
   secret_hash?: string | undefined;
   /** True if the request was encrypted, or came from the broker's own machine. */
   secure?: boolean;
-  /** Whether another broker sent the request here, which asks others itself. */
+  /** True if another broker forwarded the request. That broker asks all others itself, so this broker asks none. */
   isForwarded?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
@@ -187,8 +187,8 @@ export interface Caller extends Rights {
   /**
    * Adds this request's audit entry and idempotency key to the commit of its change. `made`: ids of created
    * objects; a repeated request gets the first of them. `machines`: affected machines that the request does
-   * not name. `more`: further commits of the same change follow, and the idempotency key is added to the last
-   * one. In a state transaction the rights are checked again, with the same errors as in authorization.
+   * not name. `more`: true if further commits of the same change follow; the last commit gets the idempotency
+   * key. In a state transaction the rights are checked again, with the same errors as in authorization.
    */
   commit(
     journal: Journal,

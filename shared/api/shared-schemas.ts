@@ -23,7 +23,7 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
     .meta(jsonSchemaOf({ type: 'integer', ...bounds }));
 }
 
-/** Schema of a text that `parse` converts; undefined refuses it, with the error. */
+/** Schema of a text that `parse` converts. If `parse` returns undefined, the text is refused with `error`. */
 export const parsedText = <T>(max: number, parse: (text: string) => T | undefined, error: string) =>
   z
     .string()

@@ -53,7 +53,7 @@ export type MachineUpgradeStatus = (typeof machineStatuses)[number];
 
 export const upgradeOutcomes = ['running', 'succeeded', 'rolled_back', 'failed'] as const;
 
-/** The last upgrade that an agent reports, and what became of it. */
+/** The last upgrade that an agent reports, with its outcome. */
 const lastUpgrade = z.object({
   upgrade_id: z.string().describe('Id of the upgrade; empty for an upgrade by hand'),
   outcome: z
@@ -153,7 +153,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Waves reveal how many machines an upgrade has. */
+/** Reason why a key gets no numbers of waves, which reveal how many machines an upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

@@ -27,7 +27,7 @@ const events = z
   .transform((values) => [...new Set(values)])
   .describe('Event types to deliver; `*` for all, `machine.*` for all of a family');
 
-/** Matches `whsec_` and base64 with padding: decoders differ in how they treat missing padding. */
+/** Matches `whsec_` and base64. Padding is required, because decoders treat missing padding differently. */
 const standardSecret = /^whsec_(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
 const secret = text(255)

@@ -11,7 +11,7 @@ import { examineDirectory } from './directory-checks.ts';
 import { reachBroker } from './reachable-port.ts';
 
 /**
- * Runs all checks of an agent, or only those of the data directory if one of them fails. `brokers`: HOST:PORT of each.
+ * Checks the data directory. If it is usable, makes all other checks of an agent. `brokers`: HOST:PORT of each broker.
  */
 export async function examineAgent(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
   const directory = await examineDirectory(dataDir, ['identity.json']);

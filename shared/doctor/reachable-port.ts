@@ -10,7 +10,7 @@ const timeoutMs = 3_000;
 export const reachPort = (host: string, port: number): Promise<void> =>
   settled(connect({ host, port }), 'connect');
 
-/** Rejects unless a broker answers there whose certificate is signed by the authority `ca` (PEM). */
+/** Connects to a broker. Rejects unless the authority `ca` (PEM) has signed the broker's certificate. */
 export async function reachBroker(host: string, port: number, ca: string): Promise<void> {
   const socket = connectTls({ host, port, ca, servername: 'farhand-broker', ALPNProtocols: ['h2'] });
   await settled(socket, 'secureConnect');

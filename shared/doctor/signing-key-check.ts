@@ -57,7 +57,7 @@ async function search(
 
 /**
  * Returns true for a private Ed25519 key in PEM. The kind of an encrypted key is read from the public key beside it.
- * Without a public key, an encrypted key counts, because it may be of any kind.
+ * Without a public key, also returns true for an encrypted key, because it may be of any kind.
  */
 async function isSigningKey(path: string): Promise<boolean> {
   try {

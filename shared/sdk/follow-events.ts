@@ -10,7 +10,7 @@ export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
   /**
-   * Requests the events after the id `after`. Without an id, requests the events of the caller's own
+   * Requests the events after the id `after`. Without an id, the request has only the caller's own
    * parameters.
    */
   connect(after: string | undefined): Promise<Response>;
@@ -49,8 +49,8 @@ export async function* follow(
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
-    // A stream without resuming ends with the response. Other streams end only with their last event, and
-    // reconnect here.
+    // If `resumes` is false, the stream ends with the response. Other streams end only with their last event,
+    // and reconnect here.
     if (!resumes) return;
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();

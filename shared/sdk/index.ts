@@ -30,7 +30,7 @@ export interface FarhandOptions {
   baseUrl: string;
   apiKey?: string | undefined;
   /**
-   * Maximum number of retries of a call that is safe to repeat, 2 by default; with 0 event streams do not
+   * Maximum number of retries of a call that is safe to repeat, 2 by default. If it is 0, event streams do not
    * reconnect.
    */
   retries?: number | undefined;

@@ -40,7 +40,7 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
   }
 }
 
-/** Maximum number of items of a page that the broker returns. */
+/** Maximum number of items that the broker returns in one page. */
 const pageSize = 100;
 /**
  * Maximum number of ids that are remembered to skip repeats. If more items are created between two pages, some may

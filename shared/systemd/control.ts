@@ -32,7 +32,7 @@ interface Ran {
   stderr: string;
 }
 
-/** `timeout` in milliseconds: longer than the start of a service, which may take three minutes. */
+/** `timeout`, in milliseconds, is longer than the start of a service, which may take three minutes. */
 const options = { timeout: 200_000, reject: false, stripFinalNewline: false } as const;
 
 /** Runs a program of the system to its end. A failure of the program is in `code`, never thrown. */

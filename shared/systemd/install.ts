@@ -23,7 +23,7 @@ export interface Service {
   name: string;
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
-  /** A unit of root's beside the service: NAME.path starts NAME.service. `directory` is theirs. */
+  /** Units that run as root beside the service: NAME.path starts NAME.service. Both use `directory`. */
   helper?: { name: string; directory: string };
   /** True if a running service is in the state for which its installation waits. */
   settled(state: State): boolean;
@@ -33,7 +33,7 @@ interface UnitValues {
   /** Program and arguments of the service; the first is an absolute path. */
   command: readonly string[];
   user: string;
-  /** Names of the blocks (`# if NAME` to `# end`) in the template that the unit includes. */
+  /** Names of the template's blocks (`# if NAME` to `# end`) that become part of the unit. */
   blocks: readonly string[];
 }
 
@@ -51,7 +51,7 @@ export interface Installation extends UnitValues {
     blocks: readonly string[];
     /** The start of the helper's command line. */
     command: readonly string[];
-    /** Fills the helper's directory. `account`: the service's own. */
+    /** Fills the helper's directory. `account`: the account of the service. */
     prepare(account: { uid: number; gid: number }): Promise<void>;
   };
 }
@@ -312,7 +312,7 @@ async function makeAccount(name: string, home: string | undefined): Promise<Acco
 async function removeAccount(name: string, home: string | undefined): Promise<void> {
   if (home) await must('rm', ['-rf', '--', home]);
   if (await findAccount(name)) await must('userdel', [name]);
-  // userdel leaves a group that has other members.
+  // userdel does not remove a group that has other members.
   if ((await run('getent', ['group', name])).code === 0) await must('groupdel', [name]);
 }
 

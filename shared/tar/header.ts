@@ -96,8 +96,8 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
 }
 
 /**
- * Returns a value in octal digits, or the largest number that fits. The pax record has the value if it does
- * not fit.
+ * Returns a value in octal digits, or the largest number that fits. If the value does not fit, the pax record
+ * has it.
  */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)

@@ -91,7 +91,7 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
 }
 
 function headerOf(block: TarBlock, records: Map<string, Bytes>): TarContent {
-  // A record with an empty value cancels an earlier record of its key.
+  // A record with an empty value cancels an earlier record with the same key.
   const name = records.get('path') || block.name;
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);
   if (!kind || records.has(sparseRecord))
@@ -175,7 +175,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     start = Buffer.concat([start, next.value]);
   }
   // gunzip may end before its input does. The remaining input is read below, so the end of gunzip must not
-  // end `all`.
+  // close `iterator`: `rest` has no return().
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;

@@ -7,7 +7,7 @@ const longestPath = 4095;
 const longestName = 255;
 const mostComponents = 255;
 
-/** The path of an entry in the directory, without "." and empty parts. Throws if it is not allowed. */
+/** Returns the path of an entry in the target directory, without "." and empty parts. Throws if it is not allowed. */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
   if (name === '') throw refuse('has no name');

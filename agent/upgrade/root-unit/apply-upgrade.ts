@@ -52,7 +52,7 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
     else await upgrade.begin();
   } catch (error) {
-    // systemd starts the unit again at once if the state file or a request still exists.
+    // Without this pause, systemd would start the unit again at once if the state file or a request still exists.
     await sleep(retryMs);
     throw error;
   }

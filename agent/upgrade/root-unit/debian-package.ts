@@ -14,7 +14,7 @@ const name = 'farhand-agent';
 const home = `/usr/lib/${name}`;
 const information = '/var/lib/dpkg/info';
 const scripts = ['postinst', 'prerm', 'postrm'];
-/** Milliseconds for which the lock of dpkg may be in use, for example by unattended-upgrades. */
+/** Milliseconds to wait while another program, such as unattended-upgrades, has the lock of dpkg. */
 const lockMs = 5 * 60_000;
 const retryMs = 5_000;
 

@@ -52,8 +52,8 @@ export async function dropRequest(directory: string): Promise<void> {
 }
 
 /**
- * Copies the package to root's directory. Throws StartError if the owner's lock, this machine or the trusted key
- * forbid it, or if the bytes of the copy are not the signed ones.
+ * Copies the package to root's directory. Throws StartError if the owner does not allow this upgrade, if the package
+ * does not fit this machine or its trusted key, or if the bytes of the copy are not the signed bytes.
  */
 export async function verifiedCopy(
   directory: string,

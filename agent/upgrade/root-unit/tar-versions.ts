@@ -47,7 +47,7 @@ export class TarVersions implements Installer {
     await point(before);
   }
 
-  /** Keeps the running version, and the previous one for a return by hand. Removes all others. */
+  /** Removes all versions except the running one and the previous one, to which an administrator may return. */
   async sweep(running: string): Promise<void> {
     const before = await readlink(join(place, 'previous')).catch(() => '');
     const kept = ['current', 'previous', running, before];

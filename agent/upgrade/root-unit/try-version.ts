@@ -23,8 +23,8 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Writes the unit files of the installed version and restarts the service. If the service does not start or link,
- * returns what it printed; the caller then looks at the state of the service.
+ * Runs `install` of a version, which writes its unit files and restarts the service. If the service does not start or
+ * link, returns what `install` printed; the caller then looks at the state of the service.
  */
 async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
