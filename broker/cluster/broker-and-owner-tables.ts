@@ -5,8 +5,8 @@ import { knownGenerations } from '../state/documents-in-postgres.ts';
 export const leaseMs = 10_000;
 
 /**
- * These tables exist only in PostgreSQL. Each row of `owners` has the id of the transaction that changed it
- * last, by which recent changes are found.
+ * These tables exist only in PostgreSQL. The column `changed` of `owners` is the id of the transaction that last
+ * changed the row. Brokers find recent changes by it.
  */
 export const tables = [
   `CREATE TABLE brokers (id TEXT PRIMARY KEY, url TEXT NOT NULL, lease_until TIMESTAMPTZ NOT NULL) WITHOUT ROWID;
@@ -17,7 +17,7 @@ export const tables = [
     PERFORM 1 FROM owners WHERE machine_id = machine AND epoch = owned FOR SHARE;
     IF NOT FOUND THEN RAISE EXCEPTION 'another broker owns machine %', machine USING ERRCODE = 'FH001'; END IF;
   END $$`,
-  // Counts of requests may be lost with the server: each counts for a minute.
+  // The table rate_limits may be lost when the server crashes, because a count of requests is valid for a minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
 ];
@@ -43,13 +43,16 @@ export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
     SELECT 1 FROM brokers b WHERE b.id = o.broker_id AND (NOT $3 OR b.lease_until > clock_timestamp()))`;
 export const unlinking = `UPDATE owners SET link_id = NULL, changed = pg_current_xact_id()
   WHERE broker_id = $1 AND machine_id = ANY($2::varchar[]) AND link_id = ANY($3::varchar[])`;
-/** Claims tasks ($2) of no living broker, as `claiming` does with machines, and forgets tasks that do not exist any more. */
+/**
+ * Claims each task in $2 that no living broker has, as `claiming` does with machines. Deletes this broker's claims to
+ * tasks that are not in $2, because these tasks do not exist any more.
+ */
 export const claimingTasks = `WITH gone AS (DELETE FROM tasks WHERE broker_id = $1 AND name <> ALL($2::varchar[]))
   INSERT INTO tasks AS t SELECT task, $1 FROM unnest($2::varchar[]) AS task ORDER BY task
   ON CONFLICT (name) DO UPDATE SET broker_id = $1 WHERE t.broker_id <> $1 AND NOT EXISTS (
     SELECT 1 FROM brokers b WHERE b.id = t.broker_id AND (NOT $3 OR b.lease_until > clock_timestamp()))`;
 export const readingTasks = 'SELECT name FROM tasks WHERE broker_id = $1';
-/** `ms` is what is left of each lease. */
+/** `ms` is the number of milliseconds until each lease ends. */
 export const readingBrokers =
   'SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
 /** Reads the id of the oldest transaction in progress. */
@@ -57,7 +60,7 @@ export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::t
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
 
-/** Deletes what is of no use any more. All brokers run these statements once an hour. */
+/** Statements that delete rows of no use any more. Each broker runs them once an hour. */
 export const pruning = [
   "DELETE FROM brokers WHERE lease_until < clock_timestamp() - interval '1 day'",
   `DELETE FROM owners WHERE NOT EXISTS (

@@ -1,6 +1,5 @@
-// The lease of this broker. While the lease lasts, no other broker claims the machines of this one. For this
-// broker the lease ends earlier than in the database, because its time is measured from the moment when a
-// renewal is sent.
+// The lease of this broker. While the lease lasts, no other broker claims this broker's machines. This broker measures
+// the lease from the moment when it sends a renewal, so for this broker the lease ends earlier than in the database.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
@@ -14,8 +13,8 @@ export class Lease {
   url: string;
   readonly #connection: PostgresListener;
   /**
-   * Times of the monotonic clock: the end of the lease, and the time since which it has been valid without a
-   * break.
+   * `#until` is the end of the lease. `#steadySince` is the time since which the lease has been valid without a break.
+   * Both are times of the monotonic clock.
    */
   #until = 0;
   #steadySince = 0;
@@ -38,7 +37,10 @@ export class Lease {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
   }
 
-  /** Renews the lease. Returns the time from which it is valid for its whole length. */
+  /**
+   * Renews the lease. Returns the monotonic time when the renewal was sent, from which the length of the lease is
+   * measured.
+   */
   async renew(): Promise<number> {
     const sent = monotonic();
     await this.#connection.query(renewal, [this.brokerId, this.url]);
@@ -47,7 +49,7 @@ export class Lease {
     return sent;
   }
 
-  /** Ends the lease, so that other brokers claim the machines at once. */
+  /** Ends the lease, so that other brokers claim this broker's machines at once. */
   async release(): Promise<void> {
     this.#until = 0;
     await this.#connection.query(releasing, [this.brokerId]);

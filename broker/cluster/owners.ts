@@ -1,7 +1,6 @@
-// Several brokers can share one database. This file finds out which of them are alive, and which of them owns
-// each machine. The owner runs all work of the machine: commands, terminals and schedules. A machine that
-// links to a broker gets this broker as its owner at once. Machines of a broker that is gone are claimed by
-// another broker.
+// Several brokers can share one database. This file finds out which of them are alive, and which of them owns each
+// machine. The owner runs all work of the machine: commands, terminals and schedules. When a machine links to a broker,
+// that broker becomes its owner at once. The machines of a broker that has stopped are claimed by another broker.
 import { randomBytes } from 'node:crypto';
 import { every, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -43,7 +42,7 @@ interface Owner {
 /** A machine that this broker owns. */
 interface Own {
   epoch: number;
-  /** Settles once the open work of the machine is loaded. */
+  /** Resolves once the open work of the machine is loaded. Rejects if it cannot be loaded. */
   loaded: Promise<void>;
 }
 
@@ -62,9 +61,9 @@ export class Cluster implements Owners {
   readonly #state: State;
   readonly #connection: PostgresListener;
   readonly #lease: Lease;
-  /** Tasks that one broker does for all. */
+  /** Tasks that one broker does for all brokers. */
   readonly claims: Claims;
-  /** Machines of this broker whose open work could not be loaded. The next read tries it again. */
+  /** Machines of this broker whose open work could not be loaded. The next read of owners tries to load it again. */
   readonly #unloaded = new Set<string>();
   readonly #adopters: Adopter[] = [];
   /** Functions that read what other brokers have written. */
@@ -72,9 +71,9 @@ export class Cluster implements Owners {
   readonly #watchers = new Set<() => void>();
   readonly #owners = new Map<string, Owner>();
   readonly #own = new Map<string, Own>();
-  /** All brokers, with the monotonic time until which each of them is alive. */
+  /** All brokers, with the monotonic time at which each broker's lease ends. */
   #brokers = new Map<string, { url: string; until: number }>();
-  /** When they were read, and which of them were alive then. */
+  /** The monotonic time when the brokers were last read, and the brokers that were alive then, as JSON. */
   #readAt = 0;
   #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
@@ -111,7 +110,7 @@ export class Cluster implements Owners {
     return cluster;
   }
 
-  /** Begins to own machines. Called once every part of the broker has joined. */
+  /** Begins to own machines. Call it after every part of the broker has called join(). */
   async start(): Promise<void> {
     this.#stops = [
       every(renewMs, () => void this.#renewAndClaim()),
@@ -197,7 +196,7 @@ export class Cluster implements Owners {
     return taken.promise;
   }
 
-  /** Records that a link has ended. The broker stays the owner of the machine. */
+  /** Records that the link of a machine has ended. This broker stays the owner of the machine. */
   unlinked(machineId: string): void {
     const owner = this.#owners.get(machineId);
     if (owner?.brokerId !== this.brokerId || owner.linkId === null) return;
@@ -206,7 +205,7 @@ export class Cluster implements Owners {
     void this.#unlink();
   }
 
-  /** Gives up the lease, so that other brokers claim the machines at once. */
+  /** Gives up the lease, so that other brokers claim this broker's machines at once. */
   async close(): Promise<void> {
     this.#isClosed = true;
     for (const stop of this.#stops) stop();
@@ -261,7 +260,7 @@ export class Cluster implements Owners {
     this.#read();
   }
 
-  /** Makes this broker the owner of all machines that wait for it, some hundred with one commit. Never rejects. */
+  /** Makes this broker the owner of all machines that wait for it, as many as possible in one commit. Never rejects. */
   async #takeAll(): Promise<void> {
     this.#isTaking = true;
     // Machines that link in the same turn of the event loop share one statement.
@@ -386,7 +385,7 @@ export class Cluster implements Owners {
     this.#drop(machineId);
   }
 
-  /** Stores the owner of a machine in memory. Returns false if the row was known already. */
+  /** Stores the owner of a machine in memory. Returns false if this owner or a newer one was known already. */
   #set(row: Row): boolean {
     const id = String(row.machine_id);
     const linkId = row.link_id === null ? null : String(row.link_id);

@@ -1,16 +1,16 @@
-// Tasks that one broker does for all: sending to one receiver of deliveries, and rules about keys and certificates. A
-// claim is good as long as the lease of its broker.
+// Tasks that one broker does for all brokers: sending to one receiver of deliveries, and rules about keys and
+// certificates. A claim is valid as long as the lease of the broker that has it.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { claimingTasks, leaseMs, pruning, readingTasks } from './broker-and-owner-tables.ts';
 
-/** A broker stops its tasks this long before the end of its lease. */
+/** Milliseconds before the end of its lease at which a broker stops its tasks. */
 const marginMs = 1_000;
 
 interface Claimant {
   /** The names of the tasks that exist now. */
   names(): Iterable<string>;
-  /** Called with each task that has become this broker's. */
+  /** Is called with each task that this broker has newly claimed. */
   claimed(name: string): void;
 }
 
@@ -27,7 +27,7 @@ export class Claims {
     this.#brokerId = brokerId;
   }
 
-  /** True if a task is this broker's. */
+  /** True while this broker has the claim to a task. */
   has(name: string): boolean {
     return this.#own.has(name) && monotonic() < this.#until;
   }
@@ -41,7 +41,7 @@ export class Claims {
     this.#regular.push(look);
   }
 
-  /** Deletes rows of the shared tables that are of no use any more. An hourly timer and tests call it. */
+  /** Deletes rows of no use any more from the shared tables. An hourly timer and tests call it. */
   async prune(): Promise<void> {
     for (const statement of pruning) await this.#connection.query(statement);
   }

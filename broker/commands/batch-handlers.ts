@@ -30,11 +30,11 @@ import type { CommandContext } from './shared-by-open-commands.ts';
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
-/** What the commands of a batch run, and its limits. */
+/** The command that runs on each machine of a batch, and the limits of the batch. */
 type BatchParams = Omit<CommandParams, 'queue_for'> &
   Partial<Pick<CreateParams, 'queue_for' | 'concurrency' | 'max_failures'>> & { schedule_id?: ScheduleId };
 
-/** Further records of a batch. */
+/** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /** Ids of created objects, for the audit. A repeated request gets the first of them. */
   made?: Readonly<Record<string, string>>;
@@ -251,7 +251,10 @@ export class Batches {
     return { ...serializeBatch(batch, tally), results: results.map((one) => reported.get(one.id) ?? one) };
   }
 
-  /** The results of these commands as their brokers have them, by id. A broker that does not answer is left out. */
+  /**
+   * Asks the brokers that own the machines of these commands for results. Returns the results by command id. Leaves out
+   * brokers that do not answer.
+   */
   async #reportedElsewhere(id: BatchId, open: readonly Command[], caller: Caller) {
     const { elsewhere } = this.#byBroker(open, caller);
     const answers = elsewhere.map(({ get }) => get(`/api/v1/batches/${id}`).catch(() => undefined));
@@ -260,7 +263,7 @@ export class Batches {
     return new Map(batches.flatMap((batch) => batch?.results ?? []).map((one) => [one.id, one]));
   }
 
-  /** Separates the commands that this broker answers for from those of other brokers. */
+  /** Separates the commands on this broker's machines from the commands on machines of other brokers. */
   #byBroker(members: readonly Command[], caller: Caller) {
     const { others } = this.#context;
     if (!others || caller.isForwarded) return { here: members, elsewhere: [] };
@@ -278,7 +281,7 @@ export class Batches {
     return { here, elsewhere };
   }
 
-  /** Resolves when all commands have ended on disk, after `ms` milliseconds, or when the signal fires. */
+  /** Resolves when the ends of all commands are on disk, after `ms` milliseconds, or when the signal fires. */
   async #untilEnded(id: string, members: readonly OpenCommand[], ms: number, signal?: AbortSignal) {
     const until = monotonic() + ms;
     for (const open of members) await open.untilEnded(until - monotonic(), signal);
@@ -300,7 +303,7 @@ export class Batches {
     for (let from: number | undefined = 0; from !== undefined; ) {
       const rows = await store.ofBatch(id, from, sliceSize);
       for (const { command } of rows) {
-        // Another broker asks for the commands of this one alone.
+        // A broker that forwards a request asks only for commands on this broker's machines.
         const isAsked = !caller.isForwarded || store.history.owns(command.machine_id);
         if (isAsked && caller.reaches(command.machine_id)) yield command;
       }
@@ -311,7 +314,7 @@ export class Batches {
   }
 }
 
-/** The events of another broker, without its end of the batch. */
+/** Yields the events of another broker, except the event `end` of the batch. */
 async function* withoutEnd(events: AsyncIterable<{ event: string; data: unknown }>): AsyncGenerator<Sent> {
   // The cast is safe: the peer port has the same routes.
   for await (const sent of events) if (sent.event !== 'end') yield sent as Sent;

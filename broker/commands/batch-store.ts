@@ -1,4 +1,4 @@
-// Stores batches in the history database (SQLite). Their members are rows of the table `commands`.
+// Stores batches in the database of the history. Their members are rows of the table `commands`.
 import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -26,7 +26,7 @@ const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.
 /** Condition for commands that have not ended. The index of the column `status` finds them. */
 export const isOpen = "status IN ('queued', 'running')";
 const hasFailed = "finished_at IS NOT NULL AND status <> 'completed'";
-/** Commands that an agent has, or is about to get. */
+/** Condition for commands that an agent has, or is about to get. */
 const isSent = `finished_at IS NULL AND journal_id <> ''`;
 
 /** Milliseconds between two reads of the commands of other brokers. */
@@ -59,14 +59,15 @@ export class BatchStore {
     transaction.put('batches', 'id', { ...batch, args, cancel: Number(batch.cancel) });
   }
 
-  /** Stores what the members of a batch run, once all of them are stored. */
+  /** Completes a batch: stores the spec of its members. Call it once all members are stored. */
   complete(id: BatchId, spec: Spec, transaction: HistoryTransaction): void {
     transaction.run('UPDATE batches SET spec = ? WHERE id = ?', JSON.stringify(spec), id);
   }
 
   /**
-   * Removes the batches that were being stored when the broker crashed. No request for them was answered, and
-   * no agent got one of their commands. With `before`, only batches that were created earlier.
+   * Removes the batches that were being stored when the broker crashed. No request for them was answered, and no agent
+   * got one of their commands. If `before` is set (milliseconds since 1970), removes only batches that were created
+   * before that time.
    */
   async removeIncomplete(before = Number.MAX_SAFE_INTEGER): Promise<void> {
     const open = `SELECT batch_id FROM commands WHERE ${isOpen}`;
@@ -90,7 +91,10 @@ export class BatchStore {
     throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
   }
 
-  /** Reads the progress of the batches with commands that have not ended. No command of them is in memory yet. */
+  /**
+   * Reads the progress of the batches with commands that have not ended. The counts `open`, `running` and `elsewhere`
+   * begin at 0.
+   */
   async open(): Promise<BatchProgress[]> {
     const failed = `SELECT count(*) FROM commands WHERE batch_id = batches.id AND ${hasFailed}`;
     const sql = `SELECT id, concurrency, max_failures, cancel, (${failed}) AS failures,
@@ -103,7 +107,7 @@ export class BatchStore {
     }));
   }
 
-  /** Counts a change of a member, once the change is on disk. */
+  /** Counts a change of a member. Call it once the change is on disk. */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);
   }
@@ -118,8 +122,7 @@ export class BatchStore {
   }
 
   /**
-   * Removes the spec of a batch, which can contain secrets. Called when no command of the batch will start
-   * any more.
+   * Removes the spec of a batch, which can contain secrets. Call it when no command of the batch will start any more.
    */
   dropSpec(id: BatchId): void {
     this.#changes.delete(id);
@@ -156,7 +159,7 @@ export class BatchStore {
     return isOver || (concurrency !== null && Number(row?.sent) >= concurrency);
   }
 
-  /** Returns those of these batches that were cancelled. */
+  /** Returns the ids of those batches that were cancelled. */
   async cancelled(ids: readonly string[]): Promise<string[]> {
     const some = 'SELECT id FROM batches WHERE cancel <> 0 AND id IN (SELECT value FROM json_each(?))';
     const rows = await this.#history.all(some, JSON.stringify(ids));
@@ -164,8 +167,8 @@ export class BatchStore {
   }
 
   /**
-   * Returns the batches after this row, and the batches in `incomplete`. For each, says whether all of its commands
-   * are stored. Leaves out batches whose commands have all ended.
+   * Returns the batches with a number above `last`, and the batches in `incomplete`. `isComplete` is true if all
+   * commands of a batch are stored, and `isOpen` if some of them have not ended.
    */
   async since(last: number, incomplete: readonly string[]) {
     const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id AND finished_at IS NULL)';
@@ -181,8 +184,8 @@ export class BatchStore {
   }
 
   /**
-   * Returns the number of the last batch, and the ids of incomplete batches: another broker is storing them, or
-   * ended while it stored them.
+   * Returns the number of the last batch, and the ids of incomplete batches. Another broker is storing these, or ended
+   * while it stored them.
    */
   async unfinished(): Promise<{ ids: string[]; last: number }> {
     const open = `spec IS NULL AND id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
@@ -191,7 +194,9 @@ export class BatchStore {
     return { ids: rows.map((row) => textIn(row, 'id')), last: Number(last?.n) };
   }
 
-  /** Waits until all commands of a batch have ended at their brokers, for `ms` milliseconds, or until the signal fires. */
+  /**
+   * Waits until all commands of a batch have ended at their brokers, for `ms` milliseconds, or until the signal fires.
+   */
   async untilEnded(id: string, ms: number, signal?: AbortSignal): Promise<void> {
     const until = monotonic() + ms;
     const open = 'SELECT 1 AS n FROM commands WHERE batch_id = ? AND finished_at IS NULL LIMIT 1';

@@ -24,8 +24,8 @@ export class BatchFollower {
   }
 
   /**
-   * Removes batches that will never be complete. Call this before this broker owns machines, because then open
-   * commands are loaded.
+   * Removes batches that will never be complete. Call this before this broker owns machines, because open commands are
+   * loaded as soon as it owns machines.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -10,7 +10,7 @@ import { newId } from '../../shared/ids.ts';
 export type CommandRecord = Reply<Api['commands']['get']>;
 export type Status = CommandRecord['status'];
 
-/** A command in the broker's memory: times in milliseconds since 1970, output as bytes. */
+/** A command in the broker's memory. Its times are milliseconds since 1970, and its output is bytes. */
 export interface Command extends Omit<CommandRecord, Serialized> {
   id: CommandId;
   machine_id: MachineId;
@@ -56,7 +56,7 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
   /** Number of the batch's commands that have not ended, on machines of this broker. */
   open: number;
   /**
-   * Number of these open commands that count against `concurrency`, because an agent has them or they are about to
+   * Number of the commands in `open` that count against `concurrency`, because an agent has them or they are about to
    * end.
    */
   running: number;
@@ -113,7 +113,7 @@ export function specOf(params: CommandParams): Spec {
 export const capabilitiesFor = ({ user }: CommandParams): string[] =>
   user === undefined ? ['exec'] : ['exec', 'user'];
 
-/** The end of a command: the record fields that the end decides. */
+/** The record fields that the end of a command decides. */
 export type End = Partial<Command> & { status: Status };
 
 const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {

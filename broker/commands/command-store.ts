@@ -1,4 +1,4 @@
-// Stores commands in the history database (SQLite), and limits the age and size of their output.
+// Stores commands in the database of the history, and limits the age and size of their output.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -104,7 +104,7 @@ export interface CommandServices {
   state: State;
   history: History;
   events: Events;
-  /** Called when a command ends, inside the transaction that writes the end. */
+  /** Is called when a command ends, inside the transaction that writes the end. */
   ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;
@@ -194,7 +194,7 @@ export class CommandStore {
     transaction.committed(() => this.#changed(command));
   }
 
-  /** Returns those of these machines for which the maximum number of commands wait already. */
+  /** Returns the ids of those machines for which the maximum number of commands already wait. */
   async withLongQueue(machineIds: readonly string[]): Promise<string[]> {
     const [where, values] = allOf([among('machine_id', machineIds)]);
     const rows = await this.history.all(
@@ -237,9 +237,7 @@ export class CommandStore {
     return this.#services.ended(command, transaction);
   }
 
-  /**
-   * Calls `watcher` with each command that was created, started or ended. The returned function ends this.
-   */
+  /** Calls `watcher` with each command that was created, started or ended. Call the returned function to stop. */
   watch(watcher: (command: Command) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -294,7 +292,7 @@ export class CommandStore {
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
-  /** Commands that have not ended, oldest first: all of them, or those of some machines or batches. */
+  /** Returns the commands that have not ended, oldest first. With machines or batches, returns only their commands. */
   async open({
     machineIds,
     batchIds,

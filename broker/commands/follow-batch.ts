@@ -1,4 +1,4 @@
-// The output of all commands of a batch in one stream.
+// Merges the output of all commands of a batch into one stream.
 import { mostFollowed } from '../../shared/api/batches.ts';
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';

@@ -46,7 +46,7 @@ export interface ScheduledParams extends CommandParams {
 /** A command that is stored on disk and may not have started yet. */
 export interface AcceptedCommand {
   id: CommandId;
-  /** Its batch, if it was started as the first of one. */
+  /** The batch of the command, if startBatch() started it. */
   batch_id?: BatchId;
   /** Returns the record once the command has started or ended, or after `ms` milliseconds. */
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
@@ -58,8 +58,8 @@ const mostEnds = 32;
 const inputBytes = 32 * 1024;
 
 /**
- * Creates the parts for commands. Some commands had not ended when an earlier broker process stopped. Resolves once
- * these are recovered.
+ * Creates the parts for commands. A single broker first recovers the commands that had not ended when its earlier
+ * process stopped.
  */
 export async function createCommands(
   services: CommandServices,
@@ -157,12 +157,12 @@ export class Commands {
     return accepted(open);
   }
 
-  /** Stores a batch, and starts its commands. Returns the first of them. */
+  /** Stores a batch, and starts its commands. Returns the first command. */
   async startBatch(...batch: Parameters<Batches['start']>): Promise<AcceptedCommand> {
     const { id, members, first } = await this.batches.start(...batch);
     if (!first) throw new Error('a batch has at least one machine');
     const open = members.find(({ record }) => record.id === first.id);
-    // A command of another broker's machine is reported as it was stored.
+    // If another broker owns the machine, the command is reported as it was stored.
     const begun = open ? accepted(open) : { id: first.id, within: async () => serialize(first) };
     return { ...begun, batch_id: id };
   }
@@ -201,7 +201,7 @@ export class Commands {
     this.#parts.scheduler.stop();
   }
 
-  /** Closes the output files. No agent may be linked any more when this is called. */
+  /** Closes the output files. Call it when no agent is linked any more. */
   async close(): Promise<void> {
     await Promise.all(this.#parts.scheduler.all().map(({ output }) => output.close()));
   }
@@ -283,8 +283,8 @@ export class Commands {
   }
 
   /**
-   * Finds a command that its machine has. Nothing is awaited here, so that the inputs of two requests stay in
-   * order.
+   * Finds a command that was sent to its machine and has not ended. Nothing is awaited here, so that the inputs of two
+   * requests stay in order.
    */
   #running(id: string): OpenCommand | undefined {
     const open = this.#parts.scheduler.get(id);
@@ -322,8 +322,8 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * Returns the columns whose indexes find the rows of a list, the best one first. An index is good if it finds few
- * rows: few commands are open or have failed, and a schedule has fewer commands than its machine.
+ * Returns the columns whose indexes find the rows of a list, the best one first. An index is useful if it finds few
+ * rows. Few commands are open or have failed, and a schedule has fewer commands than its machine.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';

@@ -31,11 +31,11 @@ import type { CommandContext } from './shared-by-open-commands.ts';
 import type { Output } from './stored-output.ts';
 import { QueueTimeout } from './wait-and-retry-limits.ts';
 
-/** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
+/** Milliseconds to wait for a cancelled command: from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;
-/** Delay before a failed write or call is tried again. */
+/** Milliseconds before a failed write or call is tried again. */
 const retryMs = 1_000;
-/** Delay before an end that could not be written is tried again. */
+/** Milliseconds before the write of an end is tried again. */
 const rewriteMs = 5_000;
 /** Milliseconds before a start is written, so that start and end of a short command are one write. */
 const announceMs = 10;
@@ -51,7 +51,7 @@ export class OpenCommand {
   end: Command | undefined;
   /** The final record after it was written to disk. The output is complete by then. */
   ended: Command | undefined;
-  /** True once another broker owns the machine. Nothing is written any more. */
+  /** True once another broker owns the machine. This object then writes nothing any more. */
   #isDropped = false;
   /** Settles when the last request with input has ended. The next such request waits for that. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
@@ -199,7 +199,7 @@ export class OpenCommand {
     return this.queueTimeout.mayRetry() && !this.end && started_at === null && !cancel;
   }
 
-  /** Sends the command; without `spec` only follows it from the end of its output. Never rejects. */
+  /** Sends the command and reads the agent's reports. Without `spec`, only reads further reports. Never rejects. */
   async follow(link: Link, spec?: Spec): Promise<void> {
     this.#followed = true;
     const neverRan = await this.#readReports(link, spec);

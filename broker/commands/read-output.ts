@@ -126,9 +126,9 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams from `from` on in pieces of at most `most` bytes. The last part is the end of the
- * command. With `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the
- * end of a command that has ended.
+ * Reads both streams from `from` on in pieces of at most `most` bytes. The last part is the end of the command. With
+ * `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the end of the output if the
+ * command has ended.
  */
 export function partsFrom(
   source: Source,

@@ -1,5 +1,5 @@
-// Saved commands: their REST handlers, and the command that one becomes with the values of its parameters. A value fills an
-// argument or a part of one. No shell sees it, and it is never split.
+// REST handlers for saved commands, and the function that puts the values of parameters into a saved command. A value
+// replaces an argument or a part of one. No shell reads the value, and it is never split.
 import { createContext, Script } from 'node:vm';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { longestValue, mostSavedCommands, savedCommands as routes } from '../../shared/api/saved-commands.ts';
@@ -18,7 +18,7 @@ export type ParameterValues = Readonly<Record<string, Value>>;
 
 /** The form of a parameter in an argument. */
 const placeholder = /\{\{([a-z][a-z0-9_]*)\}\}/g;
-/** Milliseconds that all patterns of one request may take. One that backtracks could otherwise take hours. */
+/** Milliseconds that all patterns of one request may take. A pattern that backtracks could otherwise take hours. */
 const patternMs = 50;
 
 /** The milliseconds that the patterns of a request may still take. */
@@ -95,7 +95,10 @@ export function findSavedCommand(
   });
 }
 
-/** Returns what a saved command runs with these values. Throws validation_failed with the name of a wrong parameter. */
+/**
+ * Returns the command that a saved command runs with these values. Throws validation_failed with the name of a wrong
+ * parameter.
+ */
 export function commandWith(saved: SavedCommand, values: ParameterValues): CommandParams {
   const { argv, parameters, user, cwd, timeout } = saved;
   const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
@@ -104,7 +107,7 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   const texts = new Map(parameters.map((one) => [one.name, textOf(one, values[one.name], time)]));
   const args = argv.flatMap((argument) => {
     const [, only] = /^\{\{([a-z][a-z0-9_]*)\}\}$/.exec(argument) ?? [];
-    // An argument that is only a parameter is left out together with its value.
+    // An argument that consists of one parameter is left out if the parameter has no value.
     if (only !== undefined && texts.get(only) === undefined) return [];
     return [argument.replace(placeholder, (_, name: string) => texts.get(name) ?? '')];
   });
@@ -124,7 +127,10 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
   return { name, type, required, default: byDefault, values, pattern, min, max, description };
 }
 
-/** Only a key for all machines may change what others run, for example schedules with more rights than the key. */
+/**
+ * Throws forbidden for a key that is limited to machines, because others, such as schedules with more rights, may run
+ * the saved command.
+ */
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
   const message =
@@ -136,8 +142,8 @@ const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Sch
   transaction.all('schedules').filter((one) => one.saved_command_id === id);
 
 /**
- * Throws forbidden for a key that is limited to machines. If schedules run the saved command, also for a key that may not
- * change or read them, because a command can print the environment of its schedule.
+ * Throws forbidden for a key that is limited to machines. If schedules run the saved command, also throws forbidden for
+ * a key that may not change or read schedules, because a command can print the environment of its schedule.
  */
 function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
@@ -211,7 +217,7 @@ function textOf(parameter: Parameter, given: Value | undefined, time: PatternTim
   const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
   const mismatch = problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
   if (mismatch !== undefined) throw refused(name, mismatch);
-  // A program may read -0 or 007 in another way than it was checked.
+  // A program may read -0 or 007 differently from the check above.
   return type === 'integer' ? String(Number(text)) : text;
 }
 
@@ -262,7 +268,7 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch {
-    // Besides the end of the time, only the stack of a deep pattern can fail here.
+    // The time is over, or the pattern is so deep that it exceeds the stack.
   } finally {
     time.left -= monotonic() - began;
   }

@@ -34,12 +34,13 @@ export class Scheduler {
   readonly #stops: (() => void)[];
   readonly #open = new Map<string, OpenCommand>();
   readonly #byMachine = new Map<string, Set<OpenCommand>>();
-  /**
-   * True after a change of keys or machines: the next round then checks the rights of all waiting commands.
-   */
+  /** True after a change of keys or machines. The next round then checks the rights of all waiting commands. */
   #checkingRights = false;
   #isDecisionPlanned = false;
-  /** Number of reads of open commands that have not ended, and the commands that have ended meanwhile. */
+  /**
+   * `#loads` is the number of reads of open commands in progress. `#endedWhileLoading` has the ids of commands that end
+   * during these reads.
+   */
   #loads = 0;
   readonly #endedWhileLoading = new Set<string>();
   #cancelExpiry = (): void => {};
@@ -131,7 +132,7 @@ export class Scheduler {
     this.decideSoon();
   }
 
-  /** Returns the progress of all open batches: the one in memory if there is one, otherwise the stored one. */
+  /** Returns the progress of each open batch, from memory if it is there, otherwise from the database. */
   async #progress(): Promise<Map<string, BatchProgress>> {
     const stored = await this.#context.store.batches.open();
     const inMemory = this.all().flatMap(({ batch }) => batch ?? []);

@@ -1,4 +1,4 @@
-// The broker's copy of the output of commands. Small output is in memory, larger output in files.
+// Stores the broker's copy of the output of commands: small output in memory, larger output in files.
 import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
@@ -13,7 +13,7 @@ const tailBytes = 1024 * 1024;
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
-/** Both output streams of a command; `changed` wakes readers and requests that wait for its start or end. */
+/** Both output streams of a command; `changed` wakes readers and requests that wait for the command's start or end. */
 export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
@@ -103,7 +103,7 @@ export class Output {
     return { ...tails, ...extent };
   }
 
-  /** After this call, appends do not wait for slow readers. Called when the command must end or the broker stops. */
+  /** After this call, appends do not wait for slow readers. Call it when the command must end or the broker stops. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
@@ -195,8 +195,8 @@ export class OutputDirectory {
   }
 
   /**
-   * Removes the files of all commands except these. Called at the start, because records may have been
-   * deleted meanwhile.
+   * Removes the files of all commands except these. Call it when the broker starts, because an earlier process may have
+   * deleted a record without its files.
    */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
     // The directory exists only if some output was written to a file.

@@ -12,8 +12,8 @@ export class QueueTimeout {
   /** Monotonic time until which a command without queue_for waits for its offline machine. */
   #returnUntil = 0;
   /**
-   * Monotonic time until which a command without queue_for is sent again. Set when the machine refused its
-   * start.
+   * Monotonic time until which a command without queue_for is sent again. It is set when the machine first refuses to
+   * start the command.
    */
   #retryUntil: number | undefined;
 

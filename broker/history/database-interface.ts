@@ -30,7 +30,7 @@ export interface RowReader {
 export interface HistoryTransaction extends Journal, RowReader {
   /**
    * Declares that the change is about this machine. The change then fails if another broker owns the machine at the
-   * time of the commit. Does nothing with a single broker.
+   * time of the commit. Does nothing if there is a single broker.
    */
   about(machineId: string): void;
   run(sql: string, ...values: Value[]): void;
@@ -42,8 +42,8 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Writes a row. It replaces a row with the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
-   * Writes an entry by the function for its kind, before the change ends. A read inside the change may not find the
-   * entry.
+   * Writes an entry with the function that History.onEntry() has set for its kind, before the change ends. A read
+   * inside the change may not find the entry.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
@@ -51,8 +51,8 @@ export interface HistoryTransaction extends Journal, RowReader {
 }
 
 /**
- * The connection that writes. Statements run in the order of the calls, whether the caller awaits them or
- * not. After a failed statement, those until the next rollback may fail too.
+ * The connection that writes. Statements run in the order of the calls, whether the caller awaits them or not. After a
+ * failed statement, all statements before the next rollback may fail too.
  */
 export interface Writer {
   begin(): Promise<void>;
@@ -71,12 +71,12 @@ export interface Database extends RowReader {
   /** Name of the database in messages. */
   readonly name: string;
   readonly writer: Writer;
-  /** False while the database does not answer: writes that begin meanwhile reject at once. */
+  /** False while the database does not answer. Writes that begin then reject at once. */
   readonly isReady: boolean;
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
   /**
-   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * Call it when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.
    */
   stopWaiting(): void;

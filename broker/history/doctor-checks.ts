@@ -28,13 +28,13 @@ interface Server {
   clock: number;
 }
 
-/** Every broker that uses a database has an advisory lock. */
+/** Lists the brokers that use the database. Each of them has an advisory lock. */
 const users = `SELECT DISTINCT application_name AS program, coalesce(host(client_addr), 'the same box') AS address, pid,
   to_char(backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS since
   FROM pg_locks JOIN pg_stat_activity USING (pid)
   WHERE locktype = 'advisory' AND granted AND datname = current_database() ORDER BY since`;
 
-/** Several brokers that share a database, with what is left of their leases and the machines that they own. */
+/** Lists the brokers that share a database, with the seconds until their leases end and the machines that they own. */
 const brokers = `SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id AND link_id IS NOT NULL) AS linked
@@ -55,7 +55,7 @@ interface User {
   since: string;
 }
 
-/** Runs all checks. If that of the connection fails, the others are left out. */
+/** Runs all checks. If the check of the connection fails, the other checks are left out. */
 export async function examineDatabase(settings: PostgresSettings): Promise<Finding[]> {
   let name = 'the database';
   try {

@@ -15,7 +15,10 @@ export function ownedElsewhere(): AppError {
   return new AppError('unavailable', 'another broker is responsible for this machine now; try again');
 }
 
-/** Returns the statement that fails unless this broker owns the machine; undefined if it surely does not. */
+/**
+ * Returns the statement that fails unless this broker owns the machine; undefined if this broker knows that it does not
+ * own the machine.
+ */
 export type Fence = (machineId: string) => { sql: string; values: readonly Value[] } | undefined;
 
 /** Writes an entry of the outbox. If it returns a promise, that promise settles when the entry is written. */
@@ -28,8 +31,8 @@ interface Pending {
 }
 
 /**
- * Maximum number of changes of a group. Such a group takes some 10 ms. After a failure of the network, thousands of
- * machines go offline in one turn.
+ * Maximum number of changes of a group. A group of this size takes some 10 ms. The limit matters after a failure of the
+ * network, when thousands of machines go offline in one turn of the event loop.
  */
 const mostOfGroup = 100;
 
@@ -78,7 +81,10 @@ export class GroupCommit {
     return promise;
   }
 
-  /** Resolves when all writes that were requested before have ended. Rejects while the database does not answer. */
+  /**
+   * Resolves when all writes that were requested before this call have ended. Rejects while the database does not
+   * answer.
+   */
   async settled(): Promise<void> {
     if (!this.#database.isReady) throw databaseUnavailable();
     const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -190,13 +196,13 @@ export class GroupCommit {
 class Change {
   /** Resolves the caller's promise. */
   resolve: () => void = () => {};
-  /** The first statement that failed, even if the change caught the error. */
+  /** The error of the first statement that failed, even if the change caught the error. */
   failure: { error: unknown } | undefined;
   readonly #writer: Writer;
   readonly #name: string;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #hooks: (() => void)[] = [];
-  /** Answers of statements for which the change may not have waited. */
+  /** Answers to the statements of ask(). The change need not wait for them. */
   readonly #answers: Promise<void>[] = [];
   /** The appended entries that are being written. */
   #appended: Promise<void>[] = [];

@@ -44,7 +44,7 @@ export interface Retention {
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
   where?: string;
-  /** Called with the deleted rows after the commit, to delete files that belong to them. */
+  /** Is called with the deleted rows after the commit, and deletes files that belong to these rows. */
   removed?(rows: Row[]): void;
 }
 
@@ -76,7 +76,7 @@ export class History implements RowReader {
     ];
   }
 
-  /** False while the database does not answer: writes that begin meanwhile reject at once. */
+  /** False while the database does not answer. Writes that begin then reject at once. */
   get isReady(): boolean {
     return this.#database.isReady;
   }
@@ -87,7 +87,7 @@ export class History implements RowReader {
   }
 
   /**
-   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * Call it when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.
    */
   stopWaiting(): void {
@@ -95,8 +95,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Applies the missing migration steps of a module's tables, in order. A released step must never change. If
-   * every release has applied several steps, they can be merged: `first` is the number of the merged step.
+   * Applies the missing migration steps of a module's tables, in order. A released step must never change. Steps that
+   * every release has applied can be merged into one. `first` is then the number of the last of them.
    */
   migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
     return this.#database.migrate(noun, steps, first);
@@ -145,7 +145,7 @@ export class History implements RowReader {
   }
 
   /**
-   * Sets the function that writes entries of a kind. The function must be idempotent. Like a change, it awaits only
+   * Sets the function that writes entries of a kind. The function must be idempotent. Like a change, it may await only
    * its transaction.
    */
   onEntry(
@@ -173,8 +173,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Freezes a view of the database while writes go on. The returned function writes one copy of the view, and
-   * resolves when the copy is on disk. Only this user can read the copy.
+   * Freezes a view of the database while writes go on. The returned function writes one copy of the view, and resolves
+   * when the copy is on disk. Only the system user of the broker can read the copy.
    */
   snapshot(): (copy: string) => Promise<void> {
     return this.#database.snapshot();

@@ -44,9 +44,8 @@ export function openHistory(
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
-  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. Because of temp_store, SQLite
-  // writes the old content of changed pages to memory and not to a file: each change of a group overwrites some 25
-  // pages.
+  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. Because of temp_store, SQLite writes
+  // the old content of changed pages to memory and not to a file. Each change of a group overwrites some 25 pages.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );

@@ -1,4 +1,5 @@
-// The history and the declared documents in a PostgreSQL database, for a broker that is started with --database-url.
+// Stores the history and the declared documents in a PostgreSQL database, for a broker that is started with
+// --database-url.
 import { Pool, type PoolClient } from 'pg';
 import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -9,7 +10,7 @@ import { PostgresSession, queryOf, types } from './postgres-write-connection.ts'
 import { countedTable } from './row-counts.ts';
 import { stepToPostgres } from './translate-to-postgres.ts';
 
-/** The most connections for reads. */
+/** Maximum number of connections for reads. */
 const mostReaders = 4;
 
 const tables = [
@@ -91,7 +92,7 @@ export class PostgresDatabase implements Database {
     }
   }
 
-  /** Runs one statement that is committed at once, beside the groups of writes. */
+  /** Runs one statement that is committed at once, outside of the groups of writes. */
   async autocommit(text: string, values: (string | number | null)[]): Promise<Row[]> {
     return (await this.#pool.query<Row>({ text, values, types })).rows;
   }

@@ -10,7 +10,7 @@ const wrong: Readonly<Record<string, string>> = {
   '42501': 'does not allow this user to create tables: make the user the owner of the database',
 };
 
-/** The code of the error that a fence raises (cluster/tables.ts). */
+/** The code of the error that a fence raises (cluster/broker-and-owner-tables.ts). */
 const fenceCode = 'FH001';
 
 function codeOf(error: unknown): string {

@@ -1,6 +1,6 @@
-// The connection to PostgreSQL by which one of several brokers renews its lease, and on which it is notified of the
-// commits of others. Writes use another connection, so that a long group of writes delays no lease. A lost
-// connection is opened again.
+// The connection to PostgreSQL on which one of several brokers renews its lease and is notified of the other brokers'
+// commits. Writes use another connection, so that a long group of writes does not delay a renewal. A lost connection is
+// opened again.
 import { Client } from 'pg';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -19,7 +19,7 @@ type Value = string | number | boolean | null | readonly string[];
 export class PostgresListener {
   readonly #address: PostgresAddress;
   readonly #log: Logger;
-  /** Called with the id of the broker that has committed something, and after each connect. */
+  /** Is called with the id of the broker that has committed something, and with '' after each connect. */
   readonly #onNews: (from: string) => void;
   #client: Client | undefined;
   #isClosed = false;

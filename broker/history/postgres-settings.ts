@@ -85,7 +85,7 @@ function tlsOf(given: Record<string, string>, host: string): ClientConfig['ssl']
     throw new StartError(`sslmode of --database-url must be one of ${modes.join(', ')}`);
   if (mode === 'disable') return false;
   return {
-    // The name in the server's certificate that is verified, even if it is an address.
+    // The name or address that the server's certificate must contain.
     host,
     ...(sslrootcert && { ca: readSetting('sslrootcert', sslrootcert) }),
     ...(sslcert && { cert: readSetting('sslcert', sslcert) }),

@@ -1,6 +1,6 @@
-// The connection to PostgreSQL that writes. It has a lock, because of which a second broker on the same database
-// refuses to start. Brokers that are started to share a database take turns to commit. A lost connection is opened
-// again.
+// The connection to PostgreSQL that writes. It has a lock on the database, so that a second broker refuses to start.
+// Brokers that are started to share a database also share this lock, and take turns to commit. A lost connection is
+// opened again.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { z } from 'zod';
@@ -15,7 +15,7 @@ import { toPostgres } from './translate-to-postgres.ts';
 
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
 export const oldestVersion = 140_000;
-/** The advisory lock of the broker that uses the database. Several brokers share it. */
+/** The advisory lock of the broker that uses the database. Brokers that share the database share this lock. */
 const lock = 0x66_61_72_68;
 /** The advisory lock of the broker that is starting, because it may create tables. */
 const startLock = lock + 1;
@@ -86,11 +86,11 @@ export class PostgresSession implements Writer {
   /** PostgreSQL's id of the transaction in progress. Never rejects. */
   #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
-  /** Called when the connection is lost. */
+  /** Functions to call when the connection is lost. */
   readonly #listeners: (() => void)[] = [];
   #isClosed = false;
   #isStopping = false;
-  /** Id of this broker among several; undefined for the only one. */
+  /** Id of this broker; undefined if no other broker may use the database. */
   readonly #brokerId: string | undefined;
 
   private constructor(address: PostgresAddress, log: Logger, brokerId: string | undefined) {
@@ -100,8 +100,8 @@ export class PostgresSession implements Writer {
   }
 
   /**
-   * Connects and gets the lock. A broker among several also waits until no other one is starting; call `started()`
-   * at the end of the start. Throws StartError.
+   * Connects and gets the lock. A broker that shares the database also waits until no other broker is starting. Call
+   * `started()` at the end of the start. Throws StartError.
    */
   static async open(address: PostgresAddress, log: Logger, brokerId?: string): Promise<PostgresSession> {
     const session = new PostgresSession(address, log, brokerId);
@@ -135,7 +135,7 @@ export class PostgresSession implements Writer {
     await this.execute('UPDATE installation SET started = ?', [this.#brokerId ?? this.#start]);
   }
 
-  /** Releases the lock, so that other brokers can start. */
+  /** Releases the lock of the start, so that other brokers can start. */
   async started(): Promise<void> {
     if (this.#brokerId !== undefined) await this.execute(`SELECT pg_advisory_unlock(${startLock})::text`, []);
   }
@@ -283,7 +283,7 @@ function textOf(result: unknown): string | undefined {
 /** The command of a result, such as COMMIT or ROLLBACK. */
 const commandOf = (result: unknown): string => z.looseObject({ command: z.string() }).parse(result).command;
 
-/** Tries to get a lock several times, because the server may notice late that its last broker has ended. */
+/** Tries to get a lock several times, because the server may notice late that the broker with the lock has ended. */
 async function lockOrThrow(client: Client, how: string, tries: number, message: string): Promise<void> {
   for (let left = tries; ; left -= 1) {
     const { rows } = await client.query<Row>(`SELECT ${how}::text AS has`);

@@ -1,8 +1,8 @@
 // Counts the rows of lists in the background, so that the total of a list needs no scan. The counts are some seconds
 // behind, so that no write waits for them. A list counts the few newer rows itself, so its total is exact. Counting
 // assumes that rows become visible in the order of their numbers, and that no other transaction changes counted rows
-// meanwhile. Both are true because transactions that write run one after another: a broker has one connection for
-// them, and brokers that share a database have a lock from BEGIN to COMMIT.
+// meanwhile. Both are true because transactions that write run one after another: a broker has one connection for them,
+// and only one of the brokers that share a database can have the commit lock.
 import type { HistoryTransaction, Row } from './database-interface.ts';
 
 export interface CountedTable {
@@ -112,7 +112,7 @@ export function dropOldCounts(table: string): string {
   return `${triggers.join(' ')} DROP TABLE IF EXISTS ${table}_counts;`;
 }
 
-/** Counts the next rows, if there are enough of them. Resolves with false if there are not. */
+/** Counts the next `rowsOfStep` rows. If there are fewer, counts none and resolves with false. */
 export async function countNext(counted: CountedTable, transaction: HistoryTransaction): Promise<boolean> {
   const { table, number } = counted;
   const uncounted = `FROM ${table} NOT INDEXED WHERE ${number} > ${lastOf(counted)}`;
@@ -139,8 +139,8 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns a query for the number of rows that meet `where` and lie within the bounds. `where` is about these
- * columns alone. Undefined if the counts cannot answer. sumOf() computes the total from the answer.
+ * Returns a query for the number of rows that meet `where` and lie within the bounds. `where` is about `columns` alone.
+ * Returns undefined if the counts cannot answer. sumOf() computes the total from the answer.
  */
 export function totalOf(
   counted: CountedTable,
@@ -172,8 +172,8 @@ export function sumOf({ upto, earlier, uncounted }: Row): number {
 }
 
 /**
- * Returns SQL for the number of counted rows before a time: in whole quarters of an hour, and in the quarter
- * of that time.
+ * Returns SQL for the number of counted rows before a time: the rows in earlier quarters of an hour, and the earlier
+ * rows in the quarter of that time.
  */
 function countedBefore(counted: CountedTable, [where, values]: Clause, until: Date): Clause {
   const { table, time, number } = counted;
@@ -181,8 +181,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table the lowest number of a quarter follows from its time, so its rows are found by their
-  // numbers.
+  // In an ordered table the lowest number of a quarter follows from the quarter's time, so the query finds the
+  // quarter's rows by number.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`
@@ -192,14 +192,16 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   return [`(${whole} + ${part})`, [...values, ...values]];
 }
 
-/** Returns SQL for the highest counted number in a quarter of an hour, or up to its end. */
+/**
+ * Returns SQL for the highest counted number in a quarter of an hour; with `<=`, in that quarter or any earlier one.
+ */
 function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): string {
   return `(SELECT coalesce(max(last), 0) FROM ${table}_by_quarter WHERE quarter ${how} ${quarter})`;
 }
 
 /**
- * Returns a condition that all rows of an ordered table with a time before `until` meet, so that their
- * numbers find them.
+ * Returns a condition on sequence numbers that all rows of an ordered table with a time before `until` meet. A query
+ * with this condition needs no index of times.
  */
 export function numberedBefore(counted: CountedTable, until: Date): string {
   const at = until.getTime();

@@ -1,4 +1,4 @@
-// The history in the file history.db (SQLite), the database of a broker that is started without --database-url.
+// Stores the history in the file history.db (SQLite), for a broker that is started without --database-url.
 import { closeSync, openSync } from 'node:fs';
 import { backup, DatabaseSync, type StatementSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
@@ -40,10 +40,10 @@ export class SqliteDatabase implements Database {
     this.#reader = new HistoryReader(file);
   }
 
-  /** A file always answers. */
+  /** Never calls the listener, because a file always answers. */
   onUnavailable(): void {}
 
-  /** A file always answers. */
+  /** Does nothing, because a file always answers. */
   stopWaiting(): void {}
 
   readonly writer: Writer = {

@@ -22,7 +22,7 @@ export class HistoryReader {
     this.#file = file;
   }
 
-  /** Runs all queries on one state of the database, which includes every write that resolved before. */
+  /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */
   async read(queries: readonly Query[]): Promise<Row[][]> {
     if (this.#closed) throw new Error('history.db is closed');
     this.#thread ??= this.#start();

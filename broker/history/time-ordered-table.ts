@@ -1,5 +1,5 @@
-// A history table whose sequence numbers follow the time of the rows,
-// so that a time is found without an index.
+// A history table whose sequence numbers follow the time of the rows, so that the rows of a time are found without an
+// index.
 
 import type { Route } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
@@ -38,8 +38,8 @@ export class OrderedTable {
   }
 
   /**
-   * Applies the migration `steps`, of which the first is step 3 since version 0.1.0. Deletes rows older than `keepMs`, and the
-   * oldest rows beyond `keepRows`.
+   * Applies the migration `steps`. The first of them has the number 3, because version 0.1.0 had three steps. Deletes
+   * rows older than `keepMs`, and the oldest rows beyond `keepRows`.
    */
   static async open(
     history: History,
@@ -115,7 +115,7 @@ export class OrderedTable {
   }
 }
 
-/** Returns a sequence number below that of every row with time `at` or later. */
+/** Returns a number below the sequence numbers of all rows with time `at` or later. */
 function sequenceBefore(at: Date): number {
   return at.getTime() * sequencesPerMs - 1;
 }

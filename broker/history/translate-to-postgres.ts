@@ -38,7 +38,7 @@ export function stepToPostgres(step: string): string {
     .join(';\n');
 }
 
-/** Replaces the types of columns: SQLite compares text by its bytes, and its integers have 64 bits. */
+/** Replaces the types of columns, because SQLite compares text by its bytes and has integers of 64 bits. */
 function typesOf(sql: string): string {
   return toPostgres(sql)
     .replace(/\bINTEGER AS (\(.*?\))(?=,|$)/g, 'BIGINT GENERATED ALWAYS AS (CAST($1 AS INTEGER)) STORED')

@@ -3,13 +3,14 @@
 import type { Schedule } from '../state/in-memory-state.ts';
 import type { Timetable } from './due-times.ts';
 
+/** The data for a decision. Times are milliseconds since 1970. */
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
   timetable: Timetable;
   /** Every time up to this one has run, or is recorded as skipped or missed. */
   settledUntil: number;
   now: number;
-  /** When the broker started. At earlier times it was down. */
+  /** Time when the broker started. It was down before that. */
   started: number;
   jump: ClockJump | undefined;
 }

@@ -16,7 +16,8 @@ export class ClockWatch {
   #comparedAt = now();
   #skew = now() - monotonic();
   /**
-   * A jump forward less than a minute ago. `ahead` is the distance from the previous clock in milliseconds.
+   * A jump forward less than a minute ago. `ahead` is the number of milliseconds by which the clock was set forward,
+   * and `since` the monotonic time of the jump.
    */
   #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 

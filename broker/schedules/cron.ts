@@ -1,5 +1,5 @@
-// Cron expressions: checks them strictly, finds the next match of a wall time (as if in UTC),
-// and describes them in words.
+// Checks cron expressions strictly, finds their next match after a wall time (in milliseconds, as if in UTC), and
+// describes them in words.
 import { Cron as Pattern } from 'croner';
 import cronstrue from 'cronstrue';
 import { AppError } from '../../shared/errors.ts';
@@ -36,7 +36,7 @@ const nicknames: ReadonlyMap<string, string> = new Map([
 ]);
 
 const fiveFields = 'minute, hour, day of month, month, day of week';
-/** Longest expression in characters. It suffices to list every minute and second. */
+/** Maximum number of characters of an expression. That is enough to list every minute and second. */
 const longest = 512;
 
 /** Makes a validation_failed error about one field of a request. */

@@ -1,5 +1,5 @@
-// The due times of a cron expression in a time zone. In changes of daylight saving time it follows crontab's
-// rule.
+// Computes the due times of a cron expression in a time zone. At changes of daylight saving time, the due times follow
+// crontab's rule.
 import { assertCron, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 

@@ -27,7 +27,7 @@ const defaults = {
   ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
 };
 const detailedTimes = 5;
-/** Milliseconds that a linked agent has to accept a command. */
+/** Milliseconds to wait until a linked agent accepts a command. */
 const acceptMs = 10_000;
 
 export class Schedules {
@@ -185,7 +185,9 @@ export class Schedules {
     throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
-  /** True if a key may see a schedule: its own, or one that runs on a machine of the key. */
+  /**
+   * True if a key may see a schedule: it owns the schedule, which has tags, or it may use a machine of the schedule.
+   */
   #isSeen(schedule: Schedule, caller: Caller): boolean {
     const { machinesOf } = this.#context;
     const isOwn = schedule.tags !== null && schedule.requested_by === caller.key_id;
@@ -208,8 +210,9 @@ export class Schedules {
   }
 
   /**
-   * Throws conflict if the key of a schedule with tags is revoked or expired, and the request does not say both where and
-   * what the schedule runs with the rights of its own key. Such a schedule may be disabled.
+   * Throws conflict if the key of a schedule with tags is revoked or expired, unless the request sets both the machines
+   * and the command, so that the schedule gets the request's key. A request may also disable the schedule, or change a
+   * disabled one, if it does not change where or what the schedule runs.
    */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
@@ -293,7 +296,7 @@ function assertMayExecute({ may }: Rights): void {
   throw new AppError('forbidden', message, { required_scope });
 }
 
-/** Fields with which a key could expose the environment, because a command can print it. */
+/** Fields with which a key could expose the environment, because a command can print its environment. */
 const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
 /** True if a request changes where or what a schedule runs. */
@@ -338,7 +341,8 @@ function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Sche
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // With tags, the rights decide on which machines the schedule runs. A new cron must not add machines.
+    // With tags, the rights of `requested_by` decide on which machines the schedule runs. A new cron must not add
+    // machines.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

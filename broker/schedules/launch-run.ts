@@ -51,7 +51,7 @@ export class Launcher {
   readonly #started = monotonic();
   /** Ids of the runs that had not ended when an earlier broker process stopped. */
   readonly #leftOpen: Set<string>;
-  /** When this broker became the owner of a machine. */
+  /** Monotonic time when this broker became the owner of a machine, by machine. */
   readonly #adoptedAt = new Map<string, number>();
   readonly #linkedAt = new Map<string, number>();
 
@@ -177,7 +177,10 @@ export class Launcher {
   }
 }
 
-/** What the saved command of a schedule became, or why its parameters do not fit; used until `until` on the monotonic clock. */
+/**
+ * The saved command of a schedule with its parameters filled in, or the error if they do not fit. It is used until
+ * `until`, a monotonic time.
+ */
 interface FilledIn {
   saved: SavedCommand;
   result: CommandParams | AppError;
@@ -186,8 +189,8 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which a filled-in command is used: for all machines of one due time, but not for ever, because a pattern
- * may have been too slow only on a busy computer.
+ * Milliseconds for which a filled-in command is used, long enough for all machines of one due time. An error must not
+ * last longer, because a pattern may have been too slow only while the computer was busy.
  */
 const filledInMs = 10_000;
 
@@ -212,7 +215,10 @@ function resultOf(make: () => CommandParams): CommandParams | AppError {
   }
 }
 
-/** Returns what a run of a schedule starts. Throws validation_failed if its parameters do not fit its saved command. */
+/**
+ * Returns the parameters of the command that a run of a schedule starts. Throws validation_failed if the values of the
+ * schedule do not fit its saved command.
+ */
 export function paramsOf(schedule: Schedule, declared: Pick<Declared, 'saved_commands'>): CommandParams {
   const { command, saved_command_id, user, cwd, env, timeout } = schedule;
   const saved = saved_command_id && fillIn(schedule, findSavedCommand(saved_command_id, declared));

@@ -10,19 +10,18 @@ import type { Launcher, ScheduleContext } from './launch-run.ts';
 import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
 import type { Tracked, TrackedSchedules } from './tracked-schedules.ts';
 
-/** Longest wait between two checks of the clock. It is short because the clock can be set at any time. */
+/**
+ * Longest wait in milliseconds between two checks of the clock. It is short because the clock can be set at any time.
+ */
 const longestWaitMs = 1_000;
 /** Maximum number of schedules that are checked together, in one transaction. */
 const atOnce = 32;
-/** Maximum number of schedules far behind that are checked together. Each of them may write many rows. */
+/** Maximum number of schedules that are checked together if they are far behind. Each of them may write many rows. */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
 /** Maximum number of rows in succession for missed times of one schedule. All further times share one more row. */
 const mostMissed = 1000;
-/**
- * Maximum number of rows for missed times of all schedules, for one start of the broker or one change of the
- * clock.
- */
+/** Maximum number of rows for missed times of all schedules, after a start of the broker or a change of the clock. */
 const mostMissedInAll = 20_000;
 /** The times that share a row are counted only up to this number. */
 const mostCounted = 200;
@@ -204,7 +203,7 @@ export class DueTimes {
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);
     if (most <= 0) return this.#recordRest(tracked, timetable, until);
     const passed = timetable.times(settledUntil, most, until);
-    // The number is subtracted before the wait, because other schedules use the same number.
+    // The number is subtracted before the read, because checks of other schedules change it at the same time.
     this.#missedRowsLeft -= passed.length;
     const ran = await this.#context.records.ran(
       [schedule.id],
@@ -219,7 +218,7 @@ export class DueTimes {
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** Stores one row for all these due times. Its time is the last of them that did not run. */
+  /** Stores one row for all these due times. The time of the row is the last due time that did not run. */
   async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
@@ -250,7 +249,10 @@ export class DueTimes {
   }
 }
 
-/** The machine whose runs count: with tags each machine runs for itself. Otherwise the machine may have changed. */
+/**
+ * Returns the machine whose runs count, if the schedule has tags. Without tags, the runs on all machines count, because
+ * the machine of the schedule may have changed.
+ */
 function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;
 }

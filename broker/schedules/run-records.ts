@@ -1,5 +1,5 @@
-// Runs of schedules in history.db: a row for each due time and each manual run,
-// and a progress mark for each schedule.
+// Stores the runs of schedules in the history: a row for each due time and each manual run, and a progress mark for
+// each schedule on each machine.
 
 import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -23,7 +23,7 @@ type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];
 type Times = 'scheduled_for' | 'started_at' | 'finished_at';
 
-/** A run as history stores it; times are in milliseconds. */
+/** A run as history stores it. Times are in milliseconds since 1970. */
 export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   id: RunId;
   machine_id: MachineId;
@@ -62,7 +62,7 @@ interface RecordContext {
 export class ScheduleRecords {
   readonly #context: RecordContext;
   readonly #history: History;
-  /** Called when the end of a schedule's command is on disk. */
+  /** Is called when the end of a schedule's command is on disk. */
   onEnd: (run: ScheduleRun) => void = () => {};
   readonly #watchers = new Set<(run: ScheduleRun) => void>();
 
@@ -71,7 +71,7 @@ export class ScheduleRecords {
     this.#history = context.history;
   }
 
-  /** Opens the tables. Deletes runs that were decided longer than `keepMs` ago. */
+  /** Opens the tables. Deletes runs that were decided more than `keepMs` milliseconds ago. */
   static async open(context: RecordContext, keepMs: number): Promise<ScheduleRecords> {
     const { history } = context;
     // Version 0.1.0 created these tables in two steps.
@@ -84,7 +84,8 @@ export class ScheduleRecords {
 
   /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
-    // A run by hand may be on a machine of another broker, as a part of a batch.
+    // A run by hand may be on a machine of another broker, as a part of a batch. Only the mark of a due time needs the
+    // owner.
     const { schedule_id, machine_id, scheduled_for: at } = run;
     // The row may replace an older one. After the clock was set back, a row for the same time may exist, although
     // its run did not take place.
@@ -112,10 +113,7 @@ export class ScheduleRecords {
     for (const watcher of this.#watchers) watcher(run);
   }
 
-  /**
-   * Returns the last run of each of these schedules on each machine. Counts runs that ended by themselves, and runs
-   * that should have taken place.
-   */
+  /** Returns the last ended run for each schedule and machine in `on`. Skipped and cancelled runs do not count. */
   async lastOutcomes(on: readonly { schedule_id: string; machine_id: string }[]): Promise<ScheduleRun[]> {
     const sql = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND machine_id = ?
       AND finished_at IS NOT NULL AND status NOT IN ('skipped', 'cancelled')
@@ -143,7 +141,7 @@ export class ScheduleRecords {
     });
   };
 
-  /** Returns the times up to which schedules are settled. Deletes the marks of all other schedules. */
+  /** Returns the marks of these schedules, and deletes the marks of all other schedules. */
   async marks(scheduleIds: readonly string[]): Promise<Mark[]> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
     const rows = await this.#history.write((transaction) => {
@@ -153,14 +151,14 @@ export class ScheduleRecords {
     return rows.map(toMark);
   }
 
-  /** Returns the times up to which these schedules are settled. */
+  /** Returns the marks of these schedules. */
   async marksOf(scheduleIds: readonly string[]): Promise<Mark[]> {
     const some = 'schedule_id IN (SELECT value FROM json_each(?))';
     const sql = `SELECT schedule_id, machine_id, at FROM schedule_marks WHERE ${some}`;
     return (await this.#history.all(sql, JSON.stringify(scheduleIds))).map(toMark);
   }
 
-  /** Stores up to which time schedules are settled on machines that have just got the schedules' tags. */
+  /** Stores marks for machines that have just got the tags of a schedule. */
   async mark(marks: readonly Mark[]): Promise<void> {
     for (let from = 0; from < marks.length; from += marksAtOnce) {
       await this.#history.write((transaction) => {

@@ -1,4 +1,5 @@
-// The schedules that are declared now. For each of their machines, stores up to which time the schedule is settled.
+// Tracks the declared schedules on each of their machines: up to which time a schedule is settled, and when it is due
+// next.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -34,7 +35,7 @@ export interface Tracked {
 export class TrackedSchedules {
   readonly #context: ScheduleContext;
   readonly #log: Logger;
-  /** Called when a time may be due earlier than before. */
+  /** Is called when a time may be due earlier than before. */
   onChange = (): void => {};
   readonly #bySchedule = new Map<string, Map<string, Tracked>>();
   readonly #timetables = new WeakMap<Schedule, Timetable | null>();
@@ -59,7 +60,10 @@ export class TrackedSchedules {
     for (const some of this.#bySchedule.values()) yield* some.values();
   }
 
-  /** Returns the schedule of a run on the machine of the run. The schedule may have another machine by now. */
+  /**
+   * Returns the entry of a run's schedule. With tags, it is the entry of the run's machine. Without tags, it is the
+   * schedule's only entry, whose machine may have changed since the run.
+   */
   of({ schedule_id, machine_id }: { schedule_id: string; machine_id: string }): Tracked | undefined {
     const some = this.#bySchedule.get(schedule_id);
     const [only] = some?.values() ?? [];
@@ -206,7 +210,8 @@ export class TrackedSchedules {
 
   /**
    * Sets the time up to which a schedule is settled. A machine without a mark got the tags of the schedule just now, so
-   * earlier times do not count. Nor do times before `since`. A mark later than now was written while the clock was ahead.
+   * earlier times do not count. Times before `since` do not count either. A mark later than now was written while the
+   * clock was ahead.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;

@@ -12,13 +12,13 @@ import type { ClientPort, CloseReason } from './terminal-client.ts';
 
 export interface AttachParams {
   mode: Mode;
-  /** First byte of output that the client wants; the default is the last 256 KiB. */
+  /** Offset of the first byte of output that the client wants. By default the client gets the last 256 KiB. */
   offset?: number | undefined;
 }
 
 /** Milliseconds after which a client without a connection is detached. */
 export const unusedMs = 30_000;
-/** Milliseconds that a client has to read the rest of the output after the end of the session. */
+/** Milliseconds that a client may take to read the rest of the output after the end of the session. */
 const drainMs = 30_000;
 
 /**
@@ -72,7 +72,7 @@ export function recordDetached(
 export class Attachment {
   readonly attached: Attached;
   readonly session: OpenSession;
-  /** First byte of output that the client wants. */
+  /** Offset of the first byte of output that the client wants. */
   readonly offset: number | undefined;
   readonly #client: Pick<Caller, 'address' | 'login_id'>;
   readonly #context: SessionContext;
@@ -106,8 +106,8 @@ export class Attachment {
   }
 
   /**
-   * Starts the timeout for the connection, and watches the rights of the key. Call begin() when the client is
-   * on disk.
+   * Starts the timeout for the connection, and watches the rights of the key. Call begin() when the record of the
+   * client is on disk.
    */
   begin(): void {
     const { key_id } = this.attached;

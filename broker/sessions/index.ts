@@ -1,4 +1,4 @@
-// Sessions: the REST handlers, and the entry points for terminal clients over WebSocket and gRPC.
+// REST handlers of sessions, and entry points for terminal clients over WebSocket and gRPC.
 import { hash } from 'node:crypto';
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
@@ -25,7 +25,7 @@ interface SessionSettings {
 
 type Routes = typeof routes;
 
-/** Milliseconds that create and end wait for the machine. */
+/** Milliseconds that the handlers `create` and `end` wait for the machine. */
 const answerMs = 10_000;
 
 export class Sessions {
@@ -138,10 +138,7 @@ export class Sessions {
     return sessions;
   }
 
-  /**
-   * Finds the machine of a session: `open` that of a session in memory, `stored` that of a session in the
-   * history.
-   */
+  /** Finds the machine of a session: `open` for a session in memory, `stored` for a session in the history. */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#context.sessions.get(id)?.record.machine_id,
     stored: async (id: string): Promise<MachineId | undefined> =>
@@ -170,7 +167,7 @@ export class Sessions {
     });
   }
 
-  /** Detaches every client and ends every wait. The terminals on the machines go on. */
+  /** Detaches every client and ends every wait. The terminals on the machines keep running. */
   async stop(): Promise<void> {
     for (const stop of this.#stops) stop();
     this.#stopping.abort();
@@ -219,8 +216,8 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to disk. The session counts toward the machine's limit while it is being written.
-   * Throws if the machine cannot have another one.
+   * Writes a new session to disk. The session counts toward the machine's limit while it is being written. Throws if
+   * the machine cannot have another session.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;

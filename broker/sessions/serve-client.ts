@@ -20,7 +20,7 @@ import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;
-  /** First byte of output that the client wants. If it is undefined, the agent decides. */
+  /** Offset of the first byte of output that the client wants. If it is undefined, the agent decides. */
   readonly offset: number | undefined;
   /** Writes an action of the client to the audit log. */
   audit(action: string, result: string): void;
@@ -32,7 +32,7 @@ const auditMs = 60_000;
 const mostUnreceived = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
-/** Milliseconds before a call that a linked agent refused is tried again. */
+/** If a linked agent refuses a call, the call is tried again after this number of milliseconds. */
 const retryMs = 1_000;
 
 /** Errors of an agent whose terminal has ended and has no output left. */
@@ -211,8 +211,8 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes that are being sent. It does not wait for the client, so that a slow client is closed
-   * because it fell behind. It waits only above `mostUntaken`, because many notices could fill the memory.
+   * Counts bytes that are being sent. It does not wait for the client, so that a slow client falls behind and is
+   * closed. It waits only above `mostUnreceived` bytes, because many notices could fill the memory.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;
@@ -250,9 +250,7 @@ export function endOf({ record: { exit_code, signal, reason } }: OpenSession): C
  * some.
  */
 const mostUnacknowledged = 64 * 1024;
-/**
- * Largest piece of input in bytes. The agent is also sent an acknowledgement after this many bytes of output.
- */
+/** Largest piece of input in bytes. The agent also gets an acknowledgement after this number of bytes of output. */
 const pieceBytes = 32 * 1024;
 
 /** The position at which a call begins, as reported by the agent. */

@@ -1,4 +1,4 @@
-// Tables of sessions in history.db: a row for each session, and a row for each client while it is attached.
+// Stores sessions in two tables of the history: a row for each session, and a row for each client while it is attached.
 
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
@@ -11,7 +11,7 @@ type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period
 export type Status = Detail['status'];
 export type Mode = Detail['attached_clients'][number]['mode'];
 
-/** A session as the broker stores it; times are in milliseconds. The fields are the columns of the table. */
+/** A session as the broker stores it. Times are in milliseconds since 1970. The fields are the columns of the table. */
 export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_count' | 'attached_clients'> {
   id: SessionId;
   machine_id: MachineId;
@@ -72,7 +72,7 @@ export class SessionRecords {
     this.#history = history;
   }
 
-  /** Deletes sessions that ended longer than `keepMs` ago. */
+  /** Creates the tables. Sessions are deleted `keepMs` milliseconds after their end. */
   static async open(history: History, keepMs: number): Promise<SessionRecords> {
     await history.migrate('sessions', tables);
     history.retain({ table: 'sessions', column: 'ended_at', keepMs, where: 'ended_at IS NOT NULL' });
@@ -84,7 +84,7 @@ export class SessionRecords {
     transaction.put('sessions', 'id', { ...session, ending: Number(session.ending) });
   }
 
-  /** Throws session_not_found. */
+  /** Finds a session. Throws session_not_found. */
   async get(session_id: string): Promise<Session> {
     const session = await this.find(session_id);
     if (session) return session;
@@ -96,7 +96,7 @@ export class SessionRecords {
     return row && sessionOf(row);
   }
 
-  /** Sessions that have not ended, oldest first: all of them, or those on some machines. */
+  /** Returns the sessions that have not ended, oldest first: all of them, or those on some machines. */
   async open(machineIds?: readonly string[]): Promise<Session[]> {
     const [where, values] = allOf([['ended_at IS NULL'], reachableOnly(machineIds)]);
     const text = `SELECT ${columns} FROM sessions WHERE ${where} ORDER BY created_at, rowid`;
@@ -111,7 +111,7 @@ export class SessionRecords {
     transaction.run('DELETE FROM session_clients WHERE client_id = ?', clientId);
   }
 
-  /** Clients that were still attached when another broker process stopped: all, or those on some machines. */
+  /** Returns the clients that were attached when another broker process stopped: all, or those on some machines. */
   async attached(machineIds?: readonly string[]): Promise<Attached[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const ofThese = `session_id IN (SELECT id FROM sessions WHERE ${where})`;

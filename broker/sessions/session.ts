@@ -1,4 +1,4 @@
-// A session that is open, or whose clients still read its last output. Writes each change of state with its
+// A session that is open, or whose clients still read its last output. It writes each change of its state with an
 // event, and supervises the terminal on the agent.
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
@@ -52,11 +52,11 @@ const rewriteMs = 5_000;
 /** Milliseconds between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
 /**
- * Milliseconds that the agent has to report the exit after the end of a session was requested. After that the
- * broker ends the session.
+ * Milliseconds to wait for the agent's report of the exit after the end of a session was requested. Then the broker
+ * ends the session.
  */
 const overdueMs = 15_000;
-/** Milliseconds until a call is repeated that a linked agent did not answer. */
+/** If a linked agent does not answer a call, the call is repeated after this number of milliseconds. */
 const retryMs = 1_000;
 
 export class OpenSession {
@@ -137,7 +137,7 @@ export class OpenSession {
     if (link && !this.link && !this.ended) this.#supervise(link);
   }
 
-  /** Handles the loss of the link to the agent, which leaves the terminal open for the grace period. */
+  /** Handles the loss of the link to the agent. The agent leaves the terminal open for the grace period. */
   awaitLink(): void {
     this.link = undefined;
     this.changed.wake();
@@ -192,7 +192,9 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** Stops all work on the session, because another broker owns its machine. Its clients attach again there. */
+  /**
+   * Stops all work on the session, because another broker owns its machine. Its clients attach again at that broker.
+   */
   drop(): void {
     this.ended = true;
     this.link = undefined;
@@ -202,7 +204,7 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** Removes a session that is over and has no clients left: from memory and from its agent. */
+  /** If the session is over and has no clients any more, removes it from memory and from its agent. */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;

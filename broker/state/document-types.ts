@@ -30,7 +30,7 @@ const machine = z.strictObject({
   public_key: z.string(),
   join_token_id: joinTokenId,
   created_at: z.string(),
-  /** The only version that upgrades may install. Absent: any. */
+  /** The only version that upgrades may install. If it is absent, they may install any version. */
   agent_pin: z.string().optional(),
   /** Present if upgrades skip the machine. */
   agent_hold: z.literal(true).optional(),
@@ -67,7 +67,9 @@ const login = z.strictObject({
   confirmed_at: z.string(),
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
-  /** Time when the secret that the login was made with ends; absent unless that secret was replaced. */
+  /**
+   * Time when the secret ends with which the login was made. It is present only if that secret of the key was replaced.
+   */
   secret_until: z.string().optional(),
 });
 export type Login = z.output<typeof login>;
@@ -120,10 +122,13 @@ const schedule = z.strictObject({
   id: scheduleId,
   name: z.string(),
   description: z.string().nullable(),
-  /** The machine, or null and the tags that the machines must all have. Older files have no tags. */
+  /**
+   * The machine of the schedule. If it is null, the schedule is for all machines that have all of `tags`. Older files
+   * have no tags.
+   */
   machine_id: machineId.nullable(),
   tags: tags.nullable().default(null),
-  /** The shell line, or null and the saved command with the values of its parameters. */
+  /** The shell line to run. If it is null, the schedule runs the saved command with the values in `parameters`. */
   command: z.string().nullable(),
   saved_command_id: savedCommandId.nullable().default(null),
   parameters: z.record(z.string(), parameterValue).nullable().default(null),
@@ -157,7 +162,9 @@ const webhook = z.strictObject({
   events: z.array(z.string()),
   /** The encrypted secret (deliveries/secret-vault.ts). */
   secret: z.string().nullable(),
-  /** True if the user has enabled the webhook. The history has whether it has failed too often since then. */
+  /**
+   * True if the user has enabled the webhook. The history records whether the webhook has failed too often since then.
+   */
   enabled: z.boolean(),
   /** Number of times that the webhook was enabled. Failures before the last time do not count. */
   armed: z.int(),
@@ -236,7 +243,7 @@ export type MaintenanceWindow = z.output<typeof maintenanceWindow>;
 /** Version of the format. Version 1, written by 0.1.0, is the same without a checksum. */
 export const version = 2;
 const file = z.strictObject({
-  /** Checksum of the text (see state-file.ts); removed when the file is read. */
+  /** Checksum of the text (see serialize-state.ts). It is left out when the file is read. */
   checksum: z.string().optional(),
   version: z.literal([1, version]),
   install_id: z.string(),
@@ -253,7 +260,7 @@ const file = z.strictObject({
   alert_rules: z.array(alertRule).default([]),
   alert_channels: z.array(alertChannel).default([]),
   maintenance_windows: z.array(maintenanceWindow).default([]),
-  /** Absent in files of brokers without saved commands. */
+  /** The field is absent in files of older brokers, which had no saved commands. */
   saved_commands: z.array(savedCommand).default([]),
   outbox: z.array(
     z.custom<OutboxEntry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success),

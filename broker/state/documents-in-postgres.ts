@@ -1,5 +1,5 @@
-// The declared documents in PostgreSQL, a row each, committed in one transaction with their entries for history. Each
-// broker has a copy in memory, and reads what others have changed before it changes anything.
+// Stores the declared documents in PostgreSQL, one row per document, and commits them together with their entries for
+// history. Each broker has a copy in memory. It reads what other brokers have changed before it changes anything.
 import { randomBytes } from 'node:crypto';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
@@ -76,12 +76,12 @@ export class PostgresStore implements StateStore {
     if (Number(row?.generation) === this.#documents.generation) return current;
     const generation = Number(row?.generation);
     const newest = await this.#newest(current, generation, this.#history);
-    // What was committed after the first of these reads is read once more by the next refresh.
+    // Changes that were committed after the first of these reads are read once more by the next refresh.
     this.#documents = { ...this.#documents, generation };
     return newest;
   }
 
-  /** Returns the documents with what other brokers have changed since `current` was read. */
+  /** Returns the documents, including the changes that other brokers have made since `current` was read. */
   async #newest(current: Declared, reached: number, reader: RowReader): Promise<Declared> {
     const { install_id, generation } = this.#documents;
     const changed = await reader.all(
@@ -98,7 +98,7 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, current[name]];
       const all = new Map<string, object>(current[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // No id is used twice, so what was removed between the two reads stays removed.
+      // No id is used twice, so a document that was removed between the two reads stays removed.
       for (const id of gone) all.delete(id);
       return [name, all];
     });
@@ -132,7 +132,7 @@ async function missingFrom(current: Declared, reader: RowReader): Promise<Row[]>
   );
 }
 
-/** Stores what differs from `before`. */
+/** Stores the differences between `before` and `next`. */
 function write(before: Declared, next: Declared, generation: number, transaction: HistoryTransaction): void {
   for (const collection of names) {
     if (before[collection] === next[collection]) continue;

@@ -52,7 +52,7 @@ export class FileStore implements StateStore {
     return !this.#file.mayHoldFailed;
   }
 
-  /** A file always answers. */
+  /** Never calls the listener, because a file always answers. */
   onUnavailable(): void {}
 
   async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
@@ -61,7 +61,7 @@ export class FileStore implements StateStore {
     return next;
   }
 
-  /** No other broker can use the file. */
+  /** Returns `current`, because no other broker can use the file. */
   async refresh(current: Declared): Promise<Declared> {
     return current;
   }

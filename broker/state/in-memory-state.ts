@@ -1,5 +1,5 @@
-// The declared documents (machines, keys, schedules and so on), in memory and in a store. Changes are
-// committed in groups.
+// Provides the declared documents (machines, keys, schedules and so on) from memory, and commits changes to a store in
+// groups.
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
@@ -134,7 +134,10 @@ export class State implements Declared {
     await this.#store.close();
   }
 
-  /** Rejects the changes and the refresh behind the running commit, which ends only when the store answers again. */
+  /**
+   * Rejects the changes and the refresh that wait for the running commit. That commit ends only when the store answers
+   * again.
+   */
   #rejectWaiting(): void {
     const rejects = this.#queue.map((member) => member.reject);
     if (this.#refreshing) rejects.push(this.#refreshing.reject);
@@ -149,7 +152,7 @@ export class State implements Declared {
       this.#queue = [];
       const refreshing = this.#refreshing;
       this.#refreshing = undefined;
-      // A change reads what others have changed too.
+      // A commit also reads what other brokers have changed, so it does the work of a refresh.
       const run = refreshing && group.length === 0 ? this.#refresh() : this.#commit(group);
       await run.then(refreshing?.resolve, (error: unknown) => {
         for (const member of group) member.reject(error);
@@ -215,8 +218,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction, and adds the function that resolves the promise of its caller to `done`. An
- * edit that throws is undone and rejected; the other edits go on.
+ * Runs each edit in its own transaction. Adds to `done` the functions that resolve the callers' promises. An edit that
+ * throws is undone and rejected; the other edits are made.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;
@@ -235,8 +238,8 @@ function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]
 }
 
 /**
- * Edits the documents. Replace a document and never change its object, because the committed state refers to
- * the same object.
+ * Edits the documents. To change a document, put a new object. Never change the old object, because the committed state
+ * refers to it.
  */
 export class StateTransaction implements Journal {
   /**

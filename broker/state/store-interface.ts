@@ -6,7 +6,7 @@ import type { Declared, Documents } from './document-types.ts';
 /** Writes the outbox to the history. It may be called a second time with the same entries. */
 export type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
-/** What changes leave: the documents after them, and their entries for history. */
+/** The result of a group of changes: the new documents, and the entries for history. */
 export interface Edited {
   next: Declared;
   entries: readonly OutboxEntry[];
@@ -17,13 +17,13 @@ export interface StateStore {
   readonly documents: Documents;
   /** False if it is possible that a failed change is still stored. finish() undoes it. */
   readonly isUndone: boolean;
-  /** False while the store does not answer: changes that begin meanwhile reject at once. */
+  /** False while the store does not answer. Changes that begin then reject at once. */
   readonly isReady: boolean;
   /** Calls `listener` each time the store stops answering. */
   onUnavailable(listener: () => void): void;
   /**
-   * Calls `edit` once with the newest documents, and stores what it changes. Resolves with the documents as they are
-   * then. `current` are the documents that were returned last.
+   * Calls `edit` once with the newest documents, and stores its changes. Resolves with the documents after these
+   * changes. `current` are the documents that change() or refresh() last returned.
    */
   change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared>;
   /** Returns the newest documents: `current` itself unless another broker has changed some. */

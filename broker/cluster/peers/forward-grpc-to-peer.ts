@@ -17,7 +17,7 @@ const options = {
   'grpc.ssl_target_name_override': peerName,
   'grpc.default_authority': peerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Disabling retries saves grpc-js a copy of every chunk, and no request can start a command twice.
+  // With retries disabled, grpc-js does not copy every chunk, and no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc.enable_channelz': 0,
@@ -29,7 +29,7 @@ const options = {
   'grpc.keepalive_timeout_ms': 5_000,
 };
 
-/** The machine on which a call of another broker writes files. */
+/** Name of the header with the id of the machine on which a call of another broker writes files. */
 export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */
@@ -52,7 +52,7 @@ export class PeerCalls {
     for (const [call, brokerId] of this.#calls) if (this.#owners.hasEnded(brokerId)) call.cancel();
   }
 
-  /** Uses a newer certificate for new connections. Calls over the old connections go on. */
+  /** Uses a newer certificate for new connections. Calls over the old connections continue. */
   renew(leaf: PeerLeaf): void {
     this.#leaf = leaf;
     this.close();
@@ -64,7 +64,7 @@ export class PeerCalls {
     this.#clients.clear();
   }
 
-  /** Starts a call of any kind: on the wire, all kinds are streams of messages both ways. */
+  /** Starts a unary or streaming call. On the wire, every call is a stream of messages in both directions. */
   call<Request>(
     peer: Peer,
     { path, requestSerialize }: Pick<MethodDefinition<Request, unknown>, 'path' | 'requestSerialize'>,

@@ -16,7 +16,9 @@ import type { Owners, Peer } from './owner-lookup.ts';
 
 /** A request to be forwarded, and the parts of it that this broker has read already. */
 export interface Forwarded {
-  /** The authenticated client. Undefined for a terminal, because the owner of the machine checks its ticket. */
+  /**
+   * The authenticated client; undefined for a terminal, because the owner of the machine checks the terminal's ticket.
+   */
   client?: DescribedClient;
   requestId: string;
   /** The whole body, if this broker had to read it to find the machine. */
@@ -26,11 +28,11 @@ export interface Forwarded {
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
 /**
- * Number of idle connections to each broker. A request without an idle connection waits some 2 ms for a
+ * Maximum number of idle connections to each broker. A request that finds no idle connection waits some 2 ms for a
  * handshake.
  */
 const idleConnections = 64;
-/** Headers about one connection (RFC 9110 section 7.6.1). */
+/** Headers about a single connection, which are not forwarded (RFC 9110 section 7.6.1). */
 const hopByHop = [
   'connection',
   'keep-alive',
@@ -56,7 +58,7 @@ export class PeerClient {
     this.#agent = agentWith(leaf);
   }
 
-  /** Ends the requests to brokers whose lease is over: they are frozen, and never answer. */
+  /** Ends the requests to brokers whose lease is over, because a frozen broker would never answer. */
   endLost(): void {
     for (const [one, brokerId] of this.#open)
       if (this.#owners.hasEnded(brokerId)) one.destroy(new Error('the lease of the broker is over'));
@@ -79,7 +81,8 @@ export class PeerClient {
 
   /**
    * Streams a request to the peer and its answer back, each at the pace of its reader. If the client leaves, the
-   * request is aborted at the peer. If the peer fails, throws unavailable, or cuts the client if the answer has begun.
+   * request is aborted at the peer. If the peer fails before its answer begins, throws unavailable. If it fails later,
+   * closes the client's connection.
    */
   async forward(
     peer: Peer,
@@ -118,8 +121,8 @@ export class PeerClient {
   }
 
   /**
-   * Sends a GET request of a client to the peer. Resolves with the answer's body. When the signal fires, the body fails.
-   * Throws unavailable.
+   * Sends a GET request of a client to the peer. Resolves with the answer's body. When the caller's signal fires, the
+   * body fails. Throws unavailable if there is no answer with status 200.
    */
   async get(peer: Peer, path: string, caller: Caller): Promise<IncomingMessage> {
     const { request_id, signal } = caller;
@@ -142,8 +145,9 @@ export class PeerClient {
   }
 
   /**
-   * Opens the WebSocket of a request at the peer and joins both connections. Resolves with true once it is open, with
-   * false once the peer's refusal is sent. Throws unavailable.
+   * Opens the WebSocket of a request at the peer and joins both connections. Resolves with true once the WebSocket is
+   * open. If the peer refuses, sends its answer to the client and resolves with false. Throws unavailable if the peer
+   * does not answer.
    */
   upgrade(
     peer: Peer,
@@ -204,8 +208,8 @@ function agentWith(leaf: PeerLeaf): Agent {
 }
 
 /**
- * Returns the headers for the peer: those of the request that are not about the connection, and the
- * description of the client.
+ * Returns the headers for the peer: the request's headers that are not about its connection, and the header that
+ * describes the client.
  */
 function headersOf(request: IncomingMessage, { client, requestId, body }: Forwarded): OutgoingHttpHeaders {
   const { headers } = request;
@@ -267,7 +271,7 @@ function headOf({ statusCode, statusMessage, rawHeaders }: IncomingMessage, last
   return `${lines.join('\r\n')}\r\n\r\n`;
 }
 
-/** Passes all bytes of two connections to each other. When one closes, the other does. */
+/** Passes all bytes of two connections to each other. When one closes, closes the other. */
 function join(near: Duplex, nearHead: Buffer, far: Duplex, farHead: Buffer): void {
   if (nearHead.length > 0) near.unshift(nearHead);
   if (farHead.length > 0) far.unshift(farHead);

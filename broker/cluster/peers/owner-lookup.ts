@@ -31,6 +31,8 @@ export interface OtherBrokers extends Pick<Owners, 'ownerElsewhere'> {
   get(peer: Peer, path: string, caller: Caller): Promise<unknown>;
   /** Follows a stream of another broker to its end. Throws unavailable. */
   events(peer: Peer, path: string, caller: Caller): AsyncGenerator<{ event: string; data: unknown }>;
-  /** Writes files on a machine of another broker; undefined for all other machines. */
+  /**
+   * Returns the calls that write files on a machine of another broker; undefined if no other broker owns the machine.
+   */
   writerOn(machineId: string, caller: Caller): FileWriter | undefined;
 }

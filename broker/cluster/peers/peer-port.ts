@@ -19,7 +19,7 @@ interface Refusal {
   reason: string;
 }
 
-/** Maximum number of calls of one broker at once. */
+/** Maximum number of gRPC calls in progress on one connection of a broker. */
 const mostCalls = 10_000;
 
 interface PeerPortOptions {
@@ -95,16 +95,16 @@ function grpcServer(): GrpcServer {
 }
 
 /**
- * True if the certificate of the peer is that of a broker. The authority also issues certificates to servers
- * and agents.
+ * True if the peer's certificate was issued to a broker. The same authority also issues certificates to servers and
+ * agents.
  */
 function isBroker(socket: TLSSocket): boolean {
   return socket.getPeerX509Certificate()?.checkHost(peerName, { subject: 'never' }) !== undefined;
 }
 
 /**
- * The connections of brokers. Node's own list of idle connections is empty for a server that does not listen, so
- * requests are counted here.
+ * The connections of brokers. Node's own list of idle connections is empty for a server that does not listen, so this
+ * class records which connections are busy.
  */
 class BrokerConnections {
   /** Open connections. The value is true while a request is in progress. */

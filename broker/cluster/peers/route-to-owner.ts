@@ -21,8 +21,8 @@ interface Services {
 }
 
 /**
- * Kinds of objects that belong to one machine, whose owner answers requests about them. A batch can have many
- * machines.
+ * Kinds of objects that belong to one machine. The owner of that machine answers requests about them. Batches are not
+ * among them, because a batch can have many machines.
  */
 const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run'];
 
@@ -30,7 +30,7 @@ const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run']
 export interface Elsewhere {
   forward(request: IncomingMessage, response: ServerResponse, forwarded: Forwarded): Promise<void>;
   upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, forwarded: Forwarded): Promise<boolean>;
-  /** Starts a gRPC call to the other broker. `headers`: the headers of the client's call. */
+  /** Starts a gRPC call to the other broker. `headers` are those of the client's call. */
   call<Request>(method: MethodOf<Request>, headers: Metadata, forwarded: Forwarded): PeerCall<Request>;
 }
 
@@ -52,8 +52,8 @@ export class Peers {
   }
 
   /**
-   * The same peers for the peer port. Requests about machines of other brokers are refused there, because a
-   * forwarded request is never forwarded again.
+   * A copy for the peer port, which refuses requests about machines of other brokers. A forwarded request is never
+   * forwarded again.
    */
   get atPeerPort(): Peers {
     return new Peers(this.#services);
@@ -82,15 +82,16 @@ export class Peers {
     return found?.machines?.[0];
   }
 
-  /**
-   * Returns the machine of an object that is unknown here, because another broker may just have created it.
-   */
+  /** Reads the newest documents and looks again, because another broker may just have created the object. */
   async #machineOfNew(noun: IdNoun, id: string): Promise<MachineId | undefined> {
     await this.#services.state.refresh();
     return this.#machineOf(noun, id);
   }
 
-  /** The machine that a request without a machine id is about: the only one that is registered. */
+  /**
+   * The machine that a request without a machine id is about: the only registered machine; undefined if there are none
+   * or several.
+   */
   get onlyMachine(): MachineId | undefined {
     const { machines } = this.#services.state;
     const [only] = machines.size === 1 ? machines.keys() : [];
@@ -106,7 +107,7 @@ export class Peers {
   }
 
   /**
-   * Returns how a request about this machine is sent to its owner; undefined if this broker answers the
+   * Returns the functions that send a request about this machine to its owner; undefined if this broker answers the
    * request.
    */
   elsewhere(machine: MachineId): Elsewhere | undefined {
@@ -123,7 +124,7 @@ export class Peers {
 }
 
 /**
- * The error for a forwarded request whose machine has got another owner, which the forwarding broker did not
+ * Returns functions that refuse a forwarded request. The machine has a new owner, which the forwarding broker did not
  * know yet.
  */
 function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
