@@ -17,7 +17,7 @@ type Served = Reply<Api['alerts']['get']>;
 type Times = 'created_at' | 'opened_at' | 'acknowledged_at' | 'repeated_at' | 'resolved_at';
 export type Reason = NonNullable<Served['reason']>;
 
-/** An alert as the history stores it; times are in milliseconds. */
+/** An alert as the history stores it; times are in milliseconds since 1970. */
 export interface Alert extends Omit<Served, Times> {
   id: AlertId;
   rule_id: RuleId;
@@ -30,7 +30,7 @@ export interface Alert extends Omit<Served, Times> {
   resolved_at: number | null;
 }
 
-/** What an alert is about, such as a machine. */
+/** The subject of an alert, such as a machine. */
 export interface Subject {
   /** Id of a machine, schedule or key, or the name of a certificate. */
   id: string;
@@ -56,7 +56,7 @@ const tables = [
   CREATE INDEX alerts_by_machine ON alerts (machine_id, created_at);
   CREATE INDEX alerts_by_status ON alerts (status, created_at);
   ${createCounts(counted)}`,
-  // A schedule with tags has an alert for each machine.
+  // A schedule with tags may have an open alert for each machine, so the index includes the machine.
   `DROP INDEX alerts_open;
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
 ];
@@ -88,8 +88,8 @@ export class AlertRecords {
   }
 
   /**
-   * Returns the alerts that are not resolved: all of them, or only alerts about these machines. Because of the plus
-   * sign, SQLite uses the index `alerts_open`.
+   * Returns the alerts that are not resolved: all of them, or only alerts about these machines. The plus sign in the
+   * SQL makes SQLite use the index `alerts_open`.
    */
   async unresolved(machineIds?: readonly string[]): Promise<Alert[]> {
     const [where, values] = allOf([['resolved_at IS NULL'], reachableOnly(machineIds)]);
@@ -188,7 +188,7 @@ export class AlertRecords {
     });
   }
 
-  /** Acknowledges an open alert. Returns the alert after that, or undefined if it does not exist. */
+  /** Acknowledges an open alert. Returns the changed alert, or undefined if it does not exist. */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?
       WHERE id = ? AND status = 'open' RETURNING ${columns}`;
@@ -237,7 +237,7 @@ export function toJson(alert: Alert): Served {
   };
 }
 
-/** Converts a row to an alert. The columns are those that create() wrote. */
+/** Converts a row to an alert. The row has the columns that create() wrote. */
 function fromRow(row: Row): Alert {
   return row as unknown as Alert;
 }

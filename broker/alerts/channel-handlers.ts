@@ -180,7 +180,7 @@ export class ChannelHandlers implements Routes {
     };
     assertSecretSent(before.type, old, { url, secret });
     const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
-    // A key that redirects alerts must be allowed to read them.
+    // If a caller changes the receiver of the alerts, the caller's key must be allowed to read the alerts.
     const moved = (url !== undefined && url !== old?.url) || params.to !== undefined;
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {

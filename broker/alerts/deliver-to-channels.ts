@@ -18,7 +18,7 @@ export interface Sealed {
   secret: string | null;
 }
 
-/** What is sent: the bytes of an event, and the same event as a message for people. */
+/** The content of a delivery: the bytes of an event, and the same event as a message for people. */
 interface Sendable {
   delivered: Delivered;
   message: Message;

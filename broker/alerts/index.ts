@@ -97,7 +97,7 @@ export class Alerts {
     this.#digest.stop();
   }
 
-  /** Ends the attempts in progress. */
+  /** Ends the attempts to deliver notifications that are in progress. */
   close(): Promise<void> {
     return this.queue.close();
   }

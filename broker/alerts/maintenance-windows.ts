@@ -1,5 +1,5 @@
-// Maintenance windows, during which alerts of some machines are held back. Has their REST handlers, and finds
-// the window of a machine.
+// Maintenance windows, during which alerts of some machines are held back. This file contains the REST handlers of
+// windows, and finds the window of a machine.
 import { maintenanceWindows as routes } from '../../shared/api/maintenance-windows.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import type { WindowId } from '../../shared/api/shared-schemas.ts';
@@ -24,8 +24,8 @@ interface ActiveWindow {
 export class Windows {
   readonly #state: State;
   /**
-   * The timetables of windows with a cron expression. The object of a window never changes: a changed window
-   * is a new object.
+   * The timetables of windows with a cron expression, by the object of the window. Such an object never changes,
+   * because a window that is edited becomes a new object.
    */
   readonly #timetables = new WeakMap<MaintenanceWindow, Timetable>();
 

@@ -19,7 +19,7 @@ interface Tracked {
   message: string;
   value: number | null;
   alert: Alert | undefined;
-  /** The state that the alert should get: pending, open, or resolved for this reason. */
+  /** The state that the alert should get. A Reason means: resolved for this reason. */
   target: 'pending' | 'open' | Reason;
   /** True while a step is being written. Steps of one alert are written one after another. */
   busy: boolean;
@@ -46,7 +46,7 @@ export class Monitor {
   readonly #tracked = new Map<string, Tracked>();
   /** The documents at the time of the last comparison. */
   #seen: Followed;
-  /** Stops following changes. Undefined if there are no rules, because changes are then not followed. */
+  /** Stops following changes. Is undefined if there are no rules, because changes are followed only for rules. */
   #unfollow: (() => void) | undefined;
   #stopExpiries = nothing;
   #stopWatching = nothing;
@@ -143,7 +143,7 @@ export class Monitor {
 
   // ---- What is followed
 
-  /** Compares the declared documents with those of the last comparison. */
+  /** Compares the declared documents with the documents at the last comparison. */
   #look(): void {
     const before = this.#seen;
     const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
@@ -235,7 +235,7 @@ export class Monitor {
       if (rule.enabled && rule.kind === 'schedule') this.#observe(rule, { id, machineId });
   }
 
-  /** Compares the condition of a rule with its alert. */
+  /** Checks whether the condition of a rule holds for a subject, and changes the alert if needed. */
   #observe(rule: AlertRule, subject: Subject): void {
     const key = keyOf(rule.id, subject);
     const known = this.#tracked.get(key);
@@ -276,8 +276,8 @@ export class Monitor {
   }
 
   /**
-   * Resolves an alert whose subject is no longer covered by its rule. Otherwise applies the changed rule to
-   * the alert.
+   * Resolves an alert if its rule no longer covers its subject. Otherwise applies the changed rule to the
+   * alert.
    */
   #refresh(tracked: Tracked, otherWindows: boolean): void {
     const rule = this.#state.alert_rules.get(tracked.rule.id);
@@ -340,7 +340,7 @@ export class Monitor {
     return true;
   }
 
-  /** Starts the timer of the next step: an alert that is held back opens, or an open alert is repeated. */
+  /** Starts the timer that opens an alert that is held back, or that repeats an open alert. */
   #armNext(tracked: Tracked, alert: Alert): void {
     tracked.cancelNext();
     tracked.cancelNext = nothing;

@@ -22,7 +22,7 @@ export interface DigestTimes {
    * are evaluated again.
    */
   startMs: number;
-  /** If the broker was down for more than this time in milliseconds, that is reported. */
+  /** A time without the broker is reported if it was longer than this, in milliseconds. */
   downMs: number;
 }
 
@@ -42,7 +42,7 @@ interface DigestServices {
   receivers: ChannelReceivers;
   store: DeliveryStore;
   queue: DeliveryQueue<AlertChannel>;
-  /** Undefined with a single broker. */
+  /** Is undefined if there is a single broker. */
   cluster: unknown;
 }
 
@@ -68,7 +68,7 @@ export class Digest {
   readonly #times: DigestTimes;
   readonly #log: Logger;
   #earliest = Number.POSITIVE_INFINITY;
-  /** Time at which the oldest waiting step must be sent; undefined if no step waits. */
+  /** Time at which the oldest waiting step must be sent, by the monotonic clock; undefined if no step waits. */
   #latest: number | undefined;
   #cancel = (): void => {};
   #stopMarks = (): void => {};

@@ -16,7 +16,7 @@ export type Notice = z.output<typeof notice>;
 /** The data of the event alert.notified, which is one notification of one channel. */
 export const notification = z.object({
   channel_id: z.string(),
-  /** Numbers of alerts by their step, including those that are not listed. */
+  /** Numbers of alerts by their step, including alerts that are not listed. */
   counts: z.object({ opened: z.number(), repeated: z.number(), resolved: z.number() }),
   alerts: z.array(notice),
   /** Times in which the broker was down, and the machines that have not linked again since. */

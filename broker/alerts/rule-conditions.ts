@@ -29,11 +29,11 @@ export interface ConditionServices {
   cluster: Pick<Cluster, 'claims' | 'ownerElsewhere'> | undefined;
 }
 
-/** Name of the task of evaluating rules about keys and certificates. One of several brokers does it. */
+/** Name of the task to evaluate rules about keys and certificates. Only one of several brokers claims this task. */
 export const brokerRules = 'broker-rules';
 
 export interface Observation {
-  /** True if the condition holds. Undefined if that is unclear: then no alert is opened or resolved. */
+  /** True if the condition holds. Is undefined if this is unclear; no alert is opened or resolved in that case. */
   holds: boolean | undefined;
   /** Milliseconds for which the condition has held already, as far as is known. */
   since?: number;
@@ -51,10 +51,10 @@ const returnMs = 60_000;
 export class Conditions {
   readonly #services: ConditionServices;
   readonly #started = monotonic();
-  /** Time at which this broker became the owner of a machine, if another broker was the owner before. */
+  /** Time at which this broker took over a machine from another broker, in milliseconds of the monotonic clock. */
   readonly #adoptedAt = new Map<string, number>();
   /**
-   * The last run of each schedule that has succeeded or failed. Empty until a rule about schedules exists.
+   * The last run that succeeded or failed, by schedule and machine. Is empty until a rule about schedules exists.
    */
   readonly #runs = new Map<string, ScheduleRun>();
   #certificates: readonly Certificate[] = [];
@@ -63,7 +63,7 @@ export class Conditions {
     this.#services = services;
   }
 
-  /** Reads from the history what a kind of rule needs, unless this process has it in memory already. */
+  /** Reads the data that a kind of rule needs. Runs of schedules are not read again if they are in memory. */
   async load(kind: AlertRule['kind']): Promise<void> {
     const { certificates, scheduleRuns } = this.#services;
     if (kind === 'certificate') this.#certificates = await certificates();
@@ -108,7 +108,7 @@ export class Conditions {
     return all.filter((one) => this.covers(rule, one));
   }
 
-  /** Every schedule on each of its machines. */
+  /** Returns all pairs of a schedule and one of its machines. */
   #scheduled(): { id: string; machineId: MachineId }[] {
     const { state } = this.#services;
     return [...state.schedules.values()].flatMap((one) =>

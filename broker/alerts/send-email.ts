@@ -20,8 +20,8 @@ interface Mail {
 const timeoutMs = 15_000;
 
 /**
- * Sends an e-mail by a server at an allowed address. The password is sent only over TLS. Rejects if the
- * server does not accept the e-mail.
+ * Sends an e-mail through a mail server whose address is allowed. The password is sent only over TLS. Rejects if
+ * the server does not accept the e-mail.
  */
 export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSignal): Promise<Answered> {
   const { url, user, password, from, to, message, id } = mail;

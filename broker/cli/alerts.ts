@@ -1,5 +1,5 @@
 // The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows. They manage alerts, the rules
-// that open them, the channels that send them, and the times in which they are held back.
+// that open alerts, the channels that send alerts, and the times in which alerts are held back.
 import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
 import { when } from './print.ts';
@@ -75,7 +75,7 @@ export function addAlertRules(program: Command): void {
   });
 }
 
-/** Flags of both create and update. The secret is no flag, because other users can read command lines. */
+/** Flags of both create and update. The secret has no flag, because other users can read command lines. */
 const channelFlags = {
   '--user <name>': 'user of the mail server',
   '--from <address>': 'sender of e-mails',

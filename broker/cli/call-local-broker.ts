@@ -18,7 +18,7 @@ import { through } from './transport.ts';
 interface SocketOptions {
   /** True if an empty or missing directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
-  /** True to throw if no broker runs, instead of starting one. */
+  /** True if the call throws if no broker runs. Otherwise the call starts a broker. */
   mustRun?: boolean;
   /**
    * `answerMs`: milliseconds in which a listening broker must answer. `startMs`: milliseconds in which a starting

@@ -8,7 +8,7 @@ import { findMachine } from './find-by-name.ts';
 import { createProgram, nouns } from './verb-tree.ts';
 
 /**
- * Prints the candidates for the last word, one per line. bash passes the whole line, other shells its words.
+ * Prints the candidates for the last word, one per line. bash passes the whole line, other shells pass separate words.
  */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;
@@ -74,7 +74,7 @@ const nameIn = ({ name }: { name: string }): string => name;
 const machines = async (client: Farhand, search: string): Promise<string[]> =>
   (await client.machines.list({ search, limit: 100, sort: 'name' })).items.map(nameIn);
 
-/** Candidates for a remote path: machines before the colon, entries of the directory after it. */
+/** Returns candidates for a remote path: machines before the colon, and entries of a directory after it. */
 async function paths(client: Farhand, current: string): Promise<string[]> {
   const [, machine, directory = ''] = /^([^/:]+):(.*\/)?/.exec(current) ?? [];
   if (machine === undefined) return (await machines(client, current)).map((name) => `${name}:`);

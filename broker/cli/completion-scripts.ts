@@ -2,7 +2,7 @@
 // TAB.
 import type { Command } from 'commander';
 
-/** The completion script of each shell. If farhand has no candidate, it completes local files. */
+/** The completion script of each shell. Each script completes local files if farhand has no candidate. */
 export const scripts = {
   bash: `_farhand() {
   mapfile -t COMPREPLY < <("$1" __complete bash "\${COMP_LINE:0:COMP_POINT}" 2>/dev/null)

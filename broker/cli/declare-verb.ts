@@ -1,4 +1,5 @@
-// Declares verbs by their words, flags and examples. The types of the handler's arguments follow from these.
+// Declares verbs by their words, flags and examples. TypeScript derives the types of the handler's
+// arguments from the words and flags.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
 import { durationForm, parseDuration } from '../../shared/duration.ts';
@@ -108,7 +109,7 @@ export function localVerb<const W extends string, const F extends Flags = Record
 
 const common = { '--data-dir <dir>': 'data directory of a broker on this machine' };
 
-/** Flag names of version 0.1.0 by their present names. They still work, hidden from the help. */
+/** Flag names of version 0.1.0 by their present names. The old names still work, but the help omits them. */
 const former: Readonly<Record<string, string>> = { tags: 'tag', expiresIn: 'expires' };
 
 /** Parses a flag's value. `before`: the value that the same flag had earlier on the command line. */

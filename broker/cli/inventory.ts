@@ -107,7 +107,7 @@ function inventoryText(found: Inventory): Promise<string> {
 
 // ---- Exports
 
-/** Lines of RFC 4180 with a heading. */
+/** Returns the items as CSV (RFC 4180) with a heading. */
 function csvOf(items: readonly Listed[]): string {
   const rows = items.map((item) => {
     const { machine_id, machine_name, ip, tags, collected_at, updates, facts } = item;

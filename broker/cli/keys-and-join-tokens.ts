@@ -7,7 +7,7 @@ import { list } from './declare-verb.ts';
 import { type Format, hint } from './print.ts';
 import { type Given, routeVerb } from './verb-from-route.ts';
 
-/** Prints a new key alone on standard output, so that a file or a variable can take it. */
+/** Prints a new key alone on standard output, so that a script can store it in a file or a variable. */
 const secretOnce = {
   text: ({ key }: { key: string }): string[] => [key],
   after(_: unknown, format: Format): void {
@@ -145,7 +145,7 @@ function installLines(token: { install: string | null; install_missing: string |
 interface LeftByKey {
   schedules: readonly string[];
   webhooks: readonly string[];
-  /** Undefined from a broker of version 0.1.0. */
+  /** Is undefined if the broker has version 0.1.0. */
   saved_commands?: readonly string[];
 }
 

@@ -3,8 +3,8 @@
 /** DEC private modes that stay set when a program ends: cursor keys, mouse, alternate screen… */
 const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
 /**
- * The DEC mode that makes the cursor visible. It is set from the start, so it is set again if a program has reset
- * it.
+ * The DEC mode that makes the cursor visible. Terminals start with this mode set, so undo() sets it again if a program
+ * has reset it.
  */
 const cursor = 25;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one

@@ -53,8 +53,8 @@ function screen(): typeof process.stderr {
 }
 
 /**
- * Reads standard input as UTF-8 of at most `maxBytes`. Otherwise throws a UsageError whose message ends with
- * `advice`.
+ * Reads standard input as UTF-8 of at most `maxBytes`. Throws a UsageError for any other input. The error's
+ * message ends with `advice`.
  */
 export async function readInput(maxBytes: number, advice: string): Promise<string> {
   const chunks: Buffer[] = [];

@@ -13,7 +13,7 @@ type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
 type Creation = Parameters<Farhand['savedCommands']['create']>[0];
 type Parameter = NonNullable<NonNullable<Creation>['parameters']>[number];
 
-/** Milliseconds between two looks at a batch. */
+/** Milliseconds between two requests for the state of a batch. */
 const pollMs = 1_000;
 const types = ['string', 'integer', 'boolean', 'path'] as const;
 

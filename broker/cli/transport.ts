@@ -11,8 +11,8 @@ import { atPath, reasonOf } from '../../shared/system-errors.ts';
 /** How the broker's certificate is verified. */
 export interface Trust {
   /**
-   * Hash of the only public key that the broker may have, as `sha256//BASE64`. Several are separated by
-   * semicolons.
+   * Hash of the public key that the broker must have, as `sha256//BASE64`. If several keys are allowed, their hashes
+   * are separated by semicolons.
    */
   pin?: string | undefined;
   /** File of the certificate authority that signed the broker's certificate. */

@@ -1,4 +1,4 @@
-// The verbs farhand machines upgrade, pin and hold, farhand upgrades, and farhand packages: agents get another version.
+// The verbs that change versions of agents: farhand machines upgrade, pin and hold, farhand upgrades, farhand packages.
 import { openAsBlob } from 'node:fs';
 import { access, readFile } from 'node:fs/promises';
 import { basename } from 'node:path';
@@ -209,6 +209,6 @@ function signatureOf(file: string): Promise<string> {
   });
 }
 
-/** The first digits of a fingerprint; the whole one is in the JSON. */
+/** Returns the first digits of a fingerprint. The JSON output contains the whole fingerprint. */
 const keyText = ({ signed_by }: { signed_by: string | null }): string | null =>
   signed_by && `${signed_by.slice(0, 16)}…`;

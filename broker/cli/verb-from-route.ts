@@ -38,8 +38,8 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
   /** Returns further input, from flags that are not fields of the route. */
   input?: (given: Given) => Item | Promise<Item>;
   /**
-   * Set for a verb that cannot be undone: the action that the user has to confirm, and the past tense that is
-   * printed afterwards.
+   * Is set if the verb's effect cannot be undone. `what` is the action that the user must confirm. `done` is its past
+   * tense, which is printed afterwards.
    */
   destroys?: [what: string, done: string];
   /** Columns of a list. */
@@ -55,7 +55,7 @@ export const ofMachine = { '--machine <machine>': 'only items of this machine' }
 export const since = { '--since <time>': 'only items since this time: a date, or 2h for 2 hours ago' };
 export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
-/** Adds a verb that calls one route. `words`: its name, and arguments after the ids of the path. */
+/** Adds a verb that calls one route. `words`: the verb's name, and its arguments after the ids of the path. */
 export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   parent: Command,
   words: string,
@@ -87,7 +87,7 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   return made;
 }
 
-/** Throws UsageError if an id is empty, as an unset variable of a script is. */
+/** Throws UsageError if an id is empty, for example because a variable of a script is not set. */
 function assertIds(parent: Command, ids: readonly string[], args: readonly string[]): void {
   const at = ids.findIndex((_, index) => args[index]?.trim() === '');
   if (at < 0) return;
@@ -168,8 +168,8 @@ function routeOf(noun: string, operation: string): Route {
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /**
- * Returns an object with the fields of a route's body. In packages the table of routes has only their names
- * (scripts/package/routes-as-plain-data.ts).
+ * Returns an object with the fields of a route's body. In a packaged program the table of routes has only
+ * the names of these fields (scripts/package/routes-as-plain-data.ts).
  */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
   return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;
@@ -189,7 +189,7 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Functions that find an id by name, by the flag or argument whose value is the name. */
+/** Functions that find an id by a name. Each has as key the flag or argument whose value is the name. */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,

@@ -6,7 +6,7 @@ import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
 
 export { FarhandError };
 
-/** Whether the login has ended: the broker answered 401 to a page that had a login. */
+/** True once the broker has answered 401, which means that the login has ended. */
 export const loginEnded = signal(false);
 /** Whether the last request got an answer from the broker. */
 export const brokerAnswers = signal(true);
@@ -38,7 +38,7 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
   }
 }
 
-/** The id of the login if the broker refused a request until its key is entered again. */
+/** Returns the login's id if the broker refused a request until the user enters the API key again. */
 async function loginToConfirm(response: Response): Promise<string | undefined> {
   const { code, details } = failureOf(response, await response.clone().text());
   return code === 'confirmation_required' && typeof details.login_id === 'string'

@@ -52,7 +52,7 @@ export async function logIn(secret: string): Promise<void> {
   await identify();
 }
 
-/** Sends the key of a login again. Actions that need a recent confirmation require that. */
+/** Confirms a login by its key, which is sent to the broker again. Some actions need a recent confirmation. */
 export async function confirmLogin(loginId: string, key: string): Promise<void> {
   await clientWithKey(key).logins.confirm({ login_id: loginId });
 }

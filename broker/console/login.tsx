@@ -7,7 +7,7 @@ import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';
 
 /**
- * True if this browser may drop the cookie: over plain http Safari stores no cookie that is marked Secure.
+ * True if this browser may drop the cookie. Over plain http, Safari stores no cookie that is marked Secure.
  */
 const mayDropCookie = (): boolean =>
   location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);

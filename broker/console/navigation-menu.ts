@@ -9,7 +9,7 @@ export interface MenuItem {
   group: 'Fleet' | 'Work' | 'Watch' | 'Access';
   text: string;
   icon: IconNodes;
-  /** The second key of its shortcut, pressed after `g`. */
+  /** The second key of the page's shortcut, pressed after `g`. */
   key: string;
   pattern: string;
   needs: Scope | undefined;

@@ -64,8 +64,8 @@ export function followLinks(): void {
 }
 
 /**
- * Returns the params of a path that matches a pattern such as `/machines/:machine/:tab?`. Undefined for other
- * paths.
+ * Returns the params of a path that matches a pattern such as `/machines/:machine/:tab?`. Returns undefined for
+ * other paths.
  */
 export function match(pattern: string, actual: string): Params | undefined {
   const wanted = pattern.split('/');

@@ -6,7 +6,7 @@ import { menu } from './navigation-menu.ts';
 import { go, to } from './router.ts';
 import { now } from './time.ts';
 
-/** Maximum number of milliseconds between the two keys of such a shortcut. */
+/** Maximum number of milliseconds between `g` and the second key of a shortcut. */
 const pairMs = 1_500;
 
 const isTyping = (target: EventTarget | null): boolean =>

@@ -1,4 +1,4 @@
-// The colour theme: that of the system, or the user's choice.
+// The colour theme of the page: the theme of the system, or the theme that the user chose.
 import { effect, signal } from '@preact/signals';
 import { storedText, storeText } from './local-storage.ts';
 

@@ -64,8 +64,8 @@ export class LiveUpdates {
   }
 
   /**
-   * Fires when the key has lost the scope of one of the topics. Authorization does not check the scopes of
-   * topics.
+   * Returns a signal that fires when the key has lost the scope of one of the topics. Authorization does not check
+   * the scopes of topics.
    */
   #lossOf(topics: readonly Topic[], caller: Caller): AbortSignal {
     const loss = new AbortController();

@@ -8,8 +8,8 @@ import { type LiveMachine, liveOf, type MachineSources } from '../machines/machi
 import type { Machine, State } from '../state/in-memory-state.ts';
 
 /**
- * Maximum number of machines in one update. The others are sent with the next one. 10,000 machines report 700 times a
- * second.
+ * Maximum number of machines in one update. Further machines are sent with the next update. A fleet of 10,000 machines
+ * sends 700 reports per second.
  */
 const mostAtOnce = 200;
 

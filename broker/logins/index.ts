@@ -46,7 +46,7 @@ export class Logins {
     this.#stop = every(sweepMs, () => this.#sweep());
   }
 
-  /** Returns the login of a cookie's secret, and its key; undefined if either has ended. */
+  /** Finds the login that has this secret, and its key. Returns undefined if the login or the key has ended. */
   find(secret: string): { login: Login; key: Key } | undefined {
     if (this.#indexed !== this.#state.logins) {
       this.#indexed = this.#state.logins;
@@ -164,7 +164,7 @@ export class Logins {
       transaction.remove('logins', id);
   }
 
-  /** Removes logins that have ended, which also ends their streams. Saves when the others were last used. */
+  /** Removes logins that have ended, which also ends their streams. Saves the last use of the remaining logins. */
   #sweep(): void {
     const all = [...this.#state.logins.values()];
     const ended = all.filter((login) => this.#endOf(login) <= now());
@@ -203,8 +203,8 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
 }
 
 /**
- * True if a key may read and end a login. A key may do so for its own logins. With the scope admin it may also do so
- * for logins of keys that have no more rights than itself.
+ * True if a key may read and end a login. Every key may manage its own logins. A key with the scope admin may also
+ * manage the logins of keys that have no more rights than itself.
  */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;

@@ -26,7 +26,7 @@ export class Tickets {
   }
 
   /**
-   * Uses up the ticket in `Bearer TICKET`. Only clients on this machine may do so. `restore` makes the ticket
+   * Uses up the ticket in `Bearer TICKET`. Only clients on this machine may use tickets. `restore` makes the ticket
    * valid again if the request is refused before it has an effect.
    */
   redeem(authorization: string, address: string): { key_id: KeyId; restore: () => void } | undefined {

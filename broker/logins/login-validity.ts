@@ -33,8 +33,8 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
 }
 
 /**
- * Ends the logins of a key whose secret is replaced: at once, or with `until`, the end of the old secret. The
- * login that sends this request goes on, because its browser has to display the new secret.
+ * Ends the logins of a key whose secret is replaced: at once, or at `until`, the time at which the old secret ends.
+ * The login that sends this request does not end, because its browser has to display the new secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -51,8 +51,8 @@ export function endLogins(
 }
 
 /**
- * Returns the time at which a secret of a key ends. The secret is found by its hash. Undefined for the present
- * secret, and for a request without a secret. Throws unauthorized if the secret has ended.
+ * Returns the time at which a secret of a key ends. `presented` is the hash of the secret. Returns undefined for the
+ * present secret, and for a request without a secret. Throws unauthorized if the secret has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

@@ -99,7 +99,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
   };
 }
 
-/** Throws forbidden if these changed tags decide what some key may use, or where some schedule runs. */
+/** Throws forbidden if the changed tags may decide which machines a key may use, or where a schedule runs. */
 function assertNothingDependsOn(
   before: readonly string[],
   after: readonly string[],

@@ -39,7 +39,7 @@ const reportedMs = 100;
 
 export class MachineLists {
   readonly #services: ListServices;
-  /** Lists by the set of machines that they select from. Each change of a set makes a new object. */
+  /** Lists of each set of machines, by the object of the set. Each change of a set makes a new object. */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 
   constructor(services: ListServices) {
@@ -92,7 +92,7 @@ export class MachineLists {
   }
 
   /**
-   * Returns the percentage in use; -1 without a report, so that such machines come last in descending order.
+   * Returns the percentage in use. Returns -1 without a report, so that such machines come last in descending order.
    */
   #load(id: MachineId, name: string): number {
     const report = this.#services.machineFacts.allowedReport(id);

@@ -7,7 +7,7 @@ import type { Declared } from '../state/in-memory-state.ts';
 
 /**
  * Returns the machines that a request names, or all machines that have every tag and that the caller may use. Throws
- * validation_failed if there is none, or if there are too many.
+ * validation_failed if no machine has the tags, or if there are too many machines.
  */
 export function machinesNamedOrTagged(
   {

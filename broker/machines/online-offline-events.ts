@@ -26,7 +26,7 @@ interface Services {
   history: History;
   events: Events;
   presence: Presence;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers of the database; undefined if there is a single broker. */
   cluster?: Pick<Cluster, 'join'> | undefined;
   machineFacts: MachineFacts;
 }
@@ -69,7 +69,7 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     recorded.set(machineId, online);
   }
 
-  /** Reads the last recorded event of all machines or of these, also if another broker has recorded it. */
+  /** Reads the last event of all machines, or of these machines, also if another broker has recorded the event. */
   async function load(machineIds?: readonly string[]): Promise<void> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);

@@ -27,9 +27,9 @@ export interface AgentPackage extends PackageName {
   size: number;
   /** SHA-256 of the package, in hexadecimal. */
   sha256: string;
-  /** Signature of the package. Undefined if there is none, or if it is for another package. */
+  /** Signature of the package. Is undefined if there is none, or if it is for another package. */
   signature: PackageSignature | undefined;
-  /** Fingerprint of the key of that signature. */
+  /** Fingerprint of the key that made `signature`; null without a signature. */
   signed_by: string | null;
   uploaded: boolean;
   /** Time of the file's last change, in milliseconds since 1970. */

@@ -1,5 +1,5 @@
-// Decides from the broker's data whether the agent of a machine can be upgraded to a version. The agent itself is
-// asked later.
+// Decides from the broker's data whether the agent of a machine can be upgraded to a version. The agent itself may
+// still refuse later.
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { Obstacle } from '../../shared/api/upgrades.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
@@ -69,7 +69,7 @@ function signedPackage(
     return refusal('no_package', `this broker has no agent package ${name}: upload it with farhand packages`);
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // Key changes may lead from the machine's key to this one. Only the machine itself can verify that.
+  // Key changes may lead from the machine's trusted key to the package's key. Only the machine can verify them.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal('other_key', `the package ${found.file} is not signed by the key that the machine trusts`);
 }

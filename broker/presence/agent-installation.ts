@@ -1,4 +1,4 @@
-// What an agent reports about its installation: how it can be upgraded, and what became of its last upgrade.
+// The report of an agent about its installation: how it can be upgraded, and the outcome of its last upgrade.
 import * as z from 'zod';
 import type { Installation__Output } from '../../proto/types/farhand/link/v1/Installation.ts';
 import type { LastUpgrade__Output } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
@@ -30,14 +30,14 @@ const kinds: Readonly<Record<string, 'tar.gz' | 'deb'>> = {
   PACKAGE_KIND_DEB: 'deb',
 };
 
-/** Checks an installation of a hello. Undefined if it is invalid, or if the agent knows no upgrades. */
+/** Checks the installation in a hello. Returns undefined if it is invalid, or if the agent knows no upgrades. */
 export function installationOf(sent: Installation__Output | null): Installation | undefined {
   if (!sent) return undefined;
   const last_upgrade = lastUpgradeOf(sent.last_upgrade) ?? null;
   return installationSchema.safeParse({ ...sent, kind: kinds[sent.kind] ?? null, last_upgrade }).data;
 }
 
-/** Checks a report about an upgrade; undefined if there is none, or if it is invalid. */
+/** Checks a report about an upgrade. Returns undefined if there is no report, or if it is invalid. */
 export function lastUpgradeOf(sent: LastUpgrade__Output | null | undefined): LastUpgrade | undefined {
   const outcome = sent?.outcome.replace('UPGRADE_OUTCOME_', '').toLowerCase();
   return sent ? lastUpgradeSchema.safeParse({ ...sent, outcome }).data : undefined;

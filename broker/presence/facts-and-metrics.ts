@@ -40,7 +40,7 @@ const reportSchema = z.object({
   agent_rss: amount,
   agent_uptime_s: amount,
 });
-/** A checked report, with the machine's clock minus the broker's at its arrival. Older brokers stored no offset. */
+/** A checked report, and the machine's clock minus the broker's clock. Older brokers stored no such offset. */
 export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 
 const hostSchema = z.object({
@@ -54,10 +54,10 @@ const hostSchema = z.object({
 /** Facts that a machine has reported. */
 export interface Facts extends z.output<typeof hostSchema> {
   ip: string;
-  /** Milliseconds since 1970. */
+  /** Time of the machine's last message, in milliseconds since 1970. */
   last_seen: number;
   report: Report | undefined;
-  /** Absent if the agent knows no upgrades. */
+  /** Is absent if the agent knows no upgrades. */
   installation?: Installation | undefined;
 }
 
@@ -104,7 +104,7 @@ const flushMs = 60_000;
 /** Milliseconds between two reads of what machines of other brokers have reported. */
 const othersMs = 15_000;
 const hourMs = 3_600_000;
-/** Number of machines whose rows are written in one transaction, which takes some 5 ms. */
+/** Number of machines whose rows are written in one transaction. A transaction takes some 5 ms. */
 const rowsAtOnce = 250;
 
 /**
@@ -203,13 +203,13 @@ export class MachineFacts {
   }
 
   /**
-   * Throws permission_denied if the machine's owner does not allow all of these capabilities, by its last
-   * hello.
+   * Throws permission_denied if, according to the machine's last hello, its owner does not allow all of these
+   * capabilities.
    */
   assertAllows(machine_id: string, capabilities: readonly string[]): void {
     const allowed = this.of(machine_id)?.capabilities ?? [];
     const capability = capabilities.find((one) => !allowed.includes(one));
-    // The capabilities of a machine that was never linked are unknown: its agent checks the call instead.
+    // The capabilities of a machine that was never linked are unknown. The agent itself then checks the call.
     if (allowed.length === 0 || capability === undefined) return;
     const message = `the owner of machine ${machine_id} does not allow ${capability}: see --allow of its agent`;
     throw new AppError('permission_denied', message, { machine_id, capability });

@@ -25,7 +25,7 @@ export interface Link {
   close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
-/** Longest time in milliseconds before an agent connects again because another broker owns its machine now. */
+/** Maximum number of milliseconds until an agent connects again after its machine got another owner. */
 const returnMs = 1_000;
 
 type Watcher = (machineId: string, online: boolean) => void;
@@ -98,7 +98,7 @@ export class Presence {
     for (const id of [...this.#links.keys()]) if (!machines.has(id)) this.remove(id);
   }
 
-  /** Ends the link of a machine that another broker owns now. An agent that is still there connects again. */
+  /** Ends the link of a machine that another broker owns now. If the agent still runs, it connects again. */
   lose(machineId: string): void {
     this.#links.get(machineId)?.close({ drain: { retry_after_ms: Math.round(Math.random() * returnMs) } });
   }

@@ -55,7 +55,7 @@ export class LastHour {
     return { cpu: ring(start), memory: ring(start + minutes) };
   }
 
-  /** Removes a machine. The next new machine gets its bytes. */
+  /** Removes a machine, and makes its bytes free for the next new machine. */
   remove(machineId: string): void {
     const row = this.#rows.get(machineId);
     if (row === undefined) return;

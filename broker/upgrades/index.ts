@@ -167,7 +167,7 @@ export class Upgrades {
       const facts = machineFacts.of(machine_id);
       const found = packageFor(machine, facts, version, catalog);
       const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
-      // The facts of a machine are at the broker that owns it, which checks them when its wave begins.
+      // Only the broker that owns a machine has its facts. That broker checks them when the machine's wave begins.
       const isElsewhere = cluster?.ownerElsewhere(machine_id) !== undefined;
       const refused =
         isRefusal(found) && !isElsewhere
@@ -194,7 +194,7 @@ function divide(members: Member[], wave: string): number {
   return Math.ceil(upgraded.length / size);
 }
 
-/** SQL condition: the upgrade has at least one machine that meets the condition `such`. */
+/** Returns the SQL condition that an upgrade has at least one machine that meets the condition `such`. */
 function hasMember(such: Condition): Condition {
   const [where, values] = allOf([['upgrade_id = upgrades.id'], such]);
   return [`EXISTS (SELECT 1 FROM upgrade_machines WHERE ${where})`, ...values];

@@ -8,12 +8,12 @@ import type { Upgrade } from './upgrade-records.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** What a machine reports. `busy`: it has the package, and waits for this number of commands and terminals. */
+/** A machine's report. `busy`: the machine has the package, and waits for this number of commands and terminals. */
 export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
 
 /**
- * Yields the progress of a machine until it starts the new version. A call whose link is lost leaves open whether the
- * machine has taken the package.
+ * Yields the progress of a machine until it starts the new version. If the link is lost during the call, it is unknown
+ * whether the machine has taken the package.
  */
 export async function* sendPackage(
   stub: AgentStub,
@@ -44,7 +44,7 @@ async function* requests(
       kind: kind === 'deb' ? 'PACKAGE_KIND_DEB' : 'PACKAGE_KIND_TAR_GZ',
       signature: signature ? { ...signature, key_changes: [...signature.key_changes] } : null,
       running: running === 'end' ? 'RUNNING_PROCESSES_END' : 'RUNNING_PROCESSES_WAIT',
-      // 0 would be the agent's default.
+      // At least 1 ms is sent, because 0 means the agent's default.
       ...{ wait_ms: Math.max(1, wait_for), link_timeout_ms: probe_timeout },
     },
   };

@@ -10,7 +10,7 @@ import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
 
 /** The parts of the broker that differ if there are several brokers. */
 interface Peers {
-  /** Undefined if this is the only broker. */
+  /** Is undefined if this is the only broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
 }
 export type RolloutServices = UpgradeServices & Peers;
@@ -24,7 +24,7 @@ const retryMs = 5_000;
 interface Plan {
   upgrade: Upgrade;
   cancelTimer: () => void;
-  /** True if the upgrade was cancelled or has failed, and this was sent to its waiting machines. */
+  /** True if the upgrade was cancelled or has failed, and the work on its waiting machines was stopped. */
   isStopped: boolean;
 }
 
@@ -38,7 +38,7 @@ export class Rollout {
   readonly #members = new Map<MachineId, MachineUpgrade>();
   #unanswered = new Map<string, UpgradeId>();
   readonly #slots = new Semaphore(sendAtOnce);
-  /** Upgrades whose next step is being stored. The value is true if that must be done once more afterwards. */
+  /** Upgrades whose next step is being stored. The value is true if another step must be stored afterwards. */
   readonly #advancing = new Map<UpgradeId, boolean>();
   #stops: (() => void)[] = [];
   #isStopped = false;
@@ -131,7 +131,7 @@ export class Rollout {
     this.advance(id);
   }
 
-  /** Ends the upgrade of those machines of a stopped upgrade that have not taken the package yet. */
+  /** Stops the work on all machines of a stopped upgrade, unless they have taken the package already. */
   #leave({ id, status }: Upgrade): void {
     const plan = this.#open.get(id);
     if (!plan || plan.isStopped) return;
@@ -166,7 +166,7 @@ export class Rollout {
     for (const { id } of open) this.advance(id);
   }
 
-  /** Loads the machines whose wave has begun, of all machines or of some. */
+  /** Loads the machines whose wave has begun: all of them, or only those in `machineIds`. */
   async #load(machineIds?: readonly string[]): Promise<void> {
     const members = await this.#records.started(machineIds);
     for (const member of members) {

@@ -38,14 +38,14 @@ interface Context extends UpgradeServices {
 }
 
 /**
- * A machine must link again and report the outcome within twice the probe timeout and this number of milliseconds.
+ * A machine must link again and report the outcome within twice the probe timeout plus this number of milliseconds.
  */
 const outcomeMs = 180_000;
 /** Milliseconds in which machines link again after a start of the broker. */
 const returnMs = 60_000;
 /**
- * A call to a machine is given up after `wait_for` and this number of milliseconds, in which a slow link can
- * transfer the package.
+ * A call to a machine is given up after `wait_for` plus this number of milliseconds. This time is enough to transfer
+ * the package over a slow link.
  */
 const sendMs = 1_800_000;
 /** Milliseconds before a failed write is tried again, or a call that the machine was not ready for. */
@@ -53,7 +53,7 @@ const retryMs = 5_000;
 /** Maximum number of times that the package is sent to a machine that loses its link during the transfer. */
 const mostAttempts = 5;
 
-/** Why a machine is skipped. */
+/** The reason why a machine is skipped. */
 interface Skip {
   reason: UpgradeReason;
   message: string;
@@ -80,7 +80,7 @@ export class MachineUpgrade {
 
   /** `plan.upgrade` is the upgrade in its present state. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
-    // The broker may have been down for longer than the machine had time: it can still link now.
+    // The machine's time may have ended while the broker was down, so the machine gets some more time to link.
     const until = member.until === null ? null : Math.max(member.until, now() + returnMs);
     this.#member = { ...member, until };
     this.#plan = plan;
@@ -282,7 +282,7 @@ export class MachineUpgrade {
     const known = error instanceof AppError ? error : new AppError('internal_error', 'see the broker’s log');
     if (known !== error) this.#context.log.error({ err: error, machine_id }, 'a package could not be sent');
     const { reason } = known.details;
-    // The answer to an earlier call was lost.
+    // The machine took the package in an earlier call, but the answer to that call was lost.
     if (reason === 'already_taken') return this.#awaitOutcome();
     if (this.#leaving) return this.look();
     const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
@@ -334,7 +334,7 @@ export class MachineUpgrade {
   }
 }
 
-/** Returns the status with which a machine ends that has refused the package. */
+/** Returns the final status of a machine that has refused the package. */
 function endOf({ code, message, details }: AppError): End {
   const skipped = skipReasons[String(details.reason)] ?? skipReasons[code];
   if (skipped) return { status: 'skipped', reason: skipped, message };
@@ -342,8 +342,8 @@ function endOf({ code, message, details }: AppError): End {
 }
 
 /**
- * Refusals of agents that count as skipped and not as failed, by their reason or code: the machine is as it should
- * be.
+ * Refusals of agents, by their reason or code, after which a machine counts as skipped and not as failed, because
+ * nothing went wrong on it.
  */
 const skipReasons: Readonly<Record<string, Refusal['reason'] | 'busy' | 'in_other_upgrade'>> = {
   processes_running: 'busy',

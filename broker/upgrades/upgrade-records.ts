@@ -316,7 +316,7 @@ export class UpgradeRecords {
     });
   }
 
-  /** Counts the machines of an upgrade by status, of these machines or of all. */
+  /** Counts the machines of an upgrade by status: all of them, or only those in `machines`. */
   async counts(id: string, machines?: readonly MachineId[]): Promise<Served['counts']> {
     const [where, values] = allOf([['upgrade_id = ?', id], reachableOnly(machines)]);
     const sql = `SELECT status, count(*) AS n FROM upgrade_machines WHERE ${where} GROUP BY status`;
@@ -326,7 +326,7 @@ export class UpgradeRecords {
     return { ...none, upgraded: 0, failed: 0, skipped: 0, cancelled: 0, ...found };
   }
 
-  /** Returns true if an upgrade has other machines than these. Undefined means all machines. */
+  /** Returns true if an upgrade has machines that are not in `machines`. Undefined means all machines. */
   async hasOthers(id: string, machines: readonly MachineId[] | undefined): Promise<boolean> {
     if (!machines) return false;
     return totalOf(await this.counts(id)) > totalOf(await this.counts(id, machines));
@@ -364,12 +364,12 @@ function insertRow(
   transaction.run(`INSERT INTO ${table} (${names.join(', ')}) VALUES (${marks})`, ...Object.values(row));
 }
 
-/** Converts a row to an upgrade; the columns are those of insert(). */
+/** Converts a row to an upgrade. The row has the columns that insert() wrote. */
 export function upgradeFromRow(row: Row): Upgrade {
   return row as unknown as Upgrade;
 }
 
-/** Converts a row to a machine of an upgrade; the columns are those of insert(). */
+/** Converts a row to a machine of an upgrade. The row has the columns that insert() wrote. */
 export function memberFromRow(row: Row): Member {
   return row as unknown as Member;
 }
@@ -377,8 +377,8 @@ export function memberFromRow(row: Row): Member {
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 /**
- * Converts an upgrade to the JSON of the REST API. Without waves for a key that is limited to some of its machines,
- * because they would reveal to the key how many others there are.
+ * Converts an upgrade to the JSON of the REST API. If a key may use only some of the machines, the JSON has no waves,
+ * because waves would reveal to the key how many other machines there are.
  */
 export function upgradeToJson(
   { failures: _, created_at, finished_at, next_wave_at, current_wave, waves, ...upgrade }: Upgrade,

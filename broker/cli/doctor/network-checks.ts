@@ -132,7 +132,7 @@ async function agentPort(address: string, url: string): Promise<Finding> {
 
 async function machines(client: Farhand, scopes: readonly string[], there: string): Promise<Finding[]> {
   if (!scopes.some((scope) => scope === 'admin' || scope === 'machines:read')) return [];
-  // An older broker may refuse a field that it does not know.
+  // The field `upgrade` is requested only from a broker of this version, because an older one may refuse it.
   const include = `agent_version,clock_offset_ms${there === version ? ',upgrade' : ''}`;
   const all = await Array.fromAsync(client.machines.list({ sort: 'name', include, limit: 100 }));
   if (all.length === 0) return [warn('machines', 'no machine has joined', 'run farhand join-tokens create')];
@@ -168,7 +168,7 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
   return found;
 }
 
-/** Joins the first ten texts, and adds the number of the others. */
+/** Joins the first ten texts, and adds the number of remaining texts. */
 function some(texts: string[]): string {
   const more = texts.length > 10 ? `, and ${texts.length - 10} more` : '';
   return `${clean(texts.slice(0, 10).join(', '))}${more}`;

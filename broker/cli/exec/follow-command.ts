@@ -60,8 +60,8 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
 }
 
 /**
- * Writes output of a command. A closed standard output is ignored: the command is then being cancelled, and
- * only its end is of interest.
+ * Writes output of a command. A closed standard output is ignored, because the command is then being cancelled
+ * and its output is no longer needed.
  */
 export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
@@ -85,14 +85,14 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
 }
 
 /**
- * Cancels a command on a signal, or when standard output is closed. `code` returns the exit code in that
- * case, else undefined.
+ * Cancels a command on a signal, or when standard output is closed. In the result, `code` returns the exit code
+ * after a cancellation, and undefined if there was none.
  */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**
-   * True once the command has ended. A failed cancellation is then not reported, because the connection may
-   * be closed before the broker has answered it.
+   * True once the command has ended. After that, a failed cancellation is not reported, because the connection
+   * may be closed before the broker has answered the request.
    */
   let over = false;
   const stop = (as: number): void => {

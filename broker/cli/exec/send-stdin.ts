@@ -4,7 +4,7 @@ import { isatty } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 
-/** True if standard input should be sent: if it is open, and neither a terminal nor /dev/null. */
+/** True if standard input should be sent, because it is open and is neither a terminal nor /dev/null. */
 export function hasInput(): boolean {
   try {
     const { rdev } = statSync('/dev/null');

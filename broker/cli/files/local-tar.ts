@@ -8,7 +8,7 @@ import { clean, hint } from '../print.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** Yields a directory with files, directories and symlinks as a tar. `mode`: mode of every file, if set. */
+/** Yields a directory with files, directories and symlinks as a tar. If `mode` is set, every file gets this mode. */
 export async function* pack(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
   yield* packBelow(tar.fromText(directory), './', mode);
   yield tar.endOfArchive;
@@ -117,7 +117,7 @@ async function makeParent(root: tar.Bytes, path: tar.Bytes): Promise<void> {
   if (cut > 0) await mkdir(tar.bytes(`${root}/${path.slice(0, cut)}`), { recursive: true, mode: 0o700 });
 }
 
-/** Writes chunks to a file. `flags`: those of fs.open(), such as "wx". */
+/** Writes chunks to a file. `flags`: flags of fs.open(), such as "wx". */
 export async function writeChunks(
   file: string | Buffer,
   chunks: AsyncIterable<Uint8Array>,

@@ -61,7 +61,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
 }
 
-/** Sends standard input. Closes it at the end of the request, because it may never end by itself. */
+/** Sends standard input, and closes it when the request ends, because the input may never end by itself. */
 async function putInput(sender: Sender, target: RemotePath): Promise<string> {
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
@@ -115,8 +115,8 @@ async function putTree(
 }
 
 /**
- * Sends chunks as a body. If the chunks cannot be read, throws that error, and not the error of the broker that
- * follows from it.
+ * Sends chunks as a body. If the chunks cannot be read, throws the error of the reading, and not the broker's error
+ * about the incomplete body.
  */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,

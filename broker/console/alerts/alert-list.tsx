@@ -80,7 +80,7 @@ function AlertRow({ alert, acknowledge }: { alert: Alert; acknowledge: () => voi
   );
 }
 
-/** What an alert is about, with a link to its page. */
+/** Draws a link to the page of an alert's subject, such as a machine. If there is no such page, draws a text. */
 function Subject({ alert: { kind, subject, machine_id } }: { alert: Alert }) {
   if (kind === 'schedule' && may('schedules:read'))
     return <a href={to('/schedules', subject)}>its schedule</a>;

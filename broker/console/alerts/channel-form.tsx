@@ -1,4 +1,4 @@
-// The form of a channel: the service, its address, and what else that service needs.
+// The form of a channel: its service and address, and the other fields that the service needs.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
@@ -8,10 +8,10 @@ type Type = Channel['type'];
 
 interface Service {
   text: string;
-  /** An example of its address. */
+  /** An example of a channel's address at this service. */
   example: string;
   hint: string;
-  /** The label of its secret; undefined if the address is the secret. */
+  /** The label of the field for the channel's secret. Is undefined if the address itself is the secret. */
   secret?: string;
 }
 
@@ -55,7 +55,7 @@ interface Draft {
   secret: string;
   user: string;
   from: string;
-  /** Addresses, separated by commas. */
+  /** E-mail addresses of the recipients, separated by commas. */
   to: string;
 }
 
@@ -67,7 +67,7 @@ async function save(draft: Draft, channel: Channel | undefined): Promise<string>
     to: to.split(',').flatMap((address) => address.trim() || []),
   };
   const input = { name, ...(secret && { secret }), ...(type === 'email' && mail) };
-  // The address in answers lacks its secret parts, so it is sent only if it was typed.
+  // Answers contain the address without its secret parts. So the address is sent only if the user has typed one.
   const { id } = channel
     ? await client.alertChannels.update({
         channel_id: channel.id,

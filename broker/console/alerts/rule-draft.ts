@@ -10,14 +10,14 @@ export interface Draft {
   name: string;
   kind: Kind;
   above: string;
-  /** Empty: 90 % of `above`. */
+  /** Value at which the alert ends. If the text is empty, 90 % of `above` is used. */
   recover: string;
-  /** Durations are in milliseconds. */
+  /** `lasting`, `before` and `repeat` are durations in milliseconds. */
   lasting: number;
   before: number;
   repeat: number;
   limits: Limits;
-  /** Null: all channels. */
+  /** The channels that get the alerts. Null means all channels. */
   channels: readonly string[] | null;
 }
 

@@ -1,4 +1,4 @@
-// The form of an alert rule: what it watches, about which machines, and where its alerts are sent.
+// The form of an alert rule: its condition, its machines, and the channels that get its alerts.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';

@@ -13,7 +13,7 @@ import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
 import { isExpiring, type Rule, ruleText } from './rule-texts.ts';
 
-/** `new`, or a rule with what is done with it. */
+/** The open dialog: `new` for the form of a new rule, otherwise the rule that is edited or removed. */
 type Open = 'new' | { what: 'edit' | 'remove'; rule: Rule };
 
 export function RuleList() {

@@ -5,7 +5,7 @@ import { durationText } from '../time.ts';
 export type Rule = Awaited<ReturnType<typeof client.alertRules.get>>;
 export type Kind = Rule['kind'];
 
-/** What follows "Open an alert when" for each kind. */
+/** The text after the label "Open an alert when" in the form, for each kind of rule. */
 export const kinds: readonly (readonly [kind: Kind, text: string])[] = [
   ['offline', 'a machine is offline'],
   ['cpu', 'the CPU use of a machine is high'],
@@ -18,7 +18,7 @@ export const kinds: readonly (readonly [kind: Kind, text: string])[] = [
   ['key', 'an API key expires'],
 ];
 
-/** True for kinds that compare a value of the reports. */
+/** True for kinds that compare a value in the reports of machines with a threshold. */
 export const isMeasured = (kind: Kind): boolean => ['cpu', 'memory', 'disk', 'load'].includes(kind);
 /** True for kinds about expiry dates, which concern no machine. */
 export const isExpiring = (kind: Kind): boolean => kind === 'certificate' || kind === 'key';

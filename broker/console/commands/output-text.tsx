@@ -1,5 +1,5 @@
-// The output of a command as text, updated while it arrives. Both streams are in their order, and the memory
-// is limited.
+// The output of a command as text, updated while it arrives. The pieces of both streams are in the order of their
+// arrival. Old pieces are dropped if there are too many characters.
 import { client, FarhandError } from '../api-client.ts';
 
 export interface OutputPart {

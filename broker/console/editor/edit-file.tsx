@@ -134,7 +134,7 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
     setChanged(false);
     setTheirs(undefined);
   };
-  /** Saves over the other person's version, but only if the file has not changed since that version was displayed. */
+  /** Replaces the other person's version, but only if the file has not changed since that version was displayed. */
   const overwrite = async (version: Version): Promise<void> => {
     known.current = version.etag;
     await save();

@@ -253,7 +253,7 @@ interface SendingProps {
   close: () => void;
 }
 
-/** Returns the first name of a chosen path: that of a file, or of the folder that was dropped. */
+/** Returns the first part of a chosen path: the name of the file, or of the dropped folder that contains it. */
 const topOf = ({ path }: Chosen): string => path.split('/', 1)[0] ?? '';
 
 /** Starts uploads. Asks first if one of them would replace an entry of the list. */

@@ -9,7 +9,7 @@ export type FileEntry = Listing['files'][number];
 export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
-/** The path in the form that requests have. */
+/** A path as requests contain it. */
 export interface WirePath {
   path: string;
   path_encoding?: 'base64';

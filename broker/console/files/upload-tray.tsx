@@ -1,4 +1,4 @@
-// The tray of uploads at the bottom of the page: the progress of all uploads, and the reasons of those that
+// The tray of uploads at the bottom of the page: the progress of all uploads, and the reasons why uploads
 // failed.
 import { Icon } from '../parts/icon.tsx';
 import { close } from '../parts/icons.ts';

@@ -4,14 +4,14 @@ import { MachinePicker } from './machine-picker.tsx';
 import { nameOf } from './names.ts';
 import { Chips } from './selected-machine-chips.tsx';
 
-/** What the fields contain. */
+/** The content of the fields. */
 export interface Limits {
   /** Tags, separated by commas. */
   tags: string;
   machines: readonly string[];
 }
 
-/** What requests and answers contain. Null for both: all machines. */
+/** The limits as requests and answers contain them. If both fields are null, there is no limit. */
 interface Limited {
   tags: string[] | null;
   machine_ids: string[] | null;

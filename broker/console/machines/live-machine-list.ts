@@ -70,8 +70,8 @@ export class Fleet {
   }
 
   /**
-   * Loads the rows in view that were not loaded before, and those that come into view next: rows that are drawn empty
-   * and filled later, all at once, cost a fast scroll a frame.
+   * Loads the rows in view that were not loaded before, and the rows that come into view next. Rows that are drawn
+   * empty and all filled later at once would make a fast scroll lose a frame.
    */
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;

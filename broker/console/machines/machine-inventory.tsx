@@ -1,4 +1,4 @@
-// The inventory of one machine: what it is and what runs on it, as its agent last collected it.
+// The inventory of one machine: facts, and lists such as packages and ports, as the agent last collected them.
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
@@ -154,7 +154,7 @@ interface PartProps {
   children: ComponentChildren[];
 }
 
-/** Rows of a list that are listed at first. */
+/** Number of rows of a list that are displayed at first. */
 const mostRows = 12;
 
 /** A titled list of the inventory. */
@@ -278,7 +278,7 @@ function Containers({ containers }: { containers: Inventory['containers'] }) {
   );
 }
 
-/** Maximum number of packages on the page; a search finds the others. */
+/** Maximum number of packages on the page. A search finds packages that are not on the page. */
 const mostPackages = 200;
 
 function Packages({ packages }: { packages: Inventory['packages'] }) {

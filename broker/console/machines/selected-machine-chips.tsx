@@ -1,4 +1,4 @@
-// The machines chosen for a command, as chips. A button on each chip removes its machine.
+// The machines chosen for a command, as chips. A button on each chip deselects the machine.
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { nameOf } from './names.ts';

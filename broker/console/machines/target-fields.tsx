@@ -1,4 +1,4 @@
-// The machines that something is done on: those that are selected, or all with some tags.
+// Fields that choose the machines of an action: the selected machines, or all machines with some tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
@@ -18,7 +18,7 @@ interface TargetFieldsProps {
   setBy: (by: TargetsBy) => void;
   tags: string;
   setTags: (tags: string) => void;
-  /** What the tags select, and when. */
+  /** A sentence that says which machines the tags select, and at what time. */
   hint: string;
 }
 

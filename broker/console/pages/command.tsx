@@ -1,4 +1,4 @@
-// The page of one command: both outputs while they are written, its end, and buttons for actions.
+// The page of one command: both outputs while the command writes them, its result, and buttons for actions.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/command-list.tsx';
@@ -159,8 +159,7 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
   const parts = output.parts.filter(({ stream }) => view === 'both' || stream === view);
   const hasErrors = view !== 'stdout' && parts.some(({ stream }) => stream === 'stderr');
   /**
-   * Scrolls to the first line of errors below the visible ones. After the last line it begins with the first
-   * again.
+   * Scrolls to the next piece of standard error. After the last piece, scrolls to the first one again.
    */
   const nextError = (): void => {
     const element = end.current;

@@ -1,4 +1,4 @@
-// The page of events: new events as they happen, above those of the last 72 hours.
+// The page of events: new events as they happen, above the events of the last 72 hours.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { connected, type Happened, listen, onReturn } from '../live-updates.ts';
@@ -28,7 +28,7 @@ export function Events() {
   const [live, setLive] = useState<readonly Happened[]>([]);
   useEffect(() => {
     const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
-    // After an interruption the list is loaded again, because it may lack events.
+    // After an interruption the stored events are loaded again, so the live events before it are not needed.
     const stops = [listen(({ event }) => event && add(event)), onReturn(() => setLive([]))];
     return () => {
       for (const stop of stops) stop();

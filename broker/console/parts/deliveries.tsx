@@ -1,4 +1,4 @@
-// What was sent to a webhook or a channel: every attempt with its answer, and a button to send it again.
+// The deliveries to a webhook or a channel: every attempt with its answer, and a button that sends a delivery again.
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
@@ -54,7 +54,7 @@ export function sayTested(
   else sayError(new Error(`The test was not delivered: ${error ?? `${receiver} answered ${status_code}`}`));
 }
 
-/** When the last delivery was, and whether it arrived. */
+/** Displays the time of the last delivery, and whether the delivery succeeded. */
 export function LastDelivery({ of }: { of: { delivered: boolean; at: string } | null }) {
   if (!of) return <>none</>;
   return (

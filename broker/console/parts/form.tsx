@@ -37,7 +37,7 @@ interface TextProps {
   /** True if the text is hidden by dots. */
   secret?: boolean;
   numeric?: boolean;
-  /** True if a date and time is chosen, in the form of `datetime-local`. */
+  /** True if the field chooses a date and a time. Its value then has the form of `datetime-local`. */
   time?: boolean;
   required?: boolean;
   mono?: boolean;

@@ -1,4 +1,4 @@
-// The frame of every page: its heading, and what is displayed while it loads, is empty or has failed.
+// The frame of every page: its heading, and placeholders for data that is loading, missing or not available.
 import type { ComponentChildren } from 'preact';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, messageOf } from '../api-client.ts';
@@ -83,7 +83,7 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
 }
 
 export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
-  // The owner of a machine refuses with another code, permission_denied.
+  // This code is about the key. If a machine's owner forbids an action, the code is permission_denied.
   const forbidden = error instanceof FarhandError && error.code === 'forbidden';
   return (
     <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>

@@ -1,4 +1,4 @@
-// Short messages in a corner of the page: what was done, or why it failed.
+// Short messages in a corner of the page about successes and errors.
 import { signal } from '@preact/signals';
 import { messageOf } from '../api-client.ts';
 import { after } from '../time.ts';

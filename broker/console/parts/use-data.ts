@@ -17,14 +17,14 @@ export interface Loaded<T> {
 /** Milliseconds between two loads that events cause, however many events there are. */
 const restMs = 1_000;
 /**
- * Milliseconds until data is loaded again that was unavailable, for example because its machine was offline.
+ * Milliseconds until unavailable data is loaded again. Data may be unavailable because its machine is offline.
  */
 const againMs = 2_000;
 
 /**
- * Loads data again when one of `inputs` changes, and after the stream of events was interrupted. `when`: also
- * after events for which it returns true. It is null for data that the user edits, which only `reload` loads
- * again. `topic`: after updates of this topic, in place of `when`.
+ * Loads data again when one of `inputs` changes, and after an interruption of the stream of events. `when` selects
+ * events that cause a load too. For data that the user edits, `when` is null: then neither events nor interruptions
+ * cause a load. If `topic` is set, updates of this topic cause a load, in place of the events of `when`.
  */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,

@@ -18,7 +18,7 @@ interface VirtualRowsProps {
   class?: string;
 }
 
-/** Height of the header in pixels, including its border and that of the frame. */
+/** Height of the header in pixels, including its own border and the border of the frame. */
 const headHeight = 39;
 
 /** Rows drawn above and below the visible ones, so that a small scroll shows no gaps. */

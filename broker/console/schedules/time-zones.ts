@@ -3,6 +3,6 @@ const zones: readonly string[] = ['UTC', ...Intl.supportedValuesOf('timeZone')];
 
 export const browserTimeZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
-/** The choices, with the present zone among them: the broker may know zones that the browser does not. */
+/** Returns the choices. They include the present zone, because the broker may know more zones than the browser. */
 export const timeZoneOptions = (present: string): (readonly [value: string, text: string])[] =>
   [...new Set([present, ...zones])].map((zone) => [zone, zone] as const);

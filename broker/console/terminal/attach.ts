@@ -9,7 +9,7 @@ export type Phase =
   | { name: 'connecting' | 'offline' }
   /** `client`: the id of this client in the session. */
   | { name: 'connected'; client: string }
-  /** `behind`: the machine has dropped the next output. */
+  /** `behind`: the machine no longer stores the output that this page needs next. */
   | { name: 'lost' | 'behind'; text: string }
   | { name: 'ended'; text: string };
 
@@ -91,14 +91,14 @@ function endOf(end: Ending): Phase {
 }
 
 /**
- * Makes one connection and returns the phase after its end. If the session has ended, the phase is the end.
- * After any other error the connection is made again.
+ * Makes one connection, and returns the phase after the connection's end. The phase is `ended` if the session has
+ * ended or cannot be used. After any other phase the caller connects again.
  */
 async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();
   } catch (error) {
-    // A terminal that cannot be opened any more at its offset rejects with its Ending as the cause.
+    // If a terminal cannot be opened at this offset any more, the error has the Ending as its cause.
     const why: unknown = error instanceof Error && Reflect.get(Object(error.cause), 'why');
     if (why === 'fell_behind') return endOf({ why });
     const isOver =

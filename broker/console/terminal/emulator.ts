@@ -120,12 +120,12 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-/** Maximum number of bytes that are drawn at once: some 40 ms of work if every line has one letter. */
+/** Maximum number of bytes that are drawn at once. This takes some 40 ms if every line has one letter. */
 const mostDrawn = 96 * 1024;
 /** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
-/** Draws output at once, and collects what arrives meanwhile: each piece that is drawn alone can cost a frame. */
+/** Draws output at once. Collects output that arrives during a drawing, because each drawing can take a frame. */
 function writerOf(terminal: Terminal): Emulator['write'] {
   let pieces: Uint8Array[] = [];
   let waiting = 0;

@@ -6,7 +6,7 @@ import type { Emulator } from './emulator.ts';
 /** True if the next letter is typed with Ctrl. */
 const withCtrl = signal(false);
 
-/** Returns the text to type: with Ctrl if its button was pressed before. */
+/** Returns the text to type. If the Ctrl button was pressed before, a letter becomes its control character. */
 export function afterCtrl(text: string): string {
   if (!withCtrl.peek() || text.length !== 1) return text;
   withCtrl.value = false;

@@ -19,10 +19,10 @@ const pauses = [
 ] as const;
 
 interface Plan {
-  /** Empty: the version of the broker. */
+  /** The version to install. Empty means the version of the broker. */
   version: string;
   wave: string;
-  /** Minutes. */
+  /** Minutes between the end of a wave and the next wave. */
   pause: string;
   failures: string;
   running: 'wait' | 'end';
@@ -128,10 +128,10 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
   );
 }
 
-/** Maximum number of machines that are looked at before the upgrade begins. */
+/** Maximum number of machines that are checked before the upgrade begins. */
 const mostRead = 100;
 
-/** Which of the machines can be upgraded to the version of the broker, and why others cannot. */
+/** Displays how many of the machines can be upgraded to the broker's version, and why the others cannot. */
 function Possible({ by, tags }: { by: TargetsBy; tags: readonly string[] }) {
   const names = tags.join(',');
   const ids = [...selected.value.keys()];

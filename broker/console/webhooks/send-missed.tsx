@@ -1,4 +1,4 @@
-// The dialog of missed events: it sends those since a chosen time to the receiver again.
+// The dialog that sends missed events to a webhook again, from a chosen time on.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { Form, SelectField } from '../parts/form.tsx';

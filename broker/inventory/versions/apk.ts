@@ -10,11 +10,11 @@ interface Version {
   numbers: string[];
   letter: string;
   suffixes: { rank: number; number: string }[];
-  /** Empty if the version has no revision. A version without a revision is older than one with revision 0. */
+  /** Is empty if the version has no revision. A version without a revision is older than one with revision 0. */
   revision: string;
 }
 
-/** Compares two versions as compareDeb() does, by the rule of apk. */
+/** Compares two versions by the rule of apk. The result has the meaning of compareDeb()'s result. */
 export function compareApk(a: string, b: string): number {
   const [x, y] = [parse(a), parse(b)];
   return (
