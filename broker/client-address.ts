@@ -55,7 +55,7 @@ export function createTrustedProxies(networks: readonly Network[]) {
       let client = peer;
       const hops = forwardedFor.split(',');
       // Each proxy appends the address of its own client, so the header is read from its end. All entries before
-      // that of an untrusted client may be forged.
+      // the entry of an untrusted client may be forged.
       while (isTrusted(client)) {
         const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;

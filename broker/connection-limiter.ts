@@ -331,8 +331,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Limits the bytes that unauthenticated connections have received. grpc-js buffers their messages, and this is the
-   * only count that is available.
+   * Closes unauthenticated connections that have sent too many bytes. grpc-js buffers their messages, and bytesRead of
+   * the socket is the only count that is available.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())

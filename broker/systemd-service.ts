@@ -21,7 +21,7 @@ const uninstallSettings = {
   help: brokerSettings.help,
 };
 
-/** Runs a verb and prints what it did. Returns the exit code. `command`: starts this program. */
+/** Runs a verb and prints what it did. Returns the exit code. `command` is the command line of this program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {

@@ -83,7 +83,7 @@ export class AddressGuard {
 
   /**
    * Throws NotAllowed for a URL whose host is a forbidden address, or that leads to this broker's own ports.
-   * Other names are checked at each delivery, when they are resolved.
+   * Host names are checked again at each delivery, when they are resolved.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;

@@ -16,14 +16,14 @@ export interface Receiver {
   armed: number;
 }
 
-/** The receivers of one kind: webhooks or channels. Before every attempt they decide again if it may be made. */
+/** The receivers of one kind: webhooks or channels. The queue asks them before every attempt whether it may be made. */
 export interface Receivers<R extends Receiver> {
   get(id: string): R | undefined;
   all(): Iterable<R>;
   isEnabled(receiver: R): boolean;
-  /** Returns why a receiver is disabled although its user has enabled it; null if it is not. */
+  /** Returns why a receiver is disabled although its user has enabled it; null if it is not disabled. */
   disabledReason(receiver: R): string | null;
-  /** Returns why a receiver must not get an event. */
+  /** Returns why a receiver must not get an event; undefined if it may get the event. */
   obstacle(receiver: R, event: EventKind): string | undefined;
   /** Makes one attempt. Never rejects. */
   send(receiver: R, message: Message, signal: AbortSignal): Promise<Outcome>;
@@ -66,7 +66,7 @@ class Queue {
   advancing = false;
   again = false;
   sweeping = false;
-  /** Number of resets. What was read from the history during a reset is ignored. */
+  /** Number of resets. If it grows while rows are read from the history, these rows are ignored. */
   resets = 0;
   cancelTimer = (): void => {};
 
@@ -124,7 +124,7 @@ export class DeliveryQueue<R extends Receiver> {
     for (const id of receiverIds) if (claims?.has(id) && receivers.get(id)) this.reread(id);
   }
 
-  /** Starts with the deliveries that an earlier broker process left. */
+  /** Starts the queues, with the deliveries that still waited when an earlier broker process ended. */
   async start(): Promise<void> {
     this.#started = true;
     const { receivers, store } = this.#parts;
@@ -151,7 +151,7 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  /** Discards deliveries read ahead after a change in the table, and checks for due ones. */
+  /** Called after a change in the table. Discards deliveries that were read ahead, and checks for due ones. */
   reread(id: string): void {
     this.#queueOf(id).reset();
     this.wake(id);
@@ -245,7 +245,7 @@ export class DeliveryQueue<R extends Receiver> {
     return hasCapacity ? receiver : undefined;
   }
 
-  /** Reads the next waiting deliveries. False if there are none. */
+  /** Reads the next waiting deliveries. Returns false if there are none. */
   async #readAhead(queue: Queue): Promise<boolean> {
     const { resets } = queue;
     const limit = readAhead + queue.unsaved.size;
@@ -317,14 +317,14 @@ export class DeliveryQueue<R extends Receiver> {
     const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
     for (const { webhookId, armed, delivery } of lastByReceiver(failed)) {
       const receiver = receivers.get(webhookId);
-      // A receiver that was enabled again in the meantime begins anew.
+      // If the receiver was enabled again during the attempt, the failure no longer counts.
       if (receiver?.armed === armed) receivers.gaveUp(receiver, delivery, transaction);
     }
   }
 
   /**
-   * Fails waiting deliveries that must not be sent:
-   * the receiver is disabled, lacks the right, or the event was deleted.
+   * Fails waiting deliveries that must not be sent, because their receiver is disabled or lacks the right, or
+   * because their event was deleted.
    */
   async #sweep(queue: Queue): Promise<void> {
     queue.sweeping = true;

@@ -87,7 +87,7 @@ export class DeliveryStore {
   readonly #startedAt = now() - monotonic();
   /**
    * Webhooks with a failed delivery, each with the number of times that it had been enabled at that time. A webhook
-   * that was enabled again since then works.
+   * that was enabled again since then does not count as failed.
    */
   readonly #failed = new Map<string, number>();
 

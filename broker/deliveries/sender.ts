@@ -6,7 +6,7 @@ import { errnoOf } from '../../shared/errors.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 
 export interface Outcome {
-  /** When the attempt began, in milliseconds. */
+  /** Time at which the attempt began, in milliseconds since 1970. */
   at: number;
   delivered: boolean;
   status_code: number | null;

@@ -1,6 +1,6 @@
 // REST handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove.
-// A copy to another machine streams through the broker. Its checksum is compared with the sender's, so that
-// changed bytes are noticed.
+// A copy to another machine streams through the broker. The checksums of the original and of the copy are compared,
+// so that changed bytes are noticed.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';

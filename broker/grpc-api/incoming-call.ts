@@ -28,7 +28,7 @@ import type { Quota, Rates } from '../request-checks/rate-limits.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { forwardCall } from './forward-call-to-owner.ts';
 
-/** Longest wait for the first message of a call that begins with one. */
+/** Longest wait in milliseconds for the first message of a call that begins with one. */
 const firstMs = 30_000;
 /** Longest time in milliseconds between the two frames of a cancelled call: half-close and cancel. */
 const leavingMs = 20;
@@ -91,7 +91,7 @@ export interface Rpc<M extends Method = Method, R extends Route = Route> {
   run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
 }
 
-/** An rpc whose call is forwarded. `streams`: its response is a stream. */
+/** An rpc whose call is forwarded. `streams` is true if its response is a stream. */
 type Forwarding<M extends Method> = Pick<Rpc<M>, 'first'> & { streams: boolean };
 
 /** An authorized request. */

@@ -47,7 +47,7 @@ export function sessionRpcs(services: StreamsServices) {
   return { AttachSession };
 }
 
-/** Errors for a client that is detached while its session goes on. */
+/** Errors for a client that is detached while its session continues. */
 const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
   forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),

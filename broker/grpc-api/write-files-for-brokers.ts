@@ -1,4 +1,5 @@
-// Lets another broker write files on a machine of this one: the half of a copy between machines of two brokers.
+// Lets another broker write files on a machine of this broker. This is the receiving half of a copy between machines
+// of two brokers.
 import type { Metadata, Server, ServerReadableStream, sendUnaryData } from '@grpc/grpc-js';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import { fileWriterService } from '../../shared/agent-rpcs.ts';

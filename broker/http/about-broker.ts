@@ -24,8 +24,8 @@ export interface Status {
   /** HOST:PORT that agents connect to from outside if it differs from `grpc`, otherwise empty. */
   publicGrpc: string;
   /**
-   * `sha256//BASE64` of the REST API's key if the broker's own CA
-   * issued its certificate, otherwise empty.
+   * `sha256//BASE64` of the public key in the certificate of the REST API if the broker's own CA issued this
+   * certificate, otherwise empty.
    */
   pin: string;
 }

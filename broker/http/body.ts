@@ -1,5 +1,5 @@
-// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. The file of a form is stored on
-// disk first only if the form has the destination after the file.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. The handler reads the file while it
+// arrives. If the destination comes after the file in the form, the broker first stores the file on its own disk.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -35,8 +35,8 @@ export interface JsonBody {
 }
 
 /**
- * Reads and parses a JSON body; undefined if there is none. The size of a large body counts against `quota`
- * until the end of the request. Throws invalid_request, payload_too_large or unavailable.
+ * Reads and parses a JSON body. Returns undefined if there is none. The size of a large body counts against
+ * `quota` until the end of the request. Throws invalid_request, payload_too_large or unavailable.
  */
 export async function parseJsonBody(
   request: IncomingMessage,

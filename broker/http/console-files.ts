@@ -1,4 +1,5 @@
-// Serves the console's files, which scripts/build-console.ts builds: one page for every path, and assets with hashed names.
+// Serves the console's files, which scripts/build-console.ts builds: one page for every path, and assets with hashed
+// names.
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { extname, join } from 'node:path';
@@ -90,7 +91,7 @@ function sharedAssets(directory: string): Find {
 }
 
 /**
- * Reads a file of the console. Undefined if the console is not built, or if a newer build lacks this file.
+ * Reads a file of the console. Returns undefined if the console is not built, or if a newer build lacks this file.
  */
 function read(directory: string, name: string): Promise<Buffer | undefined> {
   return readFile(join(directory, name)).catch((error: unknown) => {

@@ -23,13 +23,13 @@ const active = /script|style|worker|worklet|xslt|object|embed/;
 export function isOwnOrigin(request: IncomingMessage, services: OriginServices): boolean {
   const { origin = '', host } = request.headers;
   const from = URL.parse(origin);
-  // If a proxy reports no scheme it is unknown, because the proxy may have terminated TLS.
+  // A proxy may have terminated TLS. If it reports no scheme, the scheme of Origin is accepted.
   const scheme = schemeOf(request, services.proxies) ?? from?.protocol;
   const own = [services.publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
 }
 
-/** Headers that a proxy adds to a request of another client. */
+/** Headers that a proxy adds to the requests of its clients. */
 const forwarding = [
   'forwarded',
   'via',

@@ -228,8 +228,8 @@ export function createClients(services: DispatchServices, { connections, forward
       keys.accepts(headers.authorization ?? '') ||
       logins.find(secretIn(headers.cookie)) !== undefined,
     /**
-     * The client of a request, by its key or login unless the route needs none; sets the rate limit headers. Throws
-     * unauthorized and rate_limited, and forbidden if the cookie of a login does not count.
+     * Returns the client of a request, found by its key or login; routes for everybody need neither. Sets the rate
+     * limit headers. Throws unauthorized and rate_limited, and forbidden if the cookie of a login does not count.
      */
     async identify(ctx: Context, route?: Route): Promise<Client> {
       if (!connections) return { address: '', key: localKey };

@@ -73,7 +73,7 @@ const serverOptions: ServerOptions = {
   requireHostHeader: false,
 };
 
-/** Limits of requests from other brokers: those of clients, and what the other broker adds. */
+/** Limits for the headers of a request from another broker, which adds its own headers to those of the client. */
 const forwardedHeaderBytes = 20 * 1024;
 const forwardedHeaders = 110;
 
@@ -240,8 +240,8 @@ const ofContent = [
 ];
 
 /**
- * Headers of every answer: browsers trust the declared type, store, load and frame nothing, and allow no
- * other origin to read the answer.
+ * Headers of every answer. They make browsers trust the declared type and not store the answer. Browsers then
+ * load nothing for the answer, display it in no frame, and let no other origin read it.
  */
 const always = {
   'X-Content-Type-Options': 'nosniff',

@@ -90,8 +90,8 @@ export class WebSocketUpgrades {
   #lookups = 0;
 
   /**
-   * `isPeerPort`: the origin of a request is not checked, because the broker that forwarded the request has checked
-   * it.
+   * If `isPeerPort` is true, the origin of a request is not checked, because the broker that forwarded the request has
+   * checked it.
    */
   constructor(services: WebSocketServices, isPeerPort = false) {
     this.#services = services;
@@ -308,7 +308,7 @@ class WebSocketClient implements ClientPort {
     return new Promise((resolve) => this.#ws.send(message, { binary }, () => resolve()));
   }
 
-  /** Drops waiting messages and sends a close frame. Goes on reading, to receive the client's close frame. */
+  /** Drops waiting messages and sends a close frame. Continues to read until the client's close frame arrives. */
   #close(code: number, reason: string): void {
     this.#waiting = [];
     this.#ws.resume();

@@ -245,8 +245,8 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns the enabled schedules and webhooks that act with the rights of this key, which stop when the key is
- * revoked, and the saved commands that the key changed last, which stay.
+ * Returns the enabled schedules and webhooks that act with the rights of this key. These stop when the key is
+ * revoked. Also returns the saved commands that the key changed last. These remain.
  */
 function stoppedWith({ id }: Key, state: State, caller: Caller) {
   const { schedules, webhooks, saved_commands } = state;

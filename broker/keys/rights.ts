@@ -64,8 +64,8 @@ export function holds(key: Key, scope: Scope): boolean {
 }
 
 /**
- * Machines by id or tag: those that a key may use, or those that an alert rule is about. If both fields are null,
- * these are all machines.
+ * Machines, selected by id or tag: the machines that a key may use, or that an alert rule is about. If both fields
+ * are null, all machines are selected.
  */
 export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
 
@@ -154,8 +154,9 @@ export function mayRun(state: State) {
 }
 
 /**
- * The machines that a schedule runs on: its machine, or those with all of its tags that its key may use. If that key
- * is revoked or expired, all machines with the tags, so that their history says why nothing ran.
+ * Returns the machines that a schedule runs on: its machine, or the machines with all of its tags. Of machines with
+ * tags, only those that the schedule's key may use are returned. If the key is revoked or expired, all machines with
+ * the tags are returned, so that their history says why nothing ran.
  */
 export function machinesOfSchedule(
   { machine_id, tags, requested_by }: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by'>,
@@ -210,8 +211,8 @@ export function whileAttachable(state: State) {
 }
 
 /**
- * Returns the present rights of a key, for the webhooks and alert channels that act for it. Undefined if the key is
- * revoked or expired.
+ * Returns the present rights of a key, for the webhooks and alert channels that act for it. Returns undefined if
+ * the key is revoked or expired.
  */
 export function rightsIn(state: State) {
   return (id: KeyId, declared: Declared = state) => {

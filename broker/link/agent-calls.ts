@@ -99,7 +99,7 @@ export class Calls {
     for (const abort of [...this.#open]) abort.abort(this.#lost());
   }
 
-  /** Makes a call as a method of the stub does. */
+  /** Makes a call. Every method of the stub calls this function. */
   call(shape: MethodShape, request: unknown, options: CallOptions): unknown {
     const responses = this.#responses(shape, request, options);
     return shape.serverStreams ? responses : this.#lastOf(responses);
@@ -340,8 +340,8 @@ async function* encodeAll(
 }
 
 /**
- * Aborts a streaming call if its machine neither reads nor sends for `ms` milliseconds; with 0 never. The
- * timer runs only while it is the machine's turn to act.
+ * Aborts a streaming call if its machine neither reads nor sends for `ms` milliseconds. 0 means no timeout.
+ * The timer runs only while it is the machine's turn to act.
  */
 function createIdleTimeout(ms: number, abort: AbortController) {
   let cancel = (): void => {};

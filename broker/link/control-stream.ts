@@ -35,7 +35,7 @@ export interface LinkServices {
   fingerprint: string;
   /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'take' | 'owns' | 'unlinked'> | undefined;
-  /** Addresses that agents use from now on; none: they keep what they have. */
+  /** Broker addresses that agents use from now on. If there are none, agents continue to use their present ones. */
   agentBrokers: readonly string[];
   limits: LinkLimits;
   heartbeats: Heartbeats;
@@ -196,7 +196,7 @@ class AgentLink {
   readonly #services: LinkServices;
   readonly #settings: LinkSettings;
   readonly #calls: Calls;
-  /** Time at which the last message arrived. `Heartbeats` reads it. */
+  /** Time at which the last message arrived, in milliseconds of `monotonic`. `Heartbeats` reads it. */
   heardAt = monotonic();
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
@@ -231,8 +231,8 @@ class AgentLink {
       instanceId: hello.instance_id,
       methods: offered,
       stub: this.#calls.stub,
-      // An agent without a journal of processes loses their results at its end, so its instance id is used as
-      // the id of its journal.
+      // An agent without a journal of processes loses all results when it ends, so the agent's instance id is used
+      // as the journal's id.
       journalId: hello.journal_id || hello.instance_id || id,
       processIds: hello.process_ids.slice(0, mostProcesses),
       close: (last) => this.#close(last),

@@ -39,7 +39,8 @@ export class HandshakeQueue {
   /** Waiting connections by source. The first source has the next turn. */
   readonly #waiting = new Map<string, Set<Waiting>>();
   /**
-   * Connections that have not authenticated yet, with the time at which their handshake began, oldest first.
+   * Connections that have not authenticated yet, each with the `monotonic` time at which its handshake began. The
+   * oldest comes first.
    */
   readonly #begun = new Map<Socket, number>();
   #cancelTurn: (() => void) | undefined;
@@ -53,8 +54,8 @@ export class HandshakeQueue {
   }
 
   /**
-   * Adds an accepted TCP connection. The limiter may close it at once. It starts to wait when its first bytes
-   * have arrived.
+   * Adds an accepted TCP connection. The limiter may close the connection at once. Otherwise the connection
+   * starts to wait when its first bytes have arrived.
    */
   add(socket: Socket): void {
     const waiting: Waiting = { socket, source: '', bytes: [] };
@@ -79,8 +80,8 @@ export class HandshakeQueue {
   }
 
   /**
-   * A timer starts the next handshakes, because after an immediate TLS writes the end of a handshake before the
-   * system has taken its beginning. Then it needs another 16 KiB, as long as the connection is open.
+   * Starts the next handshakes by a timer and not by setImmediate(). After setImmediate(), TLS writes the end of a
+   * handshake before the system has taken its beginning. The connection then occupies another 16 KiB until its end.
    */
   #plan(): void {
     this.#cancelTurn ??= after(1, () => {

@@ -1,4 +1,4 @@
-// HTTP/2 pings for connections without heartbeats: those of clients, and the second connection of each agent.
+// HTTP/2 pings for connections without heartbeats: client connections, and the second connection of each agent.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { linkService } from '../../shared/agent-rpcs.ts';
@@ -7,7 +7,7 @@ import { after } from '../../shared/clock.ts';
 export interface Pings {
   /** Milliseconds from an answer to the next ping. */
   pingMs: number;
-  /** Milliseconds without an answer that end the connection. */
+  /** Milliseconds after which the connection is ended if a ping has no answer. */
   pongMs: number;
 }
 

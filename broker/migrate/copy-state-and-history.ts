@@ -43,8 +43,8 @@ const files = ['state.json', 'state.json.last', 'history.db', 'history.db-wal', 
 const scratch = 'migration';
 
 /**
- * Copies the files to an empty database, and then moves them into a new directory beside them. The result
- * `aside` is its path. Throws StartError if a broker runs, or if the database has data.
+ * Copies the files to an empty database, and then moves the files into a new directory in the data directory.
+ * `aside` is the path of the new directory. Throws StartError if a broker runs, or if the database has data.
  */
 export async function copyToDatabase(
   settings: DatabaseSettings,
@@ -98,7 +98,7 @@ async function fillDatabase(
   return rows;
 }
 
-/** Copies a database to files in the data directory. Throws StartError if a broker runs, or if there is a state.json. */
+/** Copies a database to files in the data directory. Throws StartError if a broker runs or a state.json exists. */
 export async function copyToFiles(settings: DatabaseSettings, report: Report, log: Logger): Promise<Copied> {
   const { data_dir } = settings;
   const begun = monotonic();
@@ -177,7 +177,7 @@ async function openDatabase(
   return { name: database.name, history: new History(database, log) };
 }
 
-/** Calls `use`, and closes the history once its promise is settled. */
+/** Calls `use`. Closes the history when the promise that `use` returned is resolved or rejected. */
 async function whileOpen<T>(history: History, use: () => Promise<T>): Promise<T> {
   try {
     return await use();
@@ -232,7 +232,7 @@ async function existingOf(history: History, tables: readonly Table[]): Promise<s
   return tables.map(({ name }) => name).filter((name) => all.has(name));
 }
 
-/** Empties the database of an unfinished copy, so that it is like that of a new broker. */
+/** Empties the database of an unfinished copy, so that it is like the database of a new broker. */
 async function reset(history: History, tables: readonly Table[]): Promise<void> {
   await truncate(history, tables);
   await history.write((transaction) => {

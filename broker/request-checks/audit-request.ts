@@ -18,7 +18,7 @@ export interface AuditedRequest {
   what: Deed['what'];
 }
 
-/** The sender of a request, as recorded. */
+/** The sender of a request, as it is recorded. */
 export type Who = Pick<Caller, 'key_id' | 'key_name' | 'login_id' | 'request_id' | 'address'>;
 
 /** The audit record of one request, while the request runs. */
@@ -116,7 +116,7 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // Machines that are found by tags can be thousands. The record is then of no machine.
+  // The machines of an object can be thousands if they are found by tags. The record then names none of them.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
   );

@@ -16,8 +16,8 @@ import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
 /**
- * The machines that an id belongs to. A key must be allowed to use at least one of them. If they are found by tags, there
- * may be none at the moment: then the object is for its own key, and for keys without limits.
+ * The machines that an id belongs to. A key must be allowed to use at least one of them. If they are found by tags,
+ * there may be none at the moment. Then only the object's own key and keys without limits may use the object.
  */
 type Found = { machines?: readonly MachineId[]; ownKey?: KeyId };
 
@@ -50,7 +50,7 @@ export interface Guard<R extends Route> {
   services: AccessServices;
 }
 
-/** The parsers of all routes. They are made once and shared by all servers, because finding the ids in a schema is slow. */
+/** The parsers of all routes. All servers share them, because finding the ids in a schema is slow. */
 const parsers = new WeakMap<Route, Pick<Guard<Route>, 'parser' | 'action'>>();
 
 export function guardOf<R extends Route>(route: R, services: AccessServices): Guard<R> {

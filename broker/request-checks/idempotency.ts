@@ -137,7 +137,7 @@ export class Idempotency {
 
   /**
    * Reads the stored result. It is undefined for a new key. It is also undefined if a crash ended the first
-   * request before that created anything.
+   * request before this request had created anything.
    */
   async #earlier(id: string, fingerprint: string, transaction: RowReader): Promise<Earlier | undefined> {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';

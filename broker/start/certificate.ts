@@ -40,7 +40,7 @@ export async function certificateOf(
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
-/** Returns when the certificate of --tls-cert and that of the broker's own authority expire. */
+/** Returns when the certificate of --tls-cert and the certificate of the broker's own authority expire. */
 export async function expiryDates(
   { tls_cert }: BrokerSettings,
   authority: Authority,

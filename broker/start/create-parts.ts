@@ -160,7 +160,7 @@ export async function createParts(opening: Opening) {
   };
 }
 
-/** Makes the links and events of this broker follow what other brokers do. */
+/** Informs the machine facts, events and links of this broker of changes at other brokers. */
 function followOthers(cluster: Cluster, { state, events, presence, machineFacts }: Stores): void {
   machineFacts.followOthers();
   events.expectOthers();
@@ -188,7 +188,7 @@ async function followDeliveries(
     last = next;
     for (const queue of queues) queue.lookAgain(ids);
   });
-  // A delivery that is requested again has no new row.
+  // A delivery that is requested again has no new row. Only this regular check finds it.
   cluster.claims.regularly(async (names) => {
     await store.readFailed();
     for (const queue of queues) queue.lookAgain(names);

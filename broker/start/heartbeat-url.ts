@@ -1,4 +1,4 @@
-// Reports to a URL that this broker is alive, so that a service elsewhere notices when it is not.
+// Reports to a URL that this broker is alive, so that a service elsewhere notices if the broker fails.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { version } from '../../shared/version.ts';
@@ -12,7 +12,7 @@ interface HeartbeatParts {
 }
 
 /**
- * Calls the URL now and then every `ms` milliseconds, but only while the broker is alive. Returns a function
+ * Calls the URL at once, then every `ms` milliseconds, but only while the broker is alive. Returns a function
  * that stops the calls.
  */
 export function reportAlive(url: string, ms: number, { sender, alive, log }: HeartbeatParts): () => void {

@@ -16,7 +16,7 @@ type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster' | 'pre
   clients: PeerClients;
 };
 
-/** Creates what forwards requests to other brokers, and accepts theirs. */
+/** Creates the parts that forward requests to other brokers and accept requests from them. */
 export async function createPeering(
   { closers, log }: Opening,
   { owners, clients, lookups, state, authority, cluster, presence }: Services,

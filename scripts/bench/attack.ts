@@ -42,7 +42,7 @@ interface Felt {
   peak: number;
 }
 
-/** Reads for a while. Each request has its own time, so that a slow one delays no other. */
+/** Reads for a while. Requests start at fixed times, so that a slow one delays no other. */
 async function reading(farhand: Farhand, seconds: number): Promise<Felt> {
   const agent = new Agent({ keepAlive: true });
   const reads: Promise<number>[] = [];

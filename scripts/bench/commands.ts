@@ -1,16 +1,17 @@
-// Commands beside a local spawn, ssh2 on one open connection and the ssh program over a master connection.
+// Compares commands with a local spawn, with ssh2 on one open connection, and with ssh over a master connection.
 //
 //   npx node scripts/bench/commands.ts                         two to four minutes
 //   npx node scripts/bench/commands.ts --runs 1 --history 1000 a quick look
 //   npx node scripts/bench/commands.ts --only latency,rate     some parts: latency, history, rate, output, steps
 //
-// Needs Linux, and Debian's openssh-client and openssh-server for the peers; what is missing is skipped and named.
-// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+// Needs Linux. The peers need Debian's openssh-client and openssh-server. Peers whose program is missing are skipped,
+// with a note in the table.
+// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
-// The rules: each way is asked by a small process of its own, which opens its connections first. They take turns.
-// Every answer is checked: only a known exit code of 0 counts. p50 and rates are medians of the runs, of three times as
-// many for the latency; p99 is that of all their times together. Ours is on disk when answered, twice; the others keep
-// nothing. Read the ratios.
+// The rules: a small process for each way opens its connections and then runs the commands. The ways take turns. A
+// command counts only if its exit code is known to be 0. p50 and rates are medians of the runs; the latency has three
+// times as many runs. p99 is computed from the times of all runs together. A command of Farhand is on the disks of
+// broker and agent before it is answered; the other ways store nothing. Compare the ratios, not the absolute times.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -155,7 +156,7 @@ const p50 = (seen: Seen[]): number => median(seen.map(({ times }) => median(time
 const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => times)), 0.99);
 const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
 
-/** Returns how many commands got no answer, or an exit code other than 0, out of how many. */
+/** Returns a text with the number of commands that got no answer or a wrong exit code, and the number of all. */
 function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): string {
   const failed = seen.reduce((sum, one) => sum + one.failed, 0);
   const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);

@@ -1,14 +1,15 @@
-// Compares two checkouts of this project in turns, the first one twice: the cost of a change, and how firm the figure is.
+// Compares the speed and memory of two checkouts of this project in turns, to find the cost of a change. Measures the
+// checkout of --before twice, to find how reliable the figures are.
 //
 //   npx node scripts/bench/compare-checkouts.ts --before DIR                     this checkout beside another, fifteen turns
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files
 //
-// Each checkout must have its node_modules. Needs Linux and Debian's curl. Everything happens on loopback, in one
-// temporary folder that goes with everything that was started, also on Ctrl-C.
+// Each checkout must have its node_modules. Needs Linux and Debian's curl. Everything runs on loopback. When the
+// bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
-// The rules: a broker and an agent of each side run all the time, and take turns within a round; each round begins with
-// another side. A ratio is that of one round; the table has the median of the rounds and the range of the middle half of
-// them. "before again" is a second pair of processes of the same checkout: where its ratio is not within 3 % of 1, the
+// The rules: a broker and an agent of each side run all the time. In a round the sides take turns; each round begins
+// with another side. The table has the median of the ratios of all rounds, and the range of the middle half of them.
+// "before again" is a second pair of processes of the checkout "before". If its ratio is not within 3 % of 1, the
 // machine was not quiet enough.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';

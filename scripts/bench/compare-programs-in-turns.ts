@@ -60,8 +60,8 @@ export class Table {
 }
 
 /**
- * Runs every peer in turn, `runs` times. Each round begins with another peer. Adds a row for each pair of one
- * of ours and another peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
+ * Runs every peer in turn, `runs` times. Each round begins with another peer. Adds a row for each pair of a
+ * peer of ours and another peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
  * that fails, or whose copy is wrong, is left out.
  */
 export async function race(

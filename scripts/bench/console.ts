@@ -1,13 +1,14 @@
-// The console in Chromium: loads, paints, long tasks, frames and memory, beside what was promised of them.
+// Measures the console in Chromium: loads, paints, long tasks, frames and memory. Compares the figures with limits.
 //
 //   npx node scripts/bench/console.ts --out scripts/bench/results/console.txt     all parts, 4 to 5 minutes
 //   npx node scripts/bench/console.ts --only actions,terminal
 //
 // Parts: memory, loads, slow, actions, uploads, terminal, fleet. Needs Linux and Debian's package chromium.
-// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
-// The rules: machines are simulated as in scripts/bench/fleet.ts, but for the one of files and terminals, whose agent is
-// real. Browser, broker and agents share the same cores. Those of 10,000 machines need `ulimit -n 20000`.
+// The rules: machines are simulated as in scripts/bench/fleet.ts. Only the machine for files and terminals has a real
+// agent. Browser, broker and agents share the same cores. The part fleet has 10,000 machines: it needs
+// `ulimit -n 20000`.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';

@@ -1,4 +1,5 @@
-// Files beside scp, rsync, tar over ssh and bare node:http: speed, CPU, memory, a far link, lists, stalled readers.
+// Compares files with scp, rsync, tar over ssh and bare node:http: speed, CPU, memory and a far link. Also measures
+// lists, and requests beside stalled readers.
 //
 //   npx node scripts/bench/files.ts                            1 GiB, five runs of each: half an hour or so
 //   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
@@ -7,14 +8,16 @@
 //   npx node scripts/bench/files.ts --only up --busy           while two other programs use all the CPU they get
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            in memory, without a disk's part in it
 //
-// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync; what is missing is skipped and named.
-// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Measurements that need a
+// missing program are skipped, with a note in the table.
+// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
 // The rules: every peer copies between the same two places of the same file system, with the page cache warm. They
-// take turns. A time is that of the whole client process, ssh's handshake included. An uploaded file counts when it
-// is on disk: our uploads and the bare server fsync; after the others `sync FILE` does, or `sync -f` after many files,
-// in their time, except for "scp without sync". Downloads are not synced. Every copy is compared with its source, outside the time. Figures are
-// medians; read the ratios. Behind a ratio stand the least and the greatest of one round.
+// take turns. The time of the whole client process is measured, including the handshake of ssh. An upload must be on
+// disk: Farhand and the bare server call fsync. For the other peers `sync FILE` runs afterwards, or `sync -f` for many
+// files, and its time is included, except for "scp without sync". Downloads are not synced. Every copy is compared with
+// its source, which is not timed. Figures are medians. Compare the ratios, not the absolute times. The least and the
+// greatest ratio of one round follow each ratio.
 import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';

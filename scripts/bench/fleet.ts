@@ -1,4 +1,4 @@
-// Measures one broker and a fleet of simulated agents: lists, changes, commands, idle time and the return of all agents.
+// Measures one broker and a fleet of simulated agents: lists, changes, commands, cost at rest, return of all agents.
 //
 //   npx node scripts/bench/fleet.ts                                     100 machines, all parts
 //   npx node scripts/bench/fleet.ts --scale 10000 --only rest,kill,batch --profile
@@ -6,11 +6,11 @@
 //
 // Parts: cold, rest, lists, patch, at-once, batch, small-files, kill, cut, minute, history. Needs Linux; Debian's wrk
 // is used if it is installed, and openssh-server for the peer of small files.
-// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
 // The rules: agents follow docs/agent-protocol.md and share no code with the broker but the protos. Their commands end
-// at once with exit code 0. They use the same cores as the broker, at a lower
-// priority. Those of 10,000 machines need `ulimit -n 20000`.
+// at once with exit code 0. The agents use the same cores as the broker, at a lower priority. A fleet of 10,000
+// machines needs `ulimit -n 20000`.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';

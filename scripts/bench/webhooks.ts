@@ -1,4 +1,4 @@
-// Webhooks under load: events at a steady rate to five receivers, and the times of REST requests meanwhile.
+// Measures webhooks under load: events at a steady rate to five receivers, and the times of REST requests meanwhile.
 //
 //   npx node scripts/bench/webhooks.ts                          half a minute
 //   npx node scripts/bench/webhooks.ts --rate 500 --seconds 5

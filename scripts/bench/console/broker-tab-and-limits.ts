@@ -10,7 +10,7 @@ export interface ConsoleBench {
   broker: BrokerProcess;
   tab: Tab;
   figures: Limits;
-  /** Simulated machines. */
+  /** Number of simulated machines. */
   machines: number;
   /** The id and a writable folder of a machine with a real agent. */
   real: { id: string; folder: string };

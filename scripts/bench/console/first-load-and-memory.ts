@@ -1,4 +1,4 @@
-// What the first load transfers, and what the console costs the broker in memory.
+// Measures the bytes that the first load transfers, and the memory that the console costs the broker.
 import { readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -11,7 +11,7 @@ const restMs = 22_000;
 const joinedMs = 3_000;
 
 export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void> {
-  // The page reads machines that have just joined once more, so the measurement begins after that.
+  // The page reads machines again soon after they have joined, so the measurement begins after that.
   await sleep(joinedMs);
   await tab.page.goto('about:blank');
   const client = await tab.page.context().newCDPSession(tab.page);
@@ -57,7 +57,7 @@ const tour = [
   '/profile',
 ];
 
-/** A broker with one machine that no browser uses, for comparison. */
+/** Another broker with one machine, for comparison. No browser uses this broker. */
 export interface Control {
   broker: BrokerProcess;
   /** The id of the broker's machine. */
@@ -65,8 +65,8 @@ export interface Control {
 }
 
 /**
- * Measures the memory that a tour of the pages adds to the broker at rest, and what the same requests of the
- * API add to another broker. The difference is the cost of the console itself.
+ * Measures the memory that a tour of the pages adds to the broker at rest, and the memory that the same API
+ * requests add to another broker. The difference is the cost of the console itself.
  */
 export async function measureBrokerMemory(
   { broker, figures, real }: Omit<ConsoleBench, 'tab'>,

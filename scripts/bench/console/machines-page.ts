@@ -9,7 +9,7 @@ const settledMs = 1_500;
 const watchedMs = 12_000;
 const rowHeight = 44;
 
-/** A hundred machines on a processor four times slower. */
+/** Measures the page with a hundred machines on a processor that is four times slower. */
 export async function measureSlowPage({ tab, figures }: ConsoleBench): Promise<void> {
   await tab.throttle(4);
   await tab.goto('/machines');

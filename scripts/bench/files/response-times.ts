@@ -124,7 +124,7 @@ export async function startStalled(url: URL, key: string): Promise<Socket[]> {
   return sockets;
 }
 
-/** Returns a function that prints by how much the private memory of each program has grown since. */
+/** Returns a function that prints by how much the private memory of each program has grown since this call. */
 export function privateMemory(programs: Running[]): () => string {
   const before = programs.map(({ pid }) => privateMebibytes(pid));
   return () => {

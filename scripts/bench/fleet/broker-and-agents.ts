@@ -11,7 +11,7 @@ export interface FleetSettings {
   seconds: number;
   /** Seconds over which CPU at rest is measured. */
   restSeconds: number;
-  /** Rows of each table of history. */
+  /** Number of rows in each table of history. */
   rows: number;
 }
 

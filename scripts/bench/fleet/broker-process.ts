@@ -8,7 +8,7 @@ import { cost, firstSecrets, privateMebibytes, until } from '../start-and-measur
 
 interface Parameters {
   dataDir: string;
-  /** Machines that may join. */
+  /** Number of machines that may join. */
   machines: number;
   /** True if profiles can be taken. */
   profiled: boolean;
@@ -120,7 +120,7 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** As in the Chrome DevTools protocol, Profiler.Profile. */
+/** The parts that are used of Profiler.Profile in the Chrome DevTools protocol. */
 interface Profile {
   nodes: { id: number; callFrame: { functionName: string; url: string; lineNumber: number } }[];
   samples: number[];

@@ -46,7 +46,7 @@ export class FleetOfAgents {
   }
 
   /**
-   * Waits until this number of agents is linked. Each of them must have got a welcome since an earlier count.
+   * Waits until this number of agents is linked, and as many welcomes have arrived since `welcomesBefore` was read.
    */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;

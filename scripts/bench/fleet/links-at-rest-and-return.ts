@@ -50,7 +50,7 @@ export async function returnAfterKill(fleet: Fleet): Promise<void> {
   });
 }
 
-/** Cuts all connections at once, while the broker goes on, and measures the return of all agents. */
+/** Cuts all connections at once, while the broker continues to run, and measures the return of all agents. */
 export async function returnAfterCut(fleet: Fleet): Promise<void> {
   await measureReturn(fleet, 'all back after a cut of the network', async () => fleet.agents.cut());
 }
