@@ -15,7 +15,7 @@ export const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
-/** Maximum total of all windows that are larger than `nearBytes`, in bytes. Unread bytes in these windows count too. */
+/** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
 /**
  * Maximum sum of the windows of a peer with more than `fewStreams` open calls, in bytes. All readers of these calls
@@ -60,7 +60,7 @@ interface Peer {
   last: Status;
 }
 
-/** The numbers of received and of unread bytes at one moment. */
+/** The bytes received and unread at a time. */
 interface Status {
   at: number;
   received: number;
@@ -77,7 +77,7 @@ const controls = new Map<Role, { users: number; stop(): void }>();
 
 /**
  * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned
- * function is called. Call it exactly once. Node's diagnostics channels are the only access to the sessions of grpc-js.
+ * function is called, once. Node's diagnostics channels are the only access to the sessions of grpc-js.
  */
 export function controlFlow(role: Role): () => void {
   const control = controls.get(role) ?? { users: 0, stop: startControl(role) };
@@ -93,7 +93,7 @@ export function controlFlow(role: Role): () => void {
 
 function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
-  /** Only sessions that had the stream of a call are here. Most control connections, perhaps 10,000, never have one. */
+  /** Sessions that had a call. The control connections of 10,000 machines have none. */
   const peers = new WeakMap<Http2Session, Peer>();
   /** Distant peers with open calls, or with a window that still has to shrink after their calls. */
   const busy = new Set<Peer>();
@@ -145,17 +145,13 @@ function startControl(role: Role): () => void {
   };
   const channel = `http2.${role}.stream.created`;
   subscribe(channel, opened);
-  return () => void unsubscribe(channel, opened);
+  return () => {
+    unsubscribe(channel, opened);
+    stopLooking();
+  };
 }
 
-/** Returns the maximum total of one peer's windows in bytes. Peers whose data is read divide `allBytes` equally. */
-function shareOf(peers: readonly Peer[]): number {
-  const held = sum(peers, (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
-  const readers = peers.filter((peer) => wantedBy(peer) > nearBytes).length;
-  return Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
-}
-
-/** Calls `run` once a session is connected. A client may open a stream earlier, but the session has no windows yet. */
+/** A client may open a stream before its session is connected. The session has no windows until then. */
 function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
   if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
   else if (!session.destroyed) run(session);
