@@ -377,7 +377,10 @@ export class DeliveryQueue<R extends Receiver> {
     try {
       await history.write((transaction) => store.limitDue(id, store.now() + ms, transaction));
     } catch (error) {
-      this.#log.error({ err: error, receiver: id }, 'waiting deliveries could not be made due earlier');
+      this.#log.error(
+        { err: error, receiver: id },
+        'the due times of waiting deliveries could not be moved earlier',
+      );
     }
     this.reread(id);
   }

@@ -80,8 +80,9 @@ export class HandshakeQueue {
   }
 
   /**
-   * Starts the next handshakes by a timer and not by setImmediate(). After setImmediate(), TLS writes the end of a
-   * handshake before the system has taken its beginning. The connection then occupies another 16 KiB until its end.
+   * Starts the next handshakes by a timer and not by setImmediate(). After setImmediate(), TLS writes the last bytes of
+   * a handshake before the operating system has accepted its first bytes. The connection then occupies another 16 KiB
+   * until it is closed.
    */
   #plan(): void {
     this.#cancelTurn ??= after(1, () => {
