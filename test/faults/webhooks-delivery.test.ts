@@ -815,7 +815,9 @@ test('a receiver that begins to fail gets one delivery at a time', async () => {
     for (let n = 0; n < 100; n += 1) system.events.emit(transaction, 'machine.online', undefined, { n });
   });
   await receiver.heard(100);
-  expect(Math.max(...open)).toBe(16);
+  // A busy machine may not send all 16 before the first answers.
+  expect(Math.max(...open)).toBeGreaterThan(8);
+  expect(Math.max(...open)).toBeLessThanOrEqual(16);
   expect(Math.max(...open.slice(60))).toBe(1);
 });
 
