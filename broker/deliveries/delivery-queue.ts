@@ -6,6 +6,7 @@ import type { Claims } from '../cluster/tasks-of-one-broker.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { State } from '../state/in-memory-state.ts';
 import type { Attempted, Delivery, DeliveryStore, EventKind } from './delivery-store.ts';
+import { ReceiverQueue } from './receiver-queue.ts';
 import type { Outcome } from './sender.ts';
 import type { Message } from './signature.ts';
 
@@ -47,41 +48,6 @@ export interface RetrySettings {
   waits: readonly number[];
 }
 
-/** The queue of one receiver. */
-class Queue {
-  readonly id: string;
-  /**
-   * `ready` has the deliveries that were read ahead. `last` is the delivery that was last removed from
-   * `ready`: the next read continues after it.
-   */
-  ready: Delivery[] = [];
-  last: Delivery | undefined;
-  /** Ids of deliveries whose attempt is running or whose outcome is not on disk yet. */
-  readonly unsaved = new Set<string>();
-  readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
-  /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
-  width = 1;
-  waking = false;
-  /** True while #advance() starts attempts. `again` makes it check for due deliveries once more. */
-  advancing = false;
-  again = false;
-  sweeping = false;
-  /** Number of resets. If it grows while rows are read from the history, these rows are ignored. */
-  resets = 0;
-  cancelTimer = (): void => {};
-
-  constructor(id: string) {
-    this.id = id;
-  }
-
-  /** Makes the next read start from the beginning, because deliveries in the table may have changed. */
-  reset(): void {
-    this.resets += 1;
-    this.ready = [];
-    this.last = undefined;
-  }
-}
-
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
@@ -101,7 +67,7 @@ export class DeliveryQueue<R extends Receiver> {
   readonly #parts: QueueParts<R>;
   readonly #retry: RetrySettings;
   readonly #log: Logger;
-  readonly #queues = new Map<string, Queue>();
+  readonly #queues = new Map<string, ReceiverQueue>();
   readonly #stopWatching: () => void;
   #started = false;
   #ended: Attempted[] = [];
@@ -179,14 +145,14 @@ export class DeliveryQueue<R extends Receiver> {
     await this.#save();
   }
 
-  #queueOf(id: string): Queue {
-    const queue = this.#queues.get(id) ?? new Queue(id);
+  #queueOf(id: string): ReceiverQueue {
+    const queue = this.#queues.get(id) ?? new ReceiverQueue(id);
     this.#queues.set(id, queue);
     return queue;
   }
 
   /** Starts attempts of due deliveries. One call at a time does this for a queue. */
-  async #advance(queue: Queue): Promise<void> {
+  async #advance(queue: ReceiverQueue): Promise<void> {
     queue.again = true;
     if (queue.advancing) return;
     queue.advancing = true;
@@ -197,13 +163,14 @@ export class DeliveryQueue<R extends Receiver> {
       }
     } catch (error) {
       this.#log.error({ err: error, receiver: queue.id }, 'deliveries could not be read; trying again');
-      after(retryMs, () => this.wake(queue.id));
+      queue.cancelTimer();
+      queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
     } finally {
       queue.advancing = false;
     }
   }
 
-  async #attemptDue(queue: Queue): Promise<void> {
+  async #attemptDue(queue: ReceiverQueue): Promise<void> {
     // All conditions are checked again after each read: the receiver may have changed, and its queue may have
     // been reset.
     for (;;) {
@@ -232,7 +199,7 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /** Returns the receiver if another attempt may begin now. Starts a sweep if the receiver is disabled. */
-  #attemptable(queue: Queue): R | undefined {
+  #attemptable(queue: ReceiverQueue): R | undefined {
     const { receivers, claims } = this.#parts;
     const receiver = receivers.get(queue.id);
     if (!receiver) this.#queues.delete(queue.id);
@@ -246,7 +213,7 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /** Reads the next waiting deliveries. Returns false if there are none. */
-  async #readAhead(queue: Queue): Promise<boolean> {
+  async #readAhead(queue: ReceiverQueue): Promise<boolean> {
     const { resets } = queue;
     const limit = readAhead + queue.unsaved.size;
     const waiting = await this.#parts.store.waiting(queue.id, limit, queue.last);
@@ -255,7 +222,7 @@ export class DeliveryQueue<R extends Receiver> {
     return queue.ready.length > 0;
   }
 
-  #attempt(queue: Queue, receiver: R, delivery: Delivery & { body: Buffer }): void {
+  #attempt(queue: ReceiverQueue, receiver: R, delivery: Delivery & { body: Buffer }): void {
     const attempt = { delivery, abort: new AbortController() };
     queue.unsaved.add(delivery.id);
     queue.running.add(attempt);
@@ -266,7 +233,7 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  #end(queue: Queue, { id: webhookId, armed }: R, delivery: Delivery, outcome: Outcome): void {
+  #end(queue: ReceiverQueue, { id: webhookId, armed }: R, delivery: Delivery, outcome: Outcome): void {
     if (outcome.aborted) {
       queue.unsaved.delete(delivery.id);
       queue.reset();
@@ -326,7 +293,7 @@ export class DeliveryQueue<R extends Receiver> {
    * Fails waiting deliveries that must not be sent, because their receiver is disabled or lacks the right, or
    * because their event was deleted.
    */
-  async #sweep(queue: Queue): Promise<void> {
+  async #sweep(queue: ReceiverQueue): Promise<void> {
     queue.sweeping = true;
     queue.reset();
     queue.cancelTimer();
