@@ -73,7 +73,11 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
           'this agent was not installed as a service from a package; upgrade it by hand',
         ];
   if (last?.upgrade_id === request.upgrade_id)
-    return ['conflict', 'already_taken', `this machine has already taken the upgrade ${request.upgrade_id}`];
+    return [
+      'conflict',
+      'already_taken',
+      `this machine has already received the upgrade ${request.upgrade_id}`,
+    ];
   if (last?.outcome === 'RUNNING')
     return ['conflict', 'in_progress', `the upgrade ${last.upgrade_id} of this machine is running`];
   return fitFault(request, machine) ?? signerFault(request, machine.trusted);

@@ -133,8 +133,7 @@ export class OpenCommand {
 
   /** Stores that the agent may have the command, then sends it. Never rejects. */
   async dispatch(link: Link): Promise<void> {
-    const { store, scheduler, mayRun, log } = this.#context;
-    const { id } = this.record;
+    const { store, scheduler, mayRun } = this.#context;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
       // #followed is set before the first await. Otherwise the scheduler could send the command twice, or resume()
@@ -145,7 +144,7 @@ export class OpenCommand {
       const spec = await store.history.write(async (transaction) => {
         if (this.batch && (await store.batches.isFull(this.batch, transaction))) return 'full';
         store.update(this.record, transaction);
-        return store.specOf(id, transaction);
+        return store.specOf(this.record.id, transaction);
       });
       // Another broker has taken the last slot of the batch. The scheduler decides again after its next read.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
@@ -157,7 +156,7 @@ export class OpenCommand {
       } else if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
     } catch (error) {
-      log.error({ err: error, command_id: id }, 'a queued command could not be sent; trying again in 1 s');
+      this.#logError(error, 'a queued command could not be sent; trying again in 1 s');
       if (!this.end) this.#markUnsent();
       after(retryMs, () => scheduler.decideSoon());
     }
@@ -174,12 +173,13 @@ export class OpenCommand {
    * or if its spec is not stored.
    */
   async #requeue(): Promise<boolean> {
-    const { store, scheduler, log } = this.#context;
-    const { id } = this.record;
+    const { store, scheduler } = this.#context;
     if (!this.#mayWait()) return false;
-    const spec = await store.specOf(id).catch((error: unknown) => {
-      log.error({ err: error, command_id: id }, 'a command was not queued again: its spec could not be read');
-    });
+    const spec = await store
+      .specOf(this.record.id)
+      .catch((error: unknown) =>
+        this.#logError(error, 'a command was not queued again: its spec could not be read'),
+      );
     // The command may have been cancelled or have ended during the read.
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
@@ -187,7 +187,7 @@ export class OpenCommand {
     store.history
       .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
-        log.error({ err: error, command_id: id }, 'a command is queued again, which is not stored yet'),
+        this.#logError(error, 'a command waits in the queue again, but this could not be stored'),
       )
       .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
@@ -290,15 +290,17 @@ export class OpenCommand {
     this.record = { ...this.record, cancel: true };
     // If the command is not stored yet, nothing is written here. The scheduler ends the command once it is stored.
     if (!this.stored) return;
-    const { presence, store, log } = this.#context;
+    const { presence, store } = this.#context;
     const written = store.history.write((transaction) => {
       if (!this.end) store.update(this.record, transaction);
     });
     // The kill is sent even if the write fails, so that the command ends even while the disk is full.
     await written.catch((error: unknown) => {
-      const { id, machine_id } = this.record;
-      if (!presence.online(machine_id)) throw error;
-      log.error({ err: error, command_id: id }, 'a command is killed; its cancellation is not stored');
+      if (!presence.online(this.record.machine_id)) throw error;
+      this.#logError(
+        error,
+        'the cancellation of a command could not be stored; the command is killed all the same',
+      );
     });
     this.#kill();
   }
@@ -326,17 +328,14 @@ export class OpenCommand {
     if (this.record.status !== 'queued') return;
     this.record = { ...this.record, status: 'running', started_at };
     this.output.changed.wake();
-    const { store, stopping, log } = this.#context;
+    const { store, stopping } = this.#context;
     this.#cancelAnnouncement = after(announceMs, () => {
       if (stopping.aborted) return;
       store.history
         .write((transaction) => this.#announce(transaction))
         .catch((error: unknown) => {
           this.#announced = false;
-          log.error(
-            { err: error, command_id: this.record.id },
-            'the start of a command could not be stored; it is stored with the end of the command',
-          );
+          this.#logError(error, 'the start of a command could not be stored; it is stored with the end');
         });
     });
   }
@@ -355,7 +354,7 @@ export class OpenCommand {
     this.#cancelAnnouncement();
     this.end = { ...this.record, finished_at: now(), ...outcome };
     const end = { ...this.end, ...(await this.output.final()) };
-    const { store, ends, stopping, log } = this.#context;
+    const { store, ends, stopping } = this.#context;
     await ends.enter();
     const announced = this.#announced;
     // A write that fails (disk full) is tried again until it succeeds.
@@ -370,14 +369,15 @@ export class OpenCommand {
         return this.#close(end);
       } catch (error) {
         if (this.#isDropped) return;
-        log.error(
-          { err: error, command_id: end.id },
-          'the end of a command could not be stored; trying again in 5 s',
-        );
+        this.#logError(error, 'the end of a command could not be stored; trying again in 5 s');
         this.#announced = announced;
         await sleep(rewriteMs, stopping);
       }
     }
+  }
+
+  #logError(err: unknown, message: string): void {
+    this.#context.log.error({ err, command_id: this.record.id }, message);
   }
 
   #close(end: Command): void {

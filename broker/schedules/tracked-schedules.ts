@@ -166,7 +166,7 @@ export class TrackedSchedules {
     this.#mark(tagged);
     if (this.#context.cluster && moved.length > 0)
       this.#load(moved).catch((err: unknown) =>
-        this.#log.error({ err }, 'the times up to which schedules are settled could not be read'),
+        this.#log.error({ err }, 'the last times at which schedules have run could not be read'),
       );
     return true;
   }

@@ -293,7 +293,10 @@ export class OpenSession {
       this.written = record.status;
       this.changed.wake();
     } catch (error) {
-      this.#context.log.error({ err: error, session_id: record.id }, 'a session change is not on disk yet');
+      this.#context.log.error(
+        { err: error, session_id: record.id },
+        'a change of a session could not be stored',
+      );
     }
   }
 
@@ -342,7 +345,9 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
-    .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'a stray terminal was not killed'));
+    .catch((err: unknown) =>
+      context.log.debug({ err, session_id: id }, 'a terminal whose session is over could not be killed'),
+    );
   // The agent removes its result of the terminal after the terminal has ended.
   context.acknowledgements.add(machineId, [id]);
 }

@@ -185,7 +185,9 @@ export class State implements Declared {
       return await this.#store.change(this.#committed, edit);
     } catch (cause) {
       await this.#finish();
-      throw this.#store.isUndone ? cause : new Error('a failed change is not undone yet', { cause });
+      throw this.#store.isUndone
+        ? cause
+        : new Error('a change failed, and could not be undone yet', { cause });
     }
   }
 

@@ -136,7 +136,7 @@ const alert = named('Alert', {
   status: z.enum(alertStatuses).describe('Status of the alert; `held`: a maintenance window holds it back'),
   message: z.string().describe('The alert in words'),
   value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
-  created_at: timestamp.describe('Time when the condition had lasted long enough'),
+  created_at: timestamp.describe('Time when the condition had lasted for the `for` of the rule'),
   opened_at: timestamp
     .nullable()
     .describe('Time when the alert opened; null if a maintenance window holds it back'),

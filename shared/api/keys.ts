@@ -122,7 +122,7 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of schedules of the key, which stop until another key changes them; those with `tags`, where and what they run',
+          'Ids of schedules of the key, which stop until another key changes them; schedules with `tags` stop until another key changes where or what they run',
         ),
       webhooks: z
         .array(webhookId)

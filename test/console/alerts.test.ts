@@ -16,9 +16,9 @@ browserTest('a rule is refused with the reason, then tested, created, changed an
   await page.getByLabel('Name', { exact: true }).fill('memory');
   await page.getByLabel('Open an alert when').selectOption('memory');
   await page.getByLabel('Above, in %').fill('0');
-  await page.getByText(/now it is so for .*web-1 \(\d+ %\)/).waitFor();
+  await page.getByText(/the rule would now open alerts for .*web-1 \(\d+ %\)/).waitFor();
   await page.getByLabel('Only machines tagged').fill('web');
-  await page.getByText(/now it is so for web-1 \(\d+ %\)\./).waitFor();
+  await page.getByText(/the rule would now open alerts for web-1 \(\d+ %\)\./).waitFor();
   await page.getByLabel('Above, in %').fill('100');
   await page.getByText('now it would open no alert').waitFor();
   await page.getByRole('button', { name: 'Create' }).click();

@@ -39,8 +39,8 @@ export function WindowList() {
         empty={
           <Empty icon={icons.maintenance} title="No maintenance is planned">
             <p>
-              In a maintenance window, alerts about its machines are held back. They open at its end if they
-              still hold.
+              In a maintenance window, alerts about its machines are held back. They open at its end if their
+              condition still holds.
             </p>
             {newButton}
           </Empty>
@@ -64,7 +64,7 @@ export function WindowList() {
             changed();
           }}
         >
-          <p>If it takes place now, it ends, and alerts that it holds back open.</p>
+          <p>If the window is in progress, it ends, and the alerts that it held back open.</p>
         </Confirm>
       )}
     </>

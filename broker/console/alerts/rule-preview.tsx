@@ -55,8 +55,8 @@ function Preview({ draft: { kind, above, limits }, measured }: { draft: Draft; m
     <p class="notice" role="status">
       <span>
         {found.length === 0
-          ? 'Test: now it would open no alert.'
-          : `Test: now it is so for ${named.join(', ')}${more > 0 ? ` and ${more}${data.has_more ? ' or more' : ''} others` : ''}.`}
+          ? 'Test: the rule would open no alert now.'
+          : `Test: the rule would now open alerts for ${named.join(', ')}${more > 0 ? ` and ${more}${data.has_more ? ' or more' : ''} others` : ''}.`}
       </span>
     </p>
   );

@@ -213,8 +213,8 @@ function Conflict({ theirs, mine, take, overwrite, later }: ConflictProps) {
       <header>
         <Icon of={icons.warning} />
         <span>
-          <strong>Somebody else saved this file.</strong> Nothing of yours was written. Lines with − are
-          theirs, with + yours.
+          <strong>Somebody else saved this file.</strong> Your changes were not written. Lines with − are
+          theirs, lines with + are yours.
         </span>
       </header>
       <pre>

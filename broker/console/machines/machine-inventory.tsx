@@ -304,7 +304,9 @@ function Packages({ packages }: { packages: Inventory['packages'] }) {
         ))}
       </Part>
       {packages.length > 0 && found.length === 0 && <p class="muted">No package has {text} in its name</p>}
-      {others > 0 && <p class="muted">{others.toLocaleString()} more are found by a part of their name</p>}
+      {others > 0 && (
+        <p class="muted">{others.toLocaleString()} more packages: search for a part of a name</p>
+      )}
     </>
   );
 }

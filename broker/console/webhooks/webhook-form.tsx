@@ -10,7 +10,7 @@ const choices: readonly (readonly [pattern: Pattern, text: string])[] = [
   ['machine.*', 'Machines: joined, online, offline'],
   ['command.failed', 'Failed commands'],
   ['command.*', 'All events of commands'],
-  ['schedule.*', 'Runs of schedules that notify'],
+  ['schedule.*', 'Schedules: completed and failed runs'],
   ['alert.*', 'Alerts: opened, acknowledged, resolved'],
   ['session.*', 'Terminals'],
   ['file.*', 'Files: uploaded, downloaded, deleted'],
