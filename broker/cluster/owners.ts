@@ -2,9 +2,8 @@
 // machine. The owner runs all work of the machine: commands, terminals and schedules. When a machine links to a broker,
 // that broker becomes its owner at once. The machines of a broker that has stopped are claimed by another broker.
 import { randomBytes } from 'node:crypto';
-import { every, monotonic, sleep } from '../../shared/clock.ts';
+import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Row } from '../history/database-interface.ts';
 import type { Fence } from '../history/group-commit.ts';
 import type { History } from '../history/history.ts';
 import { PostgresListener } from '../history/postgres-listener.ts';
@@ -13,6 +12,7 @@ import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
 import * as sql from './broker-and-owner-tables.ts';
 import { Lease } from './own-broker-lease.ts';
+import { OwnersAsLastRead } from './owners-as-last-read.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
 import { Claims } from './tasks-of-one-broker.ts';
 
@@ -26,18 +26,12 @@ export interface Adopter {
 
 const renewMs = 2_000;
 const pollMs = 1_000;
+const pruneMs = 3_600_000;
 /**
  * Shortest time in milliseconds between two reads of changes of other brokers. A busy broker commits a
  * thousand times a second.
  */
 const betweenMs = 20;
-
-interface Owner {
-  brokerId: string;
-  epoch: number;
-  /** Id of the link between the machine and that broker; null without a link. */
-  linkId: string | null;
-}
 
 /** A machine that this broker owns. */
 interface Own {
@@ -69,15 +63,8 @@ export class Cluster implements Owners {
   /** Functions that read what other brokers have written. */
   readonly #followers: (() => Promise<void>)[] = [];
   readonly #watchers = new Set<() => void>();
-  readonly #owners = new Map<string, Owner>();
+  readonly #owners: OwnersAsLastRead;
   readonly #own = new Map<string, Own>();
-  /** All brokers, with the monotonic time at which each broker's lease ends. */
-  #brokers = new Map<string, { url: string; until: number }>();
-  /** The monotonic time when the brokers were last read, and the brokers that were alive then, as JSON. */
-  #readAt = 0;
-  #living = '';
-  /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
-  #horizon = '0';
   readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
   #isTaking = false;
   /** Links that have ended, by machine, until their ends are written to the database. */
@@ -89,6 +76,7 @@ export class Cluster implements Owners {
 
   private constructor({ brokerId, url, log }: Options, connection: PostgresListener, state: State) {
     this.#lease = new Lease(connection, brokerId, url);
+    this.#owners = new OwnersAsLastRead(connection, brokerId);
     this.claims = new Claims(connection, brokerId);
     this.#log = log;
     this.#connection = connection;
@@ -115,7 +103,7 @@ export class Cluster implements Owners {
     this.#stops = [
       every(renewMs, () => void this.#renewAndClaim()),
       every(pollMs, () => this.#read()),
-      every(3_600_000, () => void this.claims.prune().catch(() => {})),
+      every(pruneMs, () => void this.#prune()),
     ];
     await this.#readOwners();
     await this.#claim();
@@ -140,27 +128,22 @@ export class Cluster implements Owners {
   }
 
   ownerElsewhere(machineId: string): Peer | undefined {
-    const { brokerId = '' } = this.#owners.get(machineId) ?? {};
-    const broker = brokerId === this.brokerId ? undefined : this.#brokers.get(brokerId);
-    return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
+    return this.#owners.elsewhere(machineId);
   }
 
   /** True if another living broker has a link to the machine. */
   isLinkedElsewhere(machineId: string): boolean {
     return (
-      this.ownerElsewhere(machineId) !== undefined && (this.#owners.get(machineId)?.linkId ?? null) !== null
+      this.ownerElsewhere(machineId) !== undefined && (this.#owners.of(machineId)?.linkId ?? null) !== null
     );
   }
 
   hasEnded(brokerId: string): boolean {
-    return (this.#brokers.get(brokerId)?.until ?? 0) <= this.#readAt;
+    return this.#owners.hasEnded(brokerId);
   }
 
   peers(): readonly Peer[] {
-    const others = [...this.#brokers].filter(
-      ([id, { until }]) => id !== this.brokerId && until > monotonic(),
-    );
-    return others.map(([brokerId, { url }]) => ({ brokerId, url }));
+    return this.#owners.peers();
   }
 
   async advertise(url: string): Promise<void> {
@@ -198,7 +181,7 @@ export class Cluster implements Owners {
 
   /** Records that the link of a machine has ended. This broker stays the owner of the machine. */
   unlinked(machineId: string): void {
-    const owner = this.#owners.get(machineId);
+    const owner = this.#owners.of(machineId);
     if (owner?.brokerId !== this.brokerId || owner.linkId === null) return;
     this.#unlinked.set(machineId, owner.linkId);
     owner.linkId = null;
@@ -247,13 +230,7 @@ export class Cluster implements Owners {
    */
   async #claim(): Promise<void> {
     const { isSteady } = this.#lease;
-    const free = [...this.#state.machines.keys()].filter((id) => {
-      const owner = this.#owners.get(id);
-      if (!owner) return true;
-      if (owner.brokerId === this.brokerId) return false;
-      const broker = this.#brokers.get(owner.brokerId);
-      return !broker || (isSteady && broker.until <= monotonic());
-    });
+    const free = [...this.#state.machines.keys()].filter((id) => this.#owners.isFree(id, isSteady));
     if (free.length === 0) return;
     await this.#connection.query(sql.claiming, [this.brokerId, free, isSteady]);
     await this.#notify();
@@ -272,7 +249,7 @@ export class Cluster implements Owners {
         const links = [...some.values()].map(({ linkId }) => linkId);
         const rows = await this.#connection.query(sql.taking, [this.brokerId, [...some.keys()], links]);
         await this.#notify();
-        for (const row of rows) this.#set(row);
+        for (const row of rows) this.#owners.set(row);
         await this.#become(rows.map((row) => String(row.machine_id)));
         for (const { taken } of some.values()) taken.resolve();
       } catch (error) {
@@ -285,7 +262,7 @@ export class Cluster implements Owners {
   /** Loads the open work of machines that this broker now owns. */
   async #become(machineIds: readonly string[]): Promise<void> {
     const fresh = machineIds.filter((id) => {
-      const owner = this.#owners.get(id);
+      const owner = this.#owners.of(id);
       return owner?.brokerId === this.brokerId && this.#own.get(id)?.epoch !== owner.epoch;
     });
     const adopted = Promise.withResolvers<void>();
@@ -293,7 +270,7 @@ export class Cluster implements Owners {
     for (const id of fresh) {
       if (this.#own.has(id)) this.#drop(id);
       this.#unloaded.delete(id);
-      this.#own.set(id, { epoch: this.#owners.get(id)?.epoch ?? 0, loaded: adopted.promise });
+      this.#own.set(id, { epoch: this.#owners.of(id)?.epoch ?? 0, loaded: adopted.promise });
     }
     if (fresh.length === 0) adopted.resolve();
     else
@@ -314,6 +291,19 @@ export class Cluster implements Owners {
   #drop(machineId: string): void {
     this.#own.delete(machineId);
     for (const adopter of this.#adopters) adopter.drop(machineId);
+  }
+
+  /** Deletes rows of no use any more. The next call deletes what a failed one has left. */
+  async #prune(): Promise<void> {
+    try {
+      await this.claims.prune();
+    } catch (err) {
+      if (!this.#isClosed)
+        this.#log.error(
+          { err },
+          'old rows of the tables of brokers could not be deleted: trying again in an hour',
+        );
+    }
   }
 
   async #unlink(): Promise<void> {
@@ -352,30 +342,16 @@ export class Cluster implements Owners {
   }
 
   async #readOwners(): Promise<void> {
-    const at = monotonic();
-    const brokers = await this.#connection.query(sql.readingBrokers);
-    this.#brokers = new Map(
-      brokers.map(({ id, url, ms }) => [String(id), { url: String(url), until: at + Number(ms) }]),
-    );
-    this.#readAt = at;
-    const before = this.#living;
-    this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The horizon is read first, so that a transaction that commits between the two reads is read again.
-    const [horizon] = await this.#connection.query(sql.readingHorizon);
-    const rows = await this.#connection.query(sql.readingOwners, [this.#horizon]);
-    this.#horizon = String(horizon?.xid);
-    const changed = rows.filter((row) => this.#set(row));
-    for (const row of changed) this.#dropIfLost(String(row.machine_id));
-    const own = changed
-      .filter(({ broker_id }) => broker_id === this.brokerId)
-      .map((row) => String(row.machine_id));
+    const { machineIds, isOther } = await this.#owners.read();
+    for (const id of machineIds) this.#dropIfLost(id);
+    const own = machineIds.filter((id) => this.#owners.of(id)?.brokerId === this.brokerId);
     await this.#become([...new Set([...own, ...this.#unloaded])]);
-    if (changed.length === 0 && before === this.#living) return;
+    if (!isOther) return;
     for (const watcher of [...this.#watchers]) watcher();
   }
 
   #dropIfLost(machineId: string): void {
-    const owner = this.#owners.get(machineId);
+    const owner = this.#owners.of(machineId);
     const own = this.#own.get(machineId);
     if (!owner || !own || owner.brokerId === this.brokerId || owner.epoch <= own.epoch) return;
     this.#log.warn(
@@ -383,17 +359,5 @@ export class Cluster implements Owners {
       'another broker has become the owner of a machine',
     );
     this.#drop(machineId);
-  }
-
-  /** Stores the owner of a machine in memory. Returns false if this owner or a newer one was known already. */
-  #set(row: Row): boolean {
-    const id = String(row.machine_id);
-    const linkId = row.link_id === null ? null : String(row.link_id);
-    const owner = { brokerId: String(row.broker_id), epoch: Number(row.epoch), linkId };
-    const known = this.#owners.get(id);
-    if (known && known.epoch > owner.epoch) return false;
-    if (known?.epoch === owner.epoch && known.linkId === owner.linkId) return false;
-    this.#owners.set(id, owner);
-    return true;
   }
 }

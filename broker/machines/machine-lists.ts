@@ -5,8 +5,9 @@ import type { Page } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../paging.ts';
-import { type MachineFacts, percentOf } from '../presence/facts-and-metrics.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
+import { percentOf } from '../presence/report-of-agent.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 
 interface ListServices {

@@ -5,8 +5,9 @@ import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { upgradeStateOf } from '../packages/can-machine-upgrade.ts';
 import type { Catalog, Packages } from '../packages/index.ts';
-import type { Facts, MachineFacts, Report } from '../presence/facts-and-metrics.ts';
+import type { Facts, MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
+import type { Report } from '../presence/report-of-agent.ts';
 import type { Machine } from '../state/in-memory-state.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];

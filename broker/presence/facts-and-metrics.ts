@@ -4,8 +4,9 @@ import { isDeepStrictEqual } from 'node:util';
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { label } from '../../shared/api/shared-schemas.ts';
-import { every, latestInstant, monotonic, nextTurn, now } from '../../shared/clock.ts';
+import { every, monotonic, nextTurn, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
 import {
   type History,
   type HistoryTransaction,
@@ -16,32 +17,7 @@ import {
 } from '../history/history.ts';
 import type { Installation, LastUpgrade } from './agent-installation.ts';
 import { LastHour } from './metrics-last-hour.ts';
-
-const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
-const space = z.object({ total: amount, used: amount, free: amount });
-const disk = space.extend({ available: amount.optional() });
-const absent = { total: 0, used: 0, free: 0 };
-
-/** A report as an agent has sent it. Sizes and numbers are checked only here. */
-const reportSchema = z.object({
-  recorded_at_ms: z.number().min(0).max(latestInstant),
-  uptime_s: amount,
-  cpu_usage: z.number().min(0).max(100),
-  cpu_cores: amount,
-  memory: space.nullish().transform((value) => value ?? absent),
-  disk: disk.nullish().transform((value) => value ?? absent),
-  load_average: z.array(amount).max(3),
-  disks: z
-    .array(z.object({ mount: z.string().max(4096), filesystem: z.string().max(255), space: disk.nullish() }))
-    .max(256),
-  network: z
-    .array(z.object({ name: z.string().max(255), received_bytes: amount, sent_bytes: amount }))
-    .max(256),
-  agent_rss: amount,
-  agent_uptime_s: amount,
-});
-/** A checked report, and the machine's clock minus the broker's clock. Older brokers stored no such offset. */
-export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
+import { percentOf, type Report, reportOf } from './report-of-agent.ts';
 
 const hostSchema = z.object({
   hostname: label(1, 255),
@@ -126,6 +102,7 @@ export class MachineFacts {
   readonly #watchers = new Set<(machineId: string) => void>();
   readonly #upgradeWatchers = new Set<(machineId: string) => void>();
   #version = 0;
+  #isClosed = false;
 
   private constructor(history: History, facts: Map<string, Facts>, sampleMs: number) {
     this.#history = history;
@@ -174,8 +151,22 @@ export class MachineFacts {
   }
 
   /** Reads regularly what machines of other brokers have reported. Their owners store it once a minute. */
-  followOthers(): void {
-    this.#stops.push(every(othersMs, () => void this.#readOthers().catch(() => {})));
+  followOthers(log: Logger): void {
+    let isFailing = false;
+    const read = async (): Promise<void> => {
+      try {
+        await this.#readOthers();
+        isFailing = false;
+      } catch (err) {
+        if (!isFailing && !this.#isClosed)
+          log.error(
+            { err },
+            'reports of machines of other brokers could not be read: trying again every 15 s',
+          );
+        isFailing = true;
+      }
+    };
+    this.#stops.push(every(othersMs, () => void read()));
   }
 
   async #readOthers(): Promise<void> {
@@ -323,6 +314,7 @@ export class MachineFacts {
   }
 
   async close(): Promise<void> {
+    this.#isClosed = true;
     for (const stop of this.#stops) stop();
     // The history logs a failure. Closing continues with the other parts.
     await this.#flush().catch(() => {});
@@ -374,11 +366,6 @@ function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_s
   return facts;
 }
 
-/** Returns the used share of memory or disk space, in percent; 0 if its size is unknown. */
-export function percentOf({ total, used }: { total: number; used: number }): number {
-  return total > 0 ? Math.min(100, (100 * used) / total) : 0;
-}
-
 function takeAll(ids: Set<string>): string[] {
   const all = [...ids];
   ids.clear();
@@ -389,9 +376,4 @@ function takeAll(ids: Set<string>): string[] {
 function factsIn(row: Row): Facts {
   const facts = jsonIn(row, 'facts') as Omit<Facts, 'report'>;
   return { ...facts, report: row.report === null ? undefined : (jsonIn(row, 'report') as Report) };
-}
-
-function reportOf(metrics: Metrics__Output | null | undefined): Report | undefined {
-  const report = metrics ? reportSchema.safeParse(metrics).data : undefined;
-  return report && { ...report, clock_offset_ms: report.recorded_at_ms - now() };
 }

@@ -137,7 +137,7 @@ export async function createParts(opening: Opening) {
     ...prometheusHandlers({ ...stores, publicUrl }),
   };
   if (cluster) {
-    followOthers(cluster, stores);
+    followOthers(cluster, stores, log);
     await followDeliveries(cluster, deliveries, [webhooks.queue, nouns.alerts.queue]);
   }
   await started?.();
@@ -161,8 +161,12 @@ export async function createParts(opening: Opening) {
 }
 
 /** Informs the machine facts, events and links of this broker of changes at other brokers. */
-function followOthers(cluster: Cluster, { state, events, presence, machineFacts }: Stores): void {
-  machineFacts.followOthers();
+function followOthers(
+  cluster: Cluster,
+  { state, events, presence, machineFacts }: Stores,
+  log: Logger,
+): void {
+  machineFacts.followOthers(log);
   events.expectOthers();
   cluster.follow(() => events.refresh());
   // The links join the cluster last, so that the work of a machine is dropped before its link ends.

@@ -7,7 +7,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
-import { gate, soon } from '../commands-fixture.ts';
+import { gate, leapingClock, soon } from '../commands-fixture.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import type { PostgresServer } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
@@ -63,6 +63,22 @@ withPostgres('two brokers', () => {
     await expect.poll(async () => (await atTwo()).status, { interval: 10, timeout: 5_000 }).toBe(401);
     expect(performance.now() - revoked).toBeLessThan(1_000);
   });
+
+  test('log a failure of their regular work once', async () => {
+    const clock = leapingClock();
+    const { one, database } = await startTwo(await server());
+    const { query } = await server();
+    for (const table of ['machine_facts', 'rate_limits'])
+      await query(`ALTER TABLE ${table} RENAME TO no_${table}`, database);
+    const lines = (text: string) => one.log.filter((line) => line.includes(text)).length;
+    for (let n = 0; n < 3; n += 1) {
+      clock.leap(16_000);
+      await soon(() => lines('reports of machines of other brokers could not be read')).toBe(1);
+    }
+    clock.leap(3_600_000);
+    await soon(() => lines('old rows of the tables of brokers could not be deleted')).toBe(1);
+    expect(lines('reports of machines of other brokers could not be read')).toBe(1);
+  }, 40_000);
 
   test('upgrade the machines of each other, a wave at a time', async () => {
     const { one, two } = await startTwo(await server());

@@ -1,0 +1,96 @@
+// Which brokers are alive, and which of them owns each machine, as this broker has last read it from the database.
+import { monotonic } from '../../shared/clock.ts';
+import type { Row } from '../history/database-interface.ts';
+import type { PostgresListener } from '../history/postgres-listener.ts';
+import { readingBrokers, readingHorizon, readingOwners } from './broker-and-owner-tables.ts';
+import type { Peer } from './peers/owner-lookup.ts';
+
+interface Owner {
+  brokerId: string;
+  epoch: number;
+  /** Id of the link between the machine and that broker; null without a link. */
+  linkId: string | null;
+}
+
+export class OwnersAsLastRead {
+  readonly #connection: PostgresListener;
+  /** Id of this broker. */
+  readonly #brokerId: string;
+  readonly #owners = new Map<string, Owner>();
+  /** All brokers, with the monotonic time at which each broker's lease ends. */
+  #brokers = new Map<string, { url: string; until: number }>();
+  /** The monotonic time when the brokers were last read, and the brokers that were alive then, as JSON. */
+  #readAt = 0;
+  #living = '';
+  /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
+  #horizon = '0';
+
+  constructor(connection: PostgresListener, brokerId: string) {
+    this.#connection = connection;
+    this.#brokerId = brokerId;
+  }
+
+  of(machineId: string): Owner | undefined {
+    return this.#owners.get(machineId);
+  }
+
+  /** Returns the owner of a machine if it is another broker that is alive. */
+  elsewhere(machineId: string): Peer | undefined {
+    const { brokerId = '' } = this.#owners.get(machineId) ?? {};
+    const broker = brokerId === this.#brokerId ? undefined : this.#brokers.get(brokerId);
+    return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
+  }
+
+  /** True if a machine has no owner, or one that has stopped. With `orOver`, the owner's lease may also be over. */
+  isFree(machineId: string, orOver: boolean): boolean {
+    const owner = this.#owners.get(machineId);
+    if (!owner) return true;
+    if (owner.brokerId === this.#brokerId) return false;
+    const broker = this.#brokers.get(owner.brokerId);
+    return !broker || (orOver && broker.until <= monotonic());
+  }
+
+  hasEnded(brokerId: string): boolean {
+    return (this.#brokers.get(brokerId)?.until ?? 0) <= this.#readAt;
+  }
+
+  peers(): readonly Peer[] {
+    const others = [...this.#brokers].filter(
+      ([id, { until }]) => id !== this.#brokerId && until > monotonic(),
+    );
+    return others.map(([brokerId, { url }]) => ({ brokerId, url }));
+  }
+
+  /**
+   * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
+   * link. `isOther` is true if anything differs from the last read.
+   */
+  async read(): Promise<{ machineIds: readonly string[]; isOther: boolean }> {
+    const at = monotonic();
+    const brokers = await this.#connection.query(readingBrokers);
+    this.#brokers = new Map(
+      brokers.map(({ id, url, ms }) => [String(id), { url: String(url), until: at + Number(ms) }]),
+    );
+    this.#readAt = at;
+    const before = this.#living;
+    this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
+    // The horizon is read first, so that a transaction that commits between the two reads is read again.
+    const [horizon] = await this.#connection.query(readingHorizon);
+    const rows = await this.#connection.query(readingOwners, [this.#horizon]);
+    this.#horizon = String(horizon?.xid);
+    const machineIds = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
+    return { machineIds, isOther: machineIds.length > 0 || before !== this.#living };
+  }
+
+  /** Stores the owner of a machine in memory. Returns false if this owner or a newer one was known already. */
+  set(row: Row): boolean {
+    const id = String(row.machine_id);
+    const linkId = row.link_id === null ? null : String(row.link_id);
+    const owner = { brokerId: String(row.broker_id), epoch: Number(row.epoch), linkId };
+    const known = this.#owners.get(id);
+    if (known && known.epoch > owner.epoch) return false;
+    if (known?.epoch === owner.epoch && known.linkId === owner.linkId) return false;
+    this.#owners.set(id, owner);
+    return true;
+  }
+}

@@ -1,0 +1,41 @@
+// The report of an agent about its machine, such as CPU, memory and disks. This file checks what an agent has sent.
+import { z } from 'zod';
+import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
+import { latestInstant, now } from '../../shared/clock.ts';
+
+const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
+const space = z.object({ total: amount, used: amount, free: amount });
+const disk = space.extend({ available: amount.optional() });
+const absent = { total: 0, used: 0, free: 0 };
+
+/** A report as an agent has sent it. Sizes and numbers are checked only here. */
+const reportSchema = z.object({
+  recorded_at_ms: z.number().min(0).max(latestInstant),
+  uptime_s: amount,
+  cpu_usage: z.number().min(0).max(100),
+  cpu_cores: amount,
+  memory: space.nullish().transform((value) => value ?? absent),
+  disk: disk.nullish().transform((value) => value ?? absent),
+  load_average: z.array(amount).max(3),
+  disks: z
+    .array(z.object({ mount: z.string().max(4096), filesystem: z.string().max(255), space: disk.nullish() }))
+    .max(256),
+  network: z
+    .array(z.object({ name: z.string().max(255), received_bytes: amount, sent_bytes: amount }))
+    .max(256),
+  agent_rss: amount,
+  agent_uptime_s: amount,
+});
+/** A checked report, and the machine's clock minus the broker's clock. Older brokers stored no such offset. */
+export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
+
+/** Checks a report that an agent has sent. Returns undefined if it is missing or invalid. */
+export function reportOf(metrics: Metrics__Output | null | undefined): Report | undefined {
+  const report = metrics ? reportSchema.safeParse(metrics).data : undefined;
+  return report && { ...report, clock_offset_ms: report.recorded_at_ms - now() };
+}
+
+/** Returns the used share of memory or disk space, in percent; 0 if its size is unknown. */
+export function percentOf({ total, used }: { total: number; used: number }): number {
+  return total > 0 ? Math.min(100, (100 * used) / total) : 0;
+}
