@@ -23,7 +23,6 @@ export function App() {
     identify().catch(setError);
   };
   useEffect(() => {
-    startLive();
     const stop = listenForShortcuts();
     if (me.value === undefined) start();
     return stop;
@@ -44,6 +43,8 @@ export function App() {
 function Shell() {
   const [menuOpen, setMenuOpen] = useState(false);
   const current = path.value;
+  // Effects of the page run before those of this frame, so the stream begins with the topics of the first page.
+  useEffect(startLive, []);
   useEffect(() => {
     setMenuOpen(false);
     if (current === '/') go(to('/machines'), { replace: true });

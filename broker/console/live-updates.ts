@@ -2,7 +2,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './api-client.ts';
-import { identify, loggedIn, may } from './login-session.ts';
+import { identify, may } from './login-session.ts';
 import { after } from './time.ts';
 
 export type Update = typeof streams.live.follow extends (
@@ -93,11 +93,11 @@ function opened(): void {
   openedBefore = true;
 }
 
-/** Follows the stream while a user is logged in. */
-export function startLive(): void {
-  effect(() => {
-    if (!loggedIn.value || topics.value === '') return undefined;
+/** Follows the stream until the returned function is called. */
+export function startLive(): () => void {
+  return effect(() => {
     const of = topics.value;
+    if (of === '') return undefined;
     const stop = new AbortController();
     // The stream is opened a moment later, because a new page adds its topics one after another.
     const cancel = after(settleMs, () => void follow(of, stop.signal));
