@@ -18,12 +18,7 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
     (signal) => client.alertChannels.get({ channel_id: channel }, { signal }),
     [channel],
   );
-  const [round, setRound] = useState(0);
   const { data, reload } = loaded;
-  const changed = (): void => {
-    reload();
-    setRound((before) => before + 1);
-  };
   return (
     <Page
       title={data?.name ?? 'Channel'}
@@ -32,7 +27,7 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
         { text: 'Channels', href: to('/alerts/channels') },
       ]}
       beside={data && <ChannelState channel={data} />}
-      actions={data && may('webhooks:write') && <Actions channel={data} changed={changed} />}
+      actions={data && may('webhooks:write') && <Actions channel={data} changed={reload} />}
     >
       <Show of={loaded}>
         {(detail) => (
@@ -45,8 +40,8 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
               redeliver={(delivery_id) =>
                 client.alertChannels.redeliver({ channel_id: channel, delivery_id })
               }
-              inputs={[channel, round]}
-              changed={changed}
+              inputs={[data]}
+              changed={reload}
               empty={
                 <Empty icon={icons.alerts} title="Nothing was sent yet">
                   <p>

@@ -3,7 +3,6 @@
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
-import { Counts } from '../commands/batch-progress-bar.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
 import { listen, useTopic } from '../live-updates.ts';
@@ -16,6 +15,7 @@ import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
 import { Choice, State } from '../parts/small-components.tsx';
+import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, place, setQuery, to } from '../router.ts';
 import { after, durationText } from '../time.ts';
@@ -83,7 +83,7 @@ export function Batch({ params: { batch = '' } }: { params: Params }) {
           <>
             <section class="card command-card">
               <pre class="command-line">{commandLine(record)}</pre>
-              <Counts batch={record} />
+              <StatusCounts counts={record.counts} done={record.counts.completed} total={record.total} />
             </section>
             <div class="filters">
               <Choice label="Machines" options={filters} value={filter} choose={setFilter} />

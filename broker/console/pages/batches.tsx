@@ -1,11 +1,11 @@
 // The page of all batches, each with the number of machines that are done.
 import { client } from '../api-client.ts';
-import { Counts } from '../commands/batch-progress-bar.tsx';
 import { commandLine } from '../commands/command-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
+import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { to } from '../router.ts';
 import { RunButton } from './commands.tsx';
 
@@ -46,7 +46,7 @@ export function Batches() {
                   <State of={batch.status} />
                 </td>
                 <td>
-                  <Counts batch={batch} />
+                  <StatusCounts counts={batch.counts} done={batch.counts.completed} total={batch.total} />
                 </td>
                 <td class="muted">
                   <Ago at={batch.created_at} />

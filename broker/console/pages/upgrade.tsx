@@ -6,12 +6,13 @@ import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
+import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place, setQuery, to } from '../router.ts';
 import { durationText } from '../time.ts';
 import { UpgradeForm } from '../upgrades/upgrade-form.tsx';
-import { type Upgrade, UpgradeProgress } from '../upgrades/upgrade-progress-bar.tsx';
 
+type Upgrade = Awaited<ReturnType<typeof client.upgrades.get>>;
 type Machine = Awaited<ReturnType<typeof client.upgrades.machines>>['items'][number];
 
 const above = [{ text: 'Upgrades', href: to('/upgrades') }];
@@ -68,6 +69,7 @@ function Existing({ id }: { id: string }) {
 
 function Plan({ upgrade }: { upgrade: Upgrade }) {
   const { wave, waves, current_wave, pause, max_failures, next_wave_at, created_at, finished_at } = upgrade;
+  const { counts, total } = upgrade;
   return (
     <section class="card command-card">
       <span>
@@ -82,7 +84,7 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
           </span>
         )}
       </span>
-      <UpgradeProgress upgrade={upgrade} />
+      <StatusCounts counts={counts} done={counts.upgraded} total={total} />
       <p class="fact-row muted">
         <span>
           {wave} {wave.endsWith('%') ? 'of the machines' : 'machines'} a wave, {durationText(pause)} between

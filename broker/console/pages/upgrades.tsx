@@ -6,8 +6,8 @@ import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
+import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { to } from '../router.ts';
-import { UpgradeProgress } from '../upgrades/upgrade-progress-bar.tsx';
 
 const newButton = () => (
   <NewButton text="Upgrade agents" allowed={may('machines:write')} opens={to('/upgrades', 'new')} />
@@ -57,7 +57,11 @@ export function Upgrades() {
                     `${upgrade.current_wave} of ${upgrade.waves}`}
                 </td>
                 <td>
-                  <UpgradeProgress upgrade={upgrade} />
+                  <StatusCounts
+                    counts={upgrade.counts}
+                    done={upgrade.counts.upgraded}
+                    total={upgrade.total}
+                  />
                 </td>
                 <td class="muted">
                   <Ago at={upgrade.created_at} />

@@ -18,18 +18,13 @@ type WebhookDetail = Awaited<ReturnType<typeof client.webhooks.get>>;
 
 export function Webhook({ params: { webhook = '' } }: { params: Params }) {
   const loaded = useData((signal) => client.webhooks.get({ webhook_id: webhook }, { signal }), [webhook]);
-  const [round, setRound] = useState(0);
   const { data, reload } = loaded;
-  const changed = (): void => {
-    reload();
-    setRound(round + 1);
-  };
   return (
     <Page
       title="Webhook"
       above={[{ text: 'Webhooks', href: to('/webhooks') }]}
       beside={data && <State of={data.enabled ? 'online' : 'failed'} text={data.enabled ? 'on' : 'off'} />}
-      actions={data && may('webhooks:write') && <Actions webhook={data} changed={changed} />}
+      actions={data && may('webhooks:write') && <Actions webhook={data} changed={reload} />}
     >
       <Show of={loaded}>
         {({ url, events, enabled, disabled_reason }) => (
@@ -51,8 +46,8 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
                 client.webhooks.deliveries({ webhook_id: webhook, ...paging }, { signal })
               }
               redeliver={(delivery_id) => client.webhooks.redeliver({ webhook_id: webhook, delivery_id })}
-              inputs={[webhook, round]}
-              changed={changed}
+              inputs={[data]}
+              changed={reload}
               empty={
                 <Empty icon={icons.webhooks} title="Nothing was sent yet">
                   <p>
