@@ -1,5 +1,5 @@
-// The HTTP server: its limits, the connections it accepts, and the Koa application. The application adds a
-// request id, timing and the error envelope to every request, then runs its route.
+// The HTTP server: its limits, the connections that it accepts, and the answers to malformed requests. Well-formed
+// requests are answered by the Koa application.
 import {
   createServer,
   type IncomingMessage,
@@ -12,32 +12,16 @@ import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { SecureContextOptions } from 'node:tls';
-import Router from '@koa/router';
-import Koa, { type Context, type Next } from 'koa';
-import type { Route } from '../../shared/api/route.ts';
-import { allRoutes } from '../../shared/api/route-table.ts';
-import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Backups } from '../backup.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
 import type { Client } from '../request-checks/authenticate.ts';
 import { publicError } from '../request-checks/public-error.ts';
-import type { RequestMetrics } from './about-broker.ts';
-import { serveConsole } from './console-files.ts';
-import { type Clients, createClients, type DispatchServices, dispatcher, requestIdOf } from './dispatch.ts';
+import { type AppOptions, createApp, type Headers, headersOfAll, retryHeaders } from './application.ts';
+import { createClients } from './dispatch.ts';
 import { jsonType } from './reply.ts';
-import { type WebSocketServices, WebSocketUpgrades } from './websocket.ts';
-
-export interface AppOptions extends DispatchServices, WebSocketServices {
-  metrics: RequestMetrics;
-  backups: Backups;
-  /** Directory of the built console. */
-  consoleDirectory: string;
-}
-
-type Headers = Readonly<Record<string, string>>;
+import { WebSocketUpgrades } from './websocket-upgrades.ts';
 
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port {
@@ -223,178 +207,4 @@ function endWithError(socket: Duplex, error: AppError, headers: Headers): void {
 /** The name of a status. Node has the older name of 413. */
 function statusText(status: number): string {
   return status === 413 ? 'Content Too Large' : (STATUS_CODES[status] ?? '');
-}
-
-// ---- The application
-
-/** Milliseconds for which the rest of a refused body is read, so that its client receives the refusal. */
-const lingerMs = 5_000;
-/** Headers about a file. They are removed if an error is sent in place of the file. */
-const ofContent = [
-  'ETag',
-  'Last-Modified',
-  'Accept-Ranges',
-  'Content-Disposition',
-  'Content-Length',
-  'Content-Type',
-];
-
-/**
- * Headers of every answer. They make browsers trust the declared type and not store the answer. Browsers then
- * load nothing for the answer, display it in no frame, and let no other origin read it.
- */
-const always = {
-  'X-Content-Type-Options': 'nosniff',
-  'Cache-Control': 'no-store',
-  'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
-  'Cross-Origin-Resource-Policy': 'same-origin',
-  'Referrer-Policy': 'no-referrer',
-  'X-Frame-Options': 'DENY',
-};
-
-/** Returns the headers of every answer. With `hsts` the certificate must be one that browsers trust. */
-function headersOfAll(hsts: boolean): Headers {
-  return hsts ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
-}
-
-/** Creates the Koa application of one server. `headers` are sent with every answer. */
-function createApp(
-  options: AppOptions,
-  clients: Clients,
-  upgrades: WebSocketUpgrades,
-  headers: Headers,
-  local: boolean,
-): Koa {
-  const router = new Router({ strict: true, sensitive: true });
-  for (const place of allRoutes()) {
-    const { route } = place;
-    const answer =
-      route.kind === 'socket'
-        ? (ctx: Context) => Promise.reject(upgrades.refusal(ctx.req))
-        : dispatcher(place, options, clients);
-    router.register(patternOf(route), [route.method], answer);
-  }
-  if (local) {
-    // These routes are not part of the API. They exist only on the broker's own socket file.
-    router.post('/local/backup', async (ctx) => {
-      ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
-    });
-    // This route is private, because its tickets are valid for any key.
-    router.post('/local/login-tickets/:key_id', (ctx) => {
-      const { key_id } = ctx.params;
-      const key = options.state.keys.get(key_id ?? '');
-      if (!key) throw new AppError('key_not_found', `no key has the id ${key_id}`, { key_id });
-      ctx.body = {
-        data: { ticket: options.logins.tickets.make(key.id) },
-        meta: { request_id: requestIdOf(ctx) },
-      };
-    });
-  }
-  const app = new Koa();
-  app.silent = true;
-  app.use(envelope(options.log, options.metrics, headers));
-  app.use(answerBrowser);
-  app.use(serveConsole(options.consoleDirectory));
-  app.use(router.routes());
-  app.use((ctx) => unknownRoute(ctx, router, clients));
-  return app;
-}
-
-/**
- * Answers a browser's request for an icon with unauthorized, as on any other path, but without a line in the log.
- */
-async function answerBrowser(ctx: Context, next: Next): Promise<void> {
-  if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
-    throw new AppError('unauthorized', 'this broker has no icon');
-  await next();
-}
-
-/** A route's path in the router's syntax: `{id}` becomes `:id`. */
-function patternOf({ base, path }: Route): string {
-  return `${base}${path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
-}
-
-/** Gives the request an id, measures its time, and turns any thrown error into the error envelope. */
-function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
-  return async (ctx: Context, next: Next): Promise<void> => {
-    const started = monotonic();
-    const requestId = requestIdFrom(ctx.get('x-request-id'));
-    ctx.state.requestId = requestId;
-    ctx.set({ 'X-Request-Id': requestId, ...headers });
-    try {
-      assertFraming(ctx.req);
-      await next();
-    } catch (error) {
-      writeError(ctx, error, log);
-    }
-    if (!ctx.req.complete) linger(ctx.req);
-    const ms = monotonic() - started;
-    const { method, path, status } = ctx;
-    const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
-    // Metrics and log are written after the answer was sent, so that they do not delay it.
-    setImmediate(() => {
-      metrics.observe(method, route, status, ms);
-      log.debug({ request_id: requestId, method, path, status, ms }, 'request');
-    });
-  };
-}
-
-function assertFraming({ headers, httpVersion }: IncomingMessage): void {
-  if (!headers.host && httpVersion === '1.1')
-    throw new AppError('invalid_request', 'the request lacks the header Host, which HTTP/1.1 requires');
-  // Node decodes only the coding chunked. A body in another transfer coding would be stored undecoded.
-  const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
-  if (coding !== 'chunked')
-    throw new AppError('invalid_request', 'send the body with no Transfer-Encoding other than chunked');
-}
-
-function linger(request: IncomingMessage): void {
-  request.resume();
-  const cut = after(lingerMs, () => request.socket.destroy());
-  request.once('close', cut);
-}
-
-function writeError(ctx: Context, error: unknown, log: Logger): void {
-  const about = { request_id: requestIdOf(ctx), path: ctx.path };
-  const { code, message, details, status } = publicError(error, about, log);
-  for (const header of ofContent) ctx.remove(header);
-  if (status !== 416) ctx.remove('Content-Range');
-  ctx.status = status;
-  if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
-  ctx.set(retryHeaders({ status, details }));
-  // The connection is closed after an oversized body, because its rest is not read.
-  if (status === 413) ctx.set('Connection', 'close');
-  ctx.body = { error: { code, message, details } };
-}
-
-/**
- * Returns the header that says when a request may be repeated: after the seconds in the details of its error,
- * otherwise after 5 s.
- */
-function retryHeaders({ status, details }: Pick<AppError, 'status' | 'details'>): Headers {
-  const { retry_after = 5 } = details;
-  return status === 503 || status === 429 ? { 'Retry-After': String(retry_after) } : {};
-}
-
-/**
- * Answers a request that matches no route. Without a valid key the answer is 401, so that it reveals nothing;
- * otherwise 405 with Allow, or 404.
- */
-async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
-  const layers = router.match(ctx.path, ctx.method).path;
-  const open = allRoutes().some(
-    ({ route }) => route.access === 'everybody' && layers.some(({ path }) => path === patternOf(route)),
-  );
-  if (!open) {
-    const { quota } = await clients.identify(ctx);
-    if (quota?.refusal) throw quota.refusal;
-  }
-  const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
-  if (allowed.length === 0)
-    throw new AppError('route_not_found', 'no route has this path: see /docs', {
-      path: ctx.path,
-    });
-  ctx.set('Allow', allowed.join(', '));
-  const message = `${ctx.path} has no method ${ctx.method}; it has ${allowed.join(', ')}`;
-  throw new AppError('method_not_allowed', message, { allowed });
 }

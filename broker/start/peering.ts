@@ -2,7 +2,8 @@
 import type { Owners } from '../cluster/peers/owner-lookup.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import type { StreamsService } from '../grpc-api/index.ts';
-import { type AppOptions, createHttpServer } from '../http/server.ts';
+import type { AppOptions } from '../http/application.ts';
+import { createHttpServer } from '../http/server.ts';
 import { renewLeaves } from '../link/certificate-authority.ts';
 import type { Opening, Parts } from './create-parts.ts';
 import type { PeerClients } from './peer-clients.ts';

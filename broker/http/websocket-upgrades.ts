@@ -1,27 +1,18 @@
-// Serves terminals over WebSocket: checks the ticket of each upgrade, and connects the open socket to its
-// session. A refused upgrade is handled as an ordinary request, so that its error has the JSON envelope.
+// Opens terminals as WebSockets: checks the ticket of each request, and connects the open socket to its session.
+// A refused request is answered as an ordinary one, so that its error has the JSON envelope.
 import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
-import { closeCodes } from '../../shared/api/close-codes.ts';
 import { sessionId } from '../../shared/api/shared-schemas.ts';
-import { maxMessageBytes, receivedMessage, terminal } from '../../shared/api/terminal.ts';
-import { every, monotonic } from '../../shared/clock.ts';
+import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import { assertKnownParameters, queryOf } from '../request-checks/parse-api-request.ts';
-import {
-  type Action,
-  actionOf,
-  type ClientPort,
-  type CloseReason,
-  type Notice,
-} from '../sessions/terminal-client.ts';
-import { assertJsonLimits } from './body.ts';
+import type { ClientPort } from '../sessions/terminal-client.ts';
 import { isOwnOrigin, type OriginServices } from './csrf-check.ts';
+import { WebSocketClient } from './websocket-client.ts';
 
 /** What a ticket gives access to: one client of one session. */
 export interface Attachment {
@@ -38,31 +29,6 @@ export interface WebSocketServices extends OriginServices {
   peers?: Peers | undefined;
   log: Logger;
 }
-
-const pingMs = 15_000;
-/**
- * Number of unanswered pings after which a client is disconnected. The first of these pings is then 30 seconds old.
- */
-const maxUnanswered = 2;
-/** Bytes of input that may wait for the terminal. If more are waiting, the socket is not read. */
-const maxWaiting = 64 * 1024;
-/** Maximum number of bytes of a message that reports received output. */
-const reportBytes = 64;
-/** Bytes counted for each waiting message in addition to its data. */
-const messageCost = 64;
-/**
- * Milliseconds after which a client is disconnected if its input still waits. The socket of this client is paused,
- * so the broker would not notice if the client were gone.
- */
-const stuckMs = 25_000;
-
-const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
-  ended: 'the session ended',
-  stopping: 'the broker is stopping; attach again later',
-  detached: 'this client was detached; the session goes on',
-  forbidden: 'this key is no longer allowed to attach to the session',
-  fell_behind: 'this client read too slowly; attach again',
-};
 
 /** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
@@ -229,170 +195,4 @@ function assertOwnOrigin(request: IncomingMessage, services: WebSocketServices):
 
 function notASocket(message: string): AppError {
   return new AppError('invalid_request', message);
-}
-
-/** A client of a session that is connected by a WebSocket. */
-class WebSocketClient implements ClientPort {
-  readonly actions: AsyncIterable<Action>;
-  readonly #ws: WebSocket;
-  readonly #gone = new AbortController();
-  /** Messages that the session has not read yet. While they exceed maxWaiting, the socket is not read. */
-  #waiting: { data: Buffer; binary: boolean }[] = [];
-  #waitingBytes = 0;
-  readonly #changed = new Wake();
-  /** Offset after the last byte of output that was sent. */
-  #sent = 0;
-  /** Offset of the client's last report; undefined for a client that reports nothing. */
-  #received: number | undefined;
-  readonly #reported = new Wake();
-  #closing = false;
-  #takenAt = monotonic();
-  /** Pings in a row without a message, ping or pong from the client. */
-  #unanswered = 0;
-  #ponging = false;
-
-  constructor(ws: WebSocket) {
-    this.#ws = ws;
-    const stopPings = every(pingMs, () => this.#ping());
-    this.actions = this.#read();
-    // Messages are Buffers, because binaryType has its default value.
-    ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
-    ws.on('ping', (data) => this.#pong(data));
-    for (const event of ['message', 'ping', 'pong'] as const) {
-      ws.on(event, () => {
-        this.#unanswered = 0;
-      });
-    }
-    // Errors need no handling, because the library reports them to the client in a close frame.
-    ws.on('error', () => {});
-    ws.once('close', () => {
-      stopPings();
-      this.#changed.wake();
-      this.#reported.wake();
-      if (!this.#closing) this.#gone.abort();
-    });
-  }
-
-  get gone(): AbortSignal {
-    return this.#gone.signal;
-  }
-
-  /** Resolves once the client has reported the bytes; if it reports nothing, once the socket has sent them. */
-  async output(bytes: Uint8Array): Promise<void> {
-    this.#sent += bytes.length;
-    const end = this.#sent;
-    await this.#send(bytes);
-    while (this.#awaitsReports && (this.#received ?? end) < end) await this.#reported.wait();
-  }
-
-  notify(notice: Notice): Promise<void> {
-    if (notice.type === 'ready') this.#sent = notice.offset;
-    return this.#send(JSON.stringify(notice));
-  }
-
-  close(closeReason: CloseReason): void {
-    if (this.#closing) return;
-    this.#closing = true;
-    const { why, ...ending } = closeReason;
-    if (why === 'ended') void this.#send(JSON.stringify({ type: 'end', ...ending }));
-    this.#close(closeCodes[why], closeReasons[why]);
-  }
-
-  /** False while no report can arrive: the socket is closed, or is not read because its input waits. */
-  get #awaitsReports(): boolean {
-    return this.#ws.readyState === this.#ws.OPEN && !this.#ws.isPaused;
-  }
-
-  #send(message: Uint8Array | string): Promise<void> {
-    const binary = typeof message !== 'string';
-    return new Promise((resolve) => this.#ws.send(message, { binary }, () => resolve()));
-  }
-
-  /** Drops waiting messages and sends a close frame. Continues to read until the client's close frame arrives. */
-  #close(code: number, reason: string): void {
-    this.#waiting = [];
-    this.#ws.resume();
-    this.#ws.close(code, reason);
-    this.#changed.wake();
-  }
-
-  #receive(data: Buffer, binary: boolean): void {
-    if (this.#ws.readyState !== this.#ws.OPEN) return;
-    // Reports of received output overtake waiting input, because a program that waits for its output to be read
-    // reads no input.
-    const report = binary ? undefined : reportIn(data);
-    if (report !== undefined) {
-      this.#received = report;
-      this.#reported.wake();
-      return;
-    }
-    this.#waiting.push({ data, binary });
-    this.#waitingBytes += data.length + messageCost;
-    if (this.#waitingBytes >= maxWaiting) {
-      this.#ws.pause();
-      this.#reported.wake();
-    }
-    this.#changed.wake();
-  }
-
-  /** Yields the client's actions. An invalid message closes the connection, but not the session. */
-  async *#read(): AsyncGenerator<Action> {
-    try {
-      for (;;) {
-        const next = this.#waiting.shift();
-        if (next) {
-          this.#waitingBytes -= next.data.length + messageCost;
-          this.#takenAt = monotonic();
-          if (this.#waitingBytes < maxWaiting && this.#ws.isPaused) this.#ws.resume();
-          yield next.binary ? { input: next.data } : actionOf(parseJson(next.data));
-        } else if (this.#ws.readyState === this.#ws.OPEN) await this.#changed.wait(this.#gone.signal);
-        else return;
-      }
-    } catch (error) {
-      if (!(error instanceof AppError)) throw error;
-      // A close reason has at most 123 bytes (RFC 6455 section 5.5), so it is cut to 120 ASCII characters.
-      this.#close(1008, error.message.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
-    }
-  }
-
-  /**
-   * Answers a ping unless another answer is being sent. Pings in between need no answer (RFC 6455 section
-   * 5.5.3).
-   */
-  #pong(data: Buffer): void {
-    if (this.#ponging) return;
-    this.#ponging = true;
-    this.#ws.pong(data, false, () => {
-      this.#ponging = false;
-    });
-  }
-
-  /** Pings the client. Disconnects it if pings are not answered. Pings while the socket is paused do not count. */
-  #ping(): void {
-    if (this.#ws.isPaused) {
-      this.#unanswered = 0;
-      if (monotonic() - this.#takenAt >= stuckMs)
-        this.#close(closeCodes.fell_behind, 'the machine did not accept input for too long; attach again');
-    }
-    if (this.#unanswered >= maxUnanswered) this.#ws.terminate();
-    // A closing socket accepts no more pings.
-    else if (this.#ws.readyState === this.#ws.OPEN) {
-      this.#unanswered += 1;
-      this.#ws.ping();
-    }
-  }
-}
-
-/** The offset in a message that reports received output; undefined for any other message. */
-function reportIn(data: Buffer): number | undefined {
-  return data.length > reportBytes ? undefined : receivedMessage.safeParse(parseJson(data)).data?.offset;
-}
-
-function parseJson(bytes: Buffer): unknown {
-  try {
-    assertJsonLimits(bytes);
-    return JSON.parse(bytes.toString());
-  } catch {
-    return undefined;
-  }
 }
