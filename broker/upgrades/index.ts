@@ -14,17 +14,15 @@ import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { isRefusal, packageFor } from '../packages/can-machine-upgrade.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Rollout, type RolloutServices } from './upgrade-in-waves.ts';
+import { textOf, UpgradeRecords, upgradeToJson } from './upgrade-records.ts';
 import {
   type Member,
   memberColumns,
   memberFromRow,
-  textOf,
   type Upgrade,
-  UpgradeRecords,
   upgradeColumns,
   upgradeFromRow,
-  upgradeToJson,
-} from './upgrade-records.ts';
+} from './upgrade-tables.ts';
 
 interface UpgradeServices extends RolloutServices {
   history: History;

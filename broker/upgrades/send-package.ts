@@ -4,7 +4,7 @@ import type { StageUpgradeRequest } from '../../proto/types/farhand/agent/v1/Sta
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentPackage } from '../packages/index.ts';
-import type { Upgrade } from './upgrade-records.ts';
+import type { Upgrade } from './upgrade-tables.ts';
 
 const chunkBytes = 256 * 1024;
 

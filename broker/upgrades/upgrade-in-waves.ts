@@ -6,7 +6,8 @@ import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
-import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
+import type { UpgradeRecords } from './upgrade-records.ts';
+import type { Member, Upgrade } from './upgrade-tables.ts';
 
 /** The parts of the broker that differ if there are several brokers. */
 interface Peers {

@@ -14,7 +14,8 @@ import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 import { sendPackage } from './send-package.ts';
-import type { Member, Upgrade, UpgradeRecords } from './upgrade-records.ts';
+import type { UpgradeRecords } from './upgrade-records.ts';
+import type { Member, Upgrade } from './upgrade-tables.ts';
 
 /** The parts of the broker that upgrades use. */
 export interface UpgradeServices {

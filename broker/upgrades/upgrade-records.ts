@@ -2,79 +2,25 @@
 // machine is committed together with the event that reports it.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
-import type { KeyId, MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
-import type { MachineUpgradeStatus, UpgradeReason } from '../../shared/api/upgrades.ts';
+import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { iso, nextTurn, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
+import { type History, type HistoryTransaction, textIn } from '../history/history.ts';
 import { allOf, reachableOnly } from '../paging.ts';
 import type { State } from '../state/in-memory-state.ts';
+import {
+  insertRow,
+  type Member,
+  memberColumns,
+  memberFromRow,
+  tables,
+  type Upgrade,
+  upgradeColumns,
+  upgradeFromRow,
+} from './upgrade-tables.ts';
 
 type Served = Reply<Api['upgrades']['get']>;
-
-/** An upgrade as the history stores it; times are in milliseconds since 1970. */
-export interface Upgrade
-  extends Omit<
-    Served,
-    'total' | 'counts' | 'created_at' | 'finished_at' | 'next_wave_at' | 'current_wave' | 'waves'
-  > {
-  id: UpgradeId;
-  requested_by: KeyId;
-  created_at: number;
-  finished_at: number | null;
-  next_wave_at: number | null;
-  /** Number of the last wave that has begun, from 1; 0 before the first one. */
-  current_wave: number;
-  waves: number;
-  /** Number of machines that have failed. */
-  failures: number;
-}
-
-/** A machine of an upgrade. */
-export interface Member {
-  upgrade_id: UpgradeId;
-  machine_id: MachineId;
-  /** Number of the machine's wave, from 1; 0 if the machine was skipped at once. */
-  wave: number;
-  status: MachineUpgradeStatus;
-  reason: UpgradeReason | null;
-  message: string | null;
-  from_version: string;
-  commands: number | null;
-  created_at: number;
-  started_at: number | null;
-  /** Time until which the machine may be offline or switching, in milliseconds since 1970. */
-  until: number | null;
-  finished_at: number | null;
-}
-
-const tables = [
-  `CREATE TABLE upgrades (
-    id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, version TEXT NOT NULL, wave TEXT NOT NULL, pause INTEGER NOT NULL,
-    max_failures INTEGER NOT NULL, running TEXT NOT NULL, wait_for INTEGER NOT NULL, queue_for INTEGER NOT NULL,
-    probe_timeout INTEGER NOT NULL, current_wave INTEGER NOT NULL, waves INTEGER NOT NULL, next_wave_at INTEGER,
-    failures INTEGER NOT NULL, created_at INTEGER NOT NULL, finished_at INTEGER, requested_by TEXT NOT NULL
-  );
-  CREATE INDEX upgrades_by_time ON upgrades (created_at);
-  CREATE INDEX upgrades_open ON upgrades (id) WHERE finished_at IS NULL;
-  CREATE TABLE upgrade_machines (
-    upgrade_id TEXT NOT NULL, machine_id TEXT NOT NULL, wave INTEGER NOT NULL, status TEXT NOT NULL, reason TEXT,
-    message TEXT, from_version TEXT NOT NULL, commands INTEGER, created_at INTEGER NOT NULL, started_at INTEGER,
-    until INTEGER, finished_at INTEGER
-  );
-  CREATE UNIQUE INDEX upgrade_machines_by_id ON upgrade_machines (upgrade_id, machine_id);
-  CREATE UNIQUE INDEX upgrade_machines_open ON upgrade_machines (machine_id) WHERE finished_at IS NULL;
-  CREATE INDEX upgrade_machines_by_wave ON upgrade_machines (upgrade_id, wave, status) WHERE finished_at IS NULL;
-  CREATE INDEX upgrade_machines_by_status ON upgrade_machines (upgrade_id, status);
-  CREATE INDEX upgrade_machines_by_machine ON upgrade_machines (machine_id);
-  CREATE INDEX upgrade_machines_unanswered ON upgrade_machines (machine_id) WHERE reason = 'no_answer'`,
-];
-
-export const upgradeColumns =
-  'id, status, version, wave, pause, max_failures, running, wait_for, queue_for, probe_timeout, current_wave, waves, next_wave_at, failures, created_at, finished_at, requested_by';
-export const memberColumns =
-  'upgrade_id, machine_id, wave, status, reason, message, from_version, commands, created_at, started_at, until, finished_at';
 
 /** Milliseconds after which an upgrade that is not stored completely is removed at the next start. */
 const incompleteMs = 600_000;
@@ -352,26 +298,6 @@ export class UpgradeRecords {
     const data = { upgrade_id, version, status: member?.status ?? status };
     this.#context.events.emit(journal, type, machine, { ...data, ...of });
   }
-}
-
-function insertRow(
-  transaction: HistoryTransaction,
-  table: string,
-  row: Readonly<Record<string, string | number | null>>,
-): void {
-  const names = Object.keys(row);
-  const marks = names.map(() => '?').join(', ');
-  transaction.run(`INSERT INTO ${table} (${names.join(', ')}) VALUES (${marks})`, ...Object.values(row));
-}
-
-/** Converts a row to an upgrade. The row has the columns that insert() wrote. */
-export function upgradeFromRow(row: Row): Upgrade {
-  return row as unknown as Upgrade;
-}
-
-/** Converts a row to a machine of an upgrade. The row has the columns that insert() wrote. */
-export function memberFromRow(row: Row): Member {
-  return row as unknown as Member;
 }
 
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
