@@ -19,12 +19,19 @@ const probe = `
   for (const type of ['pointerdown', 'keydown'])
     addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
-  /** Resolves when a condition is true and painted, with the time since the last key or press before it. */
+  /**
+   * Resolves when a condition is true and painted, with the time since the last key or press before it. The condition
+   * is checked when the document changes, not in each frame: Chromium delivers messages that arrive after a key only
+   * after the next frame if one is requested.
+   */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {
-      if (!condition()) return requestAnimationFrame(look);
+      if (!condition()) return;
+      changes.disconnect();
       painted(() => resolve(performance.now() - probe.started));
     };
+    const changes = new MutationObserver(look);
+    changes.observe(document, { childList: true, subtree: true, attributes: true, characterData: true });
     look();
   });
   probe.countFrames = () => {
