@@ -1,10 +1,9 @@
 // farhand-agent doctor: finds problems of the agent and its connection to the broker, and says how to fix
 // them.
-import { existsSync } from 'node:fs';
 import { examineAgent } from '../shared/doctor/agent-checks.ts';
 import { findingsText } from '../shared/doctor/check-result.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
-import { settingsOf } from '../shared/systemd/install.ts';
+import { withSettingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';
 import { examineUpgrades } from './upgrade/doctor-checks.ts';
 
@@ -18,11 +17,7 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
     return { text: helpText(`${name} doctor`, purpose, agentSettings), code: 0 };
   }
   // Uses the settings of the installed service unless --config is given.
-  const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
-  const settings = readSettings(agentSettings, {
-    argv: installed ? ['--config', settingsOf({ name }), ...argv] : argv,
-    env,
-  });
+  const settings = readSettings(agentSettings, { argv: withSettingsOf(name, argv), env });
   const findings = await examineAgent(settings.data_dir, settings.broker);
   return findingsText([...findings, ...examineUpgrades(settings)]);
 }

@@ -1,12 +1,11 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
-import { existsSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { unitState } from '../shared/doctor/agent-checks.ts';
 import { findingsText } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
 import { examineSigningKeys } from '../shared/doctor/signing-key-check.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
-import { settingsOf } from '../shared/systemd/install.ts';
+import { settingsOf, withSettingsOf } from '../shared/systemd/install.ts';
 import { brokerSettings } from './settings-schema.ts';
 
 const name = 'farhand-broker';
@@ -20,9 +19,7 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
     return { text: helpText(`${name} doctor`, purpose, table), code: 0 };
   }
   // Uses the settings of the installed service unless --config is given.
-  const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
-  const words = installed ? ['--config', settingsOf({ name }), ...argv] : argv;
-  const settings = readSettings(brokerSettings, { argv: words, env });
+  const settings = readSettings(brokerSettings, { argv: withSettingsOf(name, argv), env });
   const stored = ['state.json', 'history.db', 'authority.json', 'rest-key.json', 'webhooks.key'];
   const findings = await examineDirectory(settings.data_dir, stored);
   if (settings.database_url !== undefined) {

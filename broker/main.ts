@@ -11,7 +11,7 @@ runServiceProgram({
   name,
   summary: 'the server that agents and API clients connect to',
   settings: brokerSettings,
-  verbsHelp: `To find problems: ${name} doctor. To move its data to PostgreSQL, or back to files: ${name} migrate --help.\n`,
+  verbsHelp: `To find problems: ${name} doctor. To move its data to PostgreSQL, or back to files: ${name} migrate --help.\nTo add a broker to the same database: ${name} cluster --help.\n`,
   checkArguments: refusePasswordIn,
   loadServiceVerbs: () => import('./systemd-service.ts'),
   verbs: {
@@ -23,6 +23,10 @@ runServiceProgram({
       const { migrate } = await import('./migrate/index.ts');
       await migrate(from, (line) => void process.stdout.write(`${line}\n`));
       return { text: '', code: 0 };
+    },
+    async cluster(from) {
+      const { cluster } = await import('./cluster/token-and-join-verbs.ts');
+      return { text: await cluster(from), code: 0 };
     },
   },
   service(from) {

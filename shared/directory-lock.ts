@@ -17,7 +17,7 @@ export function takeDirectory(directory: string, program: string): () => void {
 }
 
 /** Throws if root uses another user's directory: that user's service could not use files created by root. */
-function refuseForeign(directory: string): void {
+export function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
   const name = userName(uid);

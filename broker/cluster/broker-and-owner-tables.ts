@@ -20,6 +20,9 @@ export const tables = [
   // The table rate_limits may be lost when the server crashes, because a count of requests is valid for a minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
+  // The secrets of an existing broker for a new one, encrypted with a key that only the token contains.
+  `CREATE TABLE broker_tokens (id TEXT PRIMARY KEY, secrets TEXT NOT NULL, valid_until TIMESTAMPTZ NOT NULL)
+    WITHOUT ROWID`,
 ];
 
 export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + interval '${leaseMs} ms')
@@ -59,6 +62,14 @@ export const readingBrokers =
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
+
+/** Stores encrypted secrets for `$3` seconds. */
+export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;
+/** Deletes the encrypted secrets of a token, and reads them unless the token has expired. */
+export const redeemingToken =
+  'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
+/** Each broker runs this statement once a minute. */
+export const expiringTokens = 'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()';
 
 /** Statements that delete rows of no use any more. Each broker runs them once an hour. */
 export const pruning = [

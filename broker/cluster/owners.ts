@@ -27,6 +27,7 @@ export interface Adopter {
 const renewMs = 2_000;
 const pollMs = 1_000;
 const pruneMs = 3_600_000;
+const expireMs = 60_000;
 /**
  * Shortest time in milliseconds between two reads of changes of other brokers. A busy broker commits a
  * thousand times a second.
@@ -103,7 +104,8 @@ export class Cluster implements Owners {
     this.#stops = [
       every(renewMs, () => void this.#renewAndClaim()),
       every(pollMs, () => this.#read()),
-      every(pruneMs, () => void this.#prune()),
+      every(pruneMs, () => void this.#prune(sql.pruning)),
+      every(expireMs, () => void this.#prune([sql.expiringTokens])),
     ];
     await this.#readOwners();
     await this.#claim();
@@ -294,14 +296,14 @@ export class Cluster implements Owners {
   }
 
   /** Deletes rows of no use any more. The next call deletes what a failed one has left. */
-  async #prune(): Promise<void> {
+  async #prune(statements: readonly string[]): Promise<void> {
     try {
-      await this.claims.prune();
+      for (const statement of statements) await this.#connection.query(statement);
     } catch (err) {
       if (!this.#isClosed)
         this.#log.error(
           { err },
-          'old rows of the tables of brokers could not be deleted: trying again in an hour',
+          'old rows of the tables of brokers could not be deleted: trying again later',
         );
     }
   }

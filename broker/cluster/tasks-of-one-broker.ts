@@ -2,7 +2,7 @@
 // certificates. A claim is valid as long as the lease of the broker that has it.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { claimingTasks, leaseMs, pruning, readingTasks } from './broker-and-owner-tables.ts';
+import { claimingTasks, leaseMs, readingTasks } from './broker-and-owner-tables.ts';
 
 /** Milliseconds before the end of its lease at which a broker stops its tasks. */
 const marginMs = 1_000;
@@ -39,11 +39,6 @@ export class Claims {
   /** Calls `look` with this broker's tasks after each renewal. */
   regularly(look: (names: ReadonlySet<string>) => Promise<void>): void {
     this.#regular.push(look);
-  }
-
-  /** Deletes rows of no use any more from the shared tables. An hourly timer and tests call it. */
-  async prune(): Promise<void> {
-    for (const statement of pruning) await this.#connection.query(statement);
   }
 
   /** Claims tasks without a living broker. Call it after each renewal of the lease, with the time of that renewal. */

@@ -1,5 +1,5 @@
-// Encrypts webhook secrets with AES-256-GCM. The key is in a file of its own, so that a copy of state.json
-// reveals no secret.
+// Encrypts secrets with AES-256-GCM. The key for the secrets of webhooks is in a file of its own, so that a copy of
+// state.json reveals no secret.
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -16,7 +16,8 @@ const options = { authTagLength: tagBytes };
 export class SecretVault {
   readonly #key: Buffer;
 
-  private constructor(key: Buffer) {
+  /** `key` has 32 bytes. */
+  constructor(key: Buffer) {
     this.#key = key;
   }
 
@@ -31,22 +32,21 @@ export class SecretVault {
     );
   }
 
-  encrypt(webhookId: string, secret: string): string {
+  /** Encrypts a secret that belongs to the object with this id. */
+  encrypt(id: string, secret: string): string {
     const iv = randomBytes(ivBytes);
     const encryption = createCipheriv(cipher, this.#key, iv, options);
-    encryption.setAAD(Buffer.from(webhookId));
+    encryption.setAAD(Buffer.from(id));
     const bytes = Buffer.concat([encryption.update(secret, 'utf8'), encryption.final()]);
     return Buffer.concat([iv, encryption.getAuthTag(), bytes]).toString('base64');
   }
 
-  /**
-   * Decrypts a secret. Returns undefined if it was encrypted with another key file or for another webhook.
-   */
-  decrypt(webhookId: string, encrypted: string): string | undefined {
+  /** Decrypts a secret. Returns undefined if it was encrypted with another key or for another object. */
+  decrypt(id: string, encrypted: string): string | undefined {
     const all = Buffer.from(encrypted, 'base64');
     try {
       const decryption = createDecipheriv(cipher, this.#key, all.subarray(0, ivBytes), options);
-      decryption.setAAD(Buffer.from(webhookId));
+      decryption.setAAD(Buffer.from(id));
       decryption.setAuthTag(all.subarray(ivBytes, ivBytes + tagBytes));
       const bytes = [decryption.update(all.subarray(ivBytes + tagBytes)), decryption.final()];
       return Buffer.concat(bytes).toString('utf8');

@@ -42,7 +42,7 @@ const storedKey = z.strictObject({ private_key: z.string() });
 
 /** Files in the data directory: the CA certificate with its key, and the private key for --tls. */
 const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
-export const authorityFiles = [authorityFile, restKeyFile];
+export const authorityFiles = [authorityFile, restKeyFile] as const;
 
 /** TLS options of a broker for connections with other brokers, all in PEM. */
 export interface PeerLeaf {
@@ -56,14 +56,18 @@ export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
  * Reads the certificate authority, or creates a missing one if `mayCreate` is true. Throws StartError if the
- * file is damaged, or missing without `mayCreate`.
+ * file is damaged, or missing without `mayCreate`. `remedy` is the advice to the user for a missing one.
  */
-export async function loadAuthority(directory: string, mayCreate: boolean): Promise<Authority> {
+export async function loadAuthority(
+  directory: string,
+  mayCreate: boolean,
+  remedy = `restore it from a backup of ${directory}`,
+): Promise<Authority> {
   const file = join(directory, authorityFile);
   if (!existsSync(file)) {
     if (!mayCreate) {
       throw new StartError(
-        `${file} is missing: it has the certificate authority (CA) that every agent trusts; restore it from a backup of ${directory}`,
+        `${file} is missing: it has the certificate authority (CA) that every agent trusts; ${remedy}`,
       );
     }
     await createAuthority(file);

@@ -1,11 +1,10 @@
 // The verb farhand-broker migrate: copies state and history from the files of a data directory to a
 // PostgreSQL database, or back, while no broker runs. All other files in the directory stay where they are.
-import { existsSync } from 'node:fs';
 import { z } from 'zod';
 import { UsageError } from '../../shared/errors.ts';
 import { createLogger, logLevels } from '../../shared/logger.ts';
 import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
-import { settingsOf } from '../../shared/systemd/install.ts';
+import { withSettingsOf } from '../../shared/systemd/install.ts';
 import { brokerSettings } from '../settings-schema.ts';
 import { type Copied, copyToDatabase, copyToFiles } from './copy-state-and-history.ts';
 
@@ -40,9 +39,10 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
     const purpose = 'copies state and history to PostgreSQL, or back to files, while no broker runs';
     return print(helpText(`${name} migrate`, purpose, helpTable).trimEnd());
   }
-  const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
-  const words = installed ? ['--config', settingsOf({ name }), ...argv] : argv;
-  const { to: target, ...settings } = readSettings(settingsTable, { argv: words, env });
+  const { to: target, ...settings } = readSettings(settingsTable, {
+    argv: withSettingsOf(name, argv),
+    env,
+  });
   if (target === undefined)
     throw new UsageError('--to is missing: set it to postgres://USER@HOST/DATABASE, or to files');
   const log = createLogger(name, settings.log_level);

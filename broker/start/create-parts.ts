@@ -113,7 +113,8 @@ const maxContents = 64 * 1024 * 1024;
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
   const { state, history, untouched, cluster, countTogether, started } = await createStores(opening);
-  const authority = await loadAuthority(settings.data_dir, untouched);
+  const remedy = settings.peer_listen && 'get it from another broker with farhand-broker cluster join';
+  const authority = await loadAuthority(settings.data_dir, untouched, remedy);
   const events = await Events.open(history, settings.keep_events);
   const deliveries = await deliveriesOf(opening, history);
   const webhooks = webhooksOf(opening, { state, history, events, claims: cluster?.claims }, deliveries);

@@ -72,6 +72,12 @@ const unitsOf = ({ helper }: Service): string[] =>
 export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
+/** Adds --config with the file of the installed service, unless the arguments have --config or no service is installed. */
+export function withSettingsOf(name: string, argv: readonly string[]): readonly string[] {
+  const file = settingsOf({ name });
+  return existsSync(file) && !argv.includes('--config') ? ['--config', file, ...argv] : argv;
+}
+
 /** Steps that undo an installation. They run from the last to the first. */
 type Undo = (() => Promise<unknown>)[];
 

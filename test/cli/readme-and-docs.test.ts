@@ -178,22 +178,23 @@ function callsIn(page: string): { program: string; words: string[] }[] {
 const isFlag = (word: string): boolean => word.startsWith('--');
 
 test('every shell block calls verbs and flags that exist', async () => {
-  const help = async (main: string, verb = 'install'): Promise<string> =>
-    (await promisify(execFile)(process.execPath, [join(root, main), verb, '--help'])).stdout;
-  const [tree, agent, broker, migrate, start] = await Promise.all([
+  const help = async (main: string, ...verb: string[]): Promise<string> =>
+    (await promisify(execFile)(process.execPath, [join(root, main), ...verb, '--help'])).stdout;
+  const [tree, ...helps] = await Promise.all([
     createProgram(),
-    help('agent/main.ts'),
-    help('broker/main.ts'),
+    help('agent/main.ts', 'install'),
+    help('broker/main.ts', 'install'),
     help('broker/main.ts', 'migrate'),
-    help('broker/main.ts', '--help'),
+    help('broker/main.ts', 'cluster', 'join'),
+    help('broker/main.ts'),
   ]);
-  const services = `${agent}${broker}${migrate}${start} --yes --purge --keep-data `;
+  const services = `${helps.join('')} --yes --purge --keep-data `;
   const calls = guides.flatMap(callsIn);
   expect(calls.length).toBeGreaterThan(25);
   for (const { program, words } of calls) {
     if (program !== 'farhand') {
       // Without a verb the program itself is started.
-      const verbs = ['install', 'status', 'uninstall', 'doctor', 'migrate', 'trust-key'];
+      const verbs = ['install', 'status', 'uninstall', 'doctor', 'migrate', 'cluster', 'trust-key'];
       if (!isFlag(words[0] ?? '')) expect(verbs).toContain(words[0]);
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag.replace('--no-', '--')} `);
       continue;

@@ -4,7 +4,7 @@ import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
+import { expiringTokens, pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { gate, leapingClock, soon } from '../commands-fixture.ts';
@@ -173,6 +173,10 @@ withPostgres('two brokers', () => {
       "INSERT INTO removed_documents VALUES ('keys', 'key_old', (SELECT generation FROM installation))",
       database,
     );
+    await query(
+      "INSERT INTO broker_tokens VALUES ('old', '', now() - interval '1 s'), ('new', '', now() + interval '1 h')",
+      database,
+    );
     const { items } = await one.client.keys.list();
     const limited = items.find(({ name }) => name === 'limited');
     // As if 30,000 changes had followed the removal before the other broker reads again.
@@ -182,9 +186,10 @@ withPostgres('two brokers', () => {
       database,
     );
     await soon(atTwo).toBe(401);
-    for (const statement of pruning) await query(statement, database);
+    for (const statement of [...pruning, expiringTokens]) await query(statement, database);
     const left = async (table: string) => (await query(`SELECT 1 FROM ${table}`, database)).length;
-    expect([await left('brokers'), await left('owners'), await left('removed_documents')]).toEqual([2, 0, 0]);
+    const tables = ['brokers', 'owners', 'removed_documents', 'broker_tokens'];
+    expect(await Promise.all(tables.map(left))).toEqual([2, 0, 0, 1]);
   });
 
   test('list what the machines of both have reported', async () => {
