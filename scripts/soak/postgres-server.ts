@@ -1,16 +1,19 @@
-// Starts PostgreSQL, from Debian's package, in a temporary folder and as an ordinary user.
-import { execFileSync, spawn } from 'node:child_process';
+// Starts PostgreSQL, from Debian's package, in a temporary folder and as an ordinary user. It listens on loopback.
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, chownSync, mkdirSync, readdirSync } from 'node:fs';
+import { chmodSync, chownSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from 'pg';
+import { freePort } from './tcp-proxies.ts';
 
 const installed = '/usr/lib/postgresql';
 /** User id of the server, because PostgreSQL refuses to run as root. */
 const serverUser = 65_534;
 
-type Row = Record<string, unknown>;
+export type Row = Record<string, unknown>;
+
+export type PostgresServer = Awaited<ReturnType<typeof startPostgres>>;
 
 export async function startPostgres(folder: string) {
   const bin = join(installed, String(Math.max(...readdirSync(installed).map(Number))), 'bin');
@@ -22,42 +25,65 @@ export async function startPostgres(folder: string) {
   if (user.uid) chownSync(data, user.uid, user.gid);
   const options = ['--auth=trust', '--username=farhand', '--encoding=UTF8', '--locale=C.UTF-8'];
   execFileSync(join(bin, 'initdb'), ['-D', data, ...options], { ...user, cwd: data, stdio: 'pipe' });
+  const port = await freePort();
   const settings = [
-    '-c',
-    'listen_addresses=',
-    '-c',
-    `unix_socket_directories=${data}`,
-    '-c',
+    ...['listen_addresses=127.0.0.1', `port=${port}`, `unix_socket_directories=${data}`],
     'max_connections=200',
-  ];
-  const server = spawn(join(bin, 'postgres'), ['-D', data, ...settings], {
-    ...user,
-    cwd: data,
-    stdio: 'ignore',
-  });
-  const query = async (sql: string): Promise<Row[]> => {
-    const client = new Client({ host: data, user: 'farhand', database: 'postgres' });
+  ].flatMap((setting) => ['-c', setting]);
+  let server: ChildProcess | undefined;
+  /** A connection of its own for each statement, which also works while the server is started again. */
+  const query = async (sql: string, values: unknown[] = []): Promise<Row[]> => {
+    const client = new Client({ host: data, port, user: 'farhand', database: 'postgres' });
     client.on('error', () => {});
     try {
       await client.connect();
-      return (await client.query<Row>(sql)).rows;
+      return (await client.query<Row>(sql, values)).rows;
     } finally {
       await client.end().catch(() => {});
     }
   };
-  for (let tries = 0; ; tries += 1) {
-    const answered = await query('SELECT 1').catch((error: unknown) => error);
-    if (Array.isArray(answered)) break;
-    if (tries > 300 || server.exitCode !== null) throw answered;
-    await sleep(50);
-  }
+  const start = async (): Promise<void> => {
+    const args = ['-D', data, ...settings];
+    const started = spawn(join(bin, 'postgres'), args, { ...user, cwd: data, stdio: 'ignore' });
+    server = started;
+    for (let tries = 0; ; tries += 1) {
+      const answered = await query('SELECT 1').catch((error: unknown) => error);
+      if (Array.isArray(answered)) return;
+      if (tries > 600 || started.exitCode !== null) throw answered;
+      await sleep(50);
+    }
+  };
+  await start();
   return {
-    url: `postgres://farhand@localhost/postgres?host=${data}`,
+    address: `127.0.0.1:${port}`,
+    /** The URL of the database at HOST:PORT, which can be that of a proxy. */
+    urlAt: (address: string) => `postgres://farhand@${address}/postgres?sslmode=disable`,
     query,
+    start,
     async stop(): Promise<void> {
+      if (!server || server.exitCode !== null || server.signalCode !== null) return;
       const ended = once(server, 'exit');
       server.kill('SIGQUIT');
       await ended;
+    },
+    /** Kills the server and the processes of all its connections with kill -9. */
+    async kill(): Promise<void> {
+      if (!server) return;
+      const { pid } = server;
+      const ended = once(server, 'exit');
+      // A stopped server starts no process that would not be among the others.
+      server.kill('SIGSTOP');
+      const others = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean);
+      server.kill('SIGKILL');
+      await ended;
+      for (const other of others) {
+        try {
+          process.kill(Number(other), 'SIGKILL');
+        } catch {
+          // The process has ended by itself.
+        }
+      }
+      rmSync(join(data, 'postmaster.pid'), { force: true });
     },
   };
 }

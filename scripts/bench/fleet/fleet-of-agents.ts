@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { AgentParams, Order, Progress } from './simulated-agents-process.ts';
 
 export interface FleetParams {
-  /** HOST:PORT of each broker; agents are divided among them. */
+  /** HOST:PORT of each broker. Agents are divided among them at first, and dial any of them later. */
   brokers: string[];
   agents: number;
   processes: number;
@@ -15,7 +15,9 @@ export interface FleetParams {
 }
 
 /** The sum over all processes. */
-export type FleetCounts = Pick<Progress, 'linked' | 'dials' | 'refused' | 'welcomes' | 'calls' | 'ends'>;
+export type FleetCounts = Omit<Progress, 'machineIds' | 'failure'>;
+
+const numbers = ['linked', 'dials', 'refused', 'welcomes', 'calls', 'runs', 'runsTwice'] as const;
 
 /** Machines with the tag `limited`, for a key that may use only those. */
 const limitedMachines = 100;
@@ -62,10 +64,10 @@ export class FleetOfAgents {
   }
 
   counts(): FleetCounts {
-    const all: FleetCounts = { linked: 0, dials: 0, refused: 0, welcomes: 0, calls: 0, ends: {} };
+    const none = { linked: 0, dials: 0, refused: 0, welcomes: 0, calls: 0, runs: 0, runsTwice: 0 };
+    const all: FleetCounts = { ...none, ends: {} };
     for (const progress of this.#latest.values()) {
-      for (const name of ['linked', 'dials', 'refused', 'welcomes', 'calls'] as const)
-        all[name] += progress[name];
+      for (const name of numbers) all[name] += progress[name];
       for (const [reason, count] of Object.entries(progress.ends))
         all.ends[reason] = (all.ends[reason] ?? 0) + count;
     }

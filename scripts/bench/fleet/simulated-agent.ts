@@ -56,7 +56,10 @@ type Phase = 'waiting' | 'dialling' | 'greeting' | 'linked' | 'ended';
 
 export class SimulatedAgent {
   readonly machine: SimulatedMachine;
-  readonly #way: Way;
+  /** The addresses of all brokers. */
+  readonly #ways: readonly Way[];
+  /** Addresses for the next dials, in this order. */
+  #left: Way[] = [];
   readonly #identity: Identity;
   readonly #counts: Counts;
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
@@ -80,9 +83,9 @@ export class SimulatedAgent {
   #beatMs = 0;
   #silenceMs = 0;
 
-  constructor(name: string, way: Way, identity: Identity, counts: Counts, share: number) {
+  constructor(name: string, ways: readonly Way[], identity: Identity, counts: Counts, share: number) {
     this.machine = new SimulatedMachine(name);
-    this.#way = way;
+    this.#ways = ways;
     this.#identity = identity;
     this.#counts = counts;
     this.#share = share;
@@ -90,6 +93,11 @@ export class SimulatedAgent {
 
   get isLinked(): boolean {
     return this.#phase === 'linked';
+  }
+
+  /** All brokers have one authority. */
+  get #fingerprint(): string {
+    return this.#ways[0]?.fingerprint ?? '';
   }
 
   get isDialling(): boolean {
@@ -121,9 +129,13 @@ export class SimulatedAgent {
     this.#close();
   }
 
+  /** Dials the next broker. Each is dialled once before any is dialled again, in random order. */
   #dial(now: number): void {
+    if (this.#left.length === 0) this.#left = shuffled(this.#ways);
+    const way = this.#left.pop();
+    if (!way) return;
     this.#counts.dials += 1;
-    this.#begin(dialSession(this.#way), now);
+    this.#begin(dialSession(way), now);
   }
 
   #begin(session: ClientHttp2Session, now: number): void {
@@ -185,7 +197,7 @@ export class SimulatedAgent {
 
   #greet(nonce: Buffer): void {
     const { machineId, privateKey } = this.#identity;
-    const parts = [Buffer.from(context), nonce, Buffer.from(machineId), Buffer.from(this.#way.fingerprint)];
+    const parts = [Buffer.from(context), nonce, Buffer.from(machineId), Buffer.from(this.#fingerprint)];
     const signed = Buffer.concat(parts.flatMap((part) => [Buffer.from([part.length]), part]));
     this.#phase = 'greeting';
     this.#dueAt = performance.now() + welcomeMs;
@@ -210,6 +222,7 @@ export class SimulatedAgent {
 
   #welcome({ welcome }: ConnectResponse__Output): void {
     this.#phase = 'linked';
+    this.#left = [];
     this.#counts.welcomes += 1;
     this.#ceilingMs = firstCeilingMs;
     this.#beatMs = welcome?.heartbeat_ms ?? 0;
@@ -254,6 +267,13 @@ export class SimulatedAgent {
   #count(reason: string): void {
     this.#counts.ends[reason] = (this.#counts.ends[reason] ?? 0) + 1;
   }
+}
+
+function shuffled<T>(list: readonly T[]): T[] {
+  return list
+    .map((one) => ({ one, at: Math.random() }))
+    .sort((a, b) => a.at - b.at)
+    .map(({ one }) => one);
 }
 
 /** The code of the system error that ended a session or one of its streams. */

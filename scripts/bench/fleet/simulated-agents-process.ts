@@ -22,6 +22,9 @@ export interface AgentParams {
 /** Message of a simulator, several times a second. */
 export interface Progress extends Counts {
   linked: number;
+  /** Number of commands that the machines have run, and how many of them had run before. */
+  runs: number;
+  runsTwice: number;
   machineIds: string[];
   failure?: string;
 }
@@ -77,8 +80,8 @@ async function join({ agents: params, brokers, joinToken, atOnce }: Order & { ki
   const lane = async (): Promise<void> => {
     for (let next = waiting.shift(); next; next = waiting.shift()) {
       const [n, one] = next;
-      const way = ways[n % ways.length];
-      if (way) await joinOne({ ...way, source: one.source }, token, one, n);
+      const own = ways.map((way) => ({ ...way, source: one.source }));
+      await joinOne(own, token, one, n);
     }
   };
   await Promise.all(Array.from({ length: enrolWidth }, lane));
@@ -86,7 +89,14 @@ async function join({ agents: params, brokers, joinToken, atOnce }: Order & { ki
 }
 
 /** Enrols one machine and links it on the same connection. Tries again after a temporary failure. */
-async function joinOne(way: Way, token: string, { name, tags }: AgentParams, n: number): Promise<void> {
+async function joinOne(
+  ways: readonly Way[],
+  token: string,
+  { name, tags }: AgentParams,
+  n: number,
+): Promise<void> {
+  const way = ways[n % ways.length];
+  if (!way) return;
   const { publicKey, privateKey } = generateKeyPairSync('ed25519');
   // The last 32 bytes of the DER form are the raw key (RFC 8410 section 4).
   const public_key = publicKey.export({ format: 'der', type: 'spki' }).subarray(-32);
@@ -95,7 +105,7 @@ async function joinOne(way: Way, token: string, { name, tags }: AgentParams, n: 
     counts.dials += 1;
     try {
       const machineId = await enroll(session, { token, public_key, name, tags });
-      const agent = new SimulatedAgent(name, way, { machineId, privateKey }, counts, (n * goldenShare) % 1);
+      const agent = new SimulatedAgent(name, ways, { machineId, privateKey }, counts, (n * goldenShare) % 1);
       agents.push(agent);
       machineIds.push(machineId);
       agent.linkOver(session);
@@ -122,8 +132,17 @@ function tick(): void {
 
 function report(failure?: string): void {
   const linked = agents.reduce((sum, agent) => sum + Number(agent.isLinked), 0);
+  const runs = agents.reduce((sum, { machine }) => sum + machine.runs, 0);
+  const runsTwice = agents.reduce((sum, { machine }) => sum + machine.runsTwice, 0);
   // Each id is sent only once.
-  const progress: Progress = { ...counts, linked, machineIds, ...(failure !== undefined && { failure }) };
+  const progress: Progress = {
+    ...counts,
+    linked,
+    runs,
+    runsTwice,
+    machineIds,
+    ...(failure !== undefined && { failure }),
+  };
   machineIds = [];
   // Sending fails only when the parent has ended; this process then ends with the channel.
   if (process.connected) process.send?.(progress, () => undefined);

@@ -35,7 +35,10 @@ export class SimulatedMachine {
    * Encoded ends of commands by id, until the broker has acknowledged them. A real agent stores them on disk.
    */
   readonly #results = new Map<string, Buffer[]>();
+  /** Ids of all commands that have run, also of those whose results the broker has acknowledged. */
+  readonly #ran = new Set<string>();
   #reports = 0;
+  #runsTwice = 0;
 
   constructor(hostname: string) {
     this.hostname = hostname;
@@ -44,6 +47,16 @@ export class SimulatedMachine {
   /** Ids of the commands whose results the broker has not acknowledged. */
   get processIds(): string[] {
     return [...this.#results.keys()];
+  }
+
+  /** Number of commands that have run. */
+  get runs(): number {
+    return this.#ran.size + this.#runsTwice;
+  }
+
+  /** Number of commands that a broker has started again although they had run before. */
+  get runsTwice(): number {
+    return this.#runsTwice;
   }
 
   /** Returns a new report of the size that a small server sends: two disks and two network interfaces. */
@@ -109,6 +122,8 @@ export class SimulatedMachine {
   #start(id: string): Result {
     const known = this.#results.get(id);
     if (known) return { messages: { messages: known } };
+    if (this.#ran.has(id)) this.#runsTwice += 1;
+    this.#ran.add(id);
     const at = Date.now();
     const exit = { outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 0, started_at_ms: at, finished_at_ms: at };
     const events = [{ started: { pid: 4_711, started_at_ms: at } }, { exit }];

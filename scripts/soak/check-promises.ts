@@ -1,0 +1,156 @@
+// Checks after a soak run what the brokers promise: no command ran twice, no answered change is lost, each time of a
+// schedule has one row, followers got each event once, and each event was delivered.
+import { existsSync, readFileSync } from 'node:fs';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
+import type { Load } from './mixed-load.ts';
+
+type Query = (sql: string) => Promise<Record<string, unknown>[]>;
+
+interface CheckServices {
+  query: Query;
+  fleet: FleetOfAgents | undefined;
+  /** Ids of the events that the receiver of webhooks got. */
+  delivered: readonly string[];
+  settleMs: number;
+  print(line: string): void;
+}
+
+/** Milliseconds after the end of the load in which the rows of the last times of schedules must be there. */
+const schedulesLateMs = 5_000;
+
+/** Returns a message for each broken promise. */
+export async function checkAll(load: Load, services: CheckServices): Promise<string[]> {
+  const { query, print, fleet } = services;
+  const lines = existsSync(load.counter) ? readFileSync(load.counter, 'utf8').trim().split('\n') : [];
+  const failures = [
+    ...(await checkCommands(load, lines, query)),
+    ...(await checkSimulated(load, fleet, query)),
+    ...(await checkKeys(load, query)),
+    ...(await checkSchedules(load, query)),
+    ...(await checkEvents(load, query)),
+    ...(await checkDeliveries(services)),
+  ];
+  const { commands, batches, keys, events, repeats, simulatedCommands, simulatedBatches } = load;
+  const [runs] = await query('SELECT count(*) AS n FROM schedule_runs');
+  print(
+    `  real: ${commands.size} commands, ${batches.size} batches, ${lines.length} runs; simulated: ${simulatedCommands.length} commands, ${simulatedBatches.length} batches, ${fleet?.counts().runs ?? 0} runs`,
+  );
+  print(
+    `  ${keys.length} keys, ${Number(runs?.n)} times of schedules, ${events.length} events, ${services.delivered.length} deliveries, ${repeats} requests repeated`,
+  );
+  return failures;
+}
+
+async function statusesOf(query: Query): Promise<Map<string, string>> {
+  const rows = await query('SELECT id, status FROM commands');
+  return new Map(rows.map((row) => [String(row.id), String(row.status)]));
+}
+
+async function checkCommands(
+  { commands, batches, real }: Load,
+  lines: string[],
+  query: Query,
+): Promise<string[]> {
+  const runs = Map.groupBy(lines, (line) => line);
+  const failures: string[] = [];
+  const stored = await statusesOf(query);
+  for (const [id, marker] of commands) {
+    const count = runs.get(marker)?.length ?? 0;
+    if (count > 1) failures.push(`command ${id} ran ${count} times`);
+    if (!stored.has(id)) failures.push(`command ${id} was answered and is lost`);
+    if (count === 0 && stored.get(id) === 'completed')
+      failures.push(`command ${id} is completed and never ran`);
+    if (stored.get(id) !== 'completed')
+      failures.push(`command ${id} ended as ${stored.get(id) ?? 'nothing'}, ran ${count} times`);
+  }
+  for (const [id, marker] of batches) {
+    const count = runs.get(marker)?.length ?? 0;
+    if (count !== real.length) failures.push(`batch ${id} ran ${count} times on ${real.length} machines`);
+  }
+  const known = new Set([...commands.values(), ...batches.values()]);
+  for (const [marker, { length }] of runs)
+    if (!known.has(marker) || (marker.startsWith('command') && length > 1))
+      failures.push(`${marker} ran ${length} times`);
+  return failures;
+}
+
+async function checkSimulated(
+  { simulatedCommands, simulatedBatches }: Load,
+  fleet: FleetOfAgents | undefined,
+  query: Query,
+): Promise<string[]> {
+  if (!fleet) return [];
+  const stored = await statusesOf(query);
+  const failures = simulatedCommands
+    .filter((id) => stored.get(id) !== 'completed')
+    .map((id) => `command ${id} of a simulated machine ended as ${stored.get(id) ?? 'nothing'}`);
+  const { runs, runsTwice } = fleet.counts();
+  if (runsTwice > 0) failures.push(`${runsTwice} of ${runs} commands of simulated machines ran twice`);
+  const rows = await query(
+    "SELECT batch_id, count(*) AS n FROM commands WHERE status = 'completed' GROUP BY batch_id",
+  );
+  const completed = new Map(rows.map((row) => [String(row.batch_id), Number(row.n)]));
+  const sizes = new Set(simulatedBatches.map((id) => completed.get(id) ?? 0));
+  if (sizes.has(0) || sizes.size > 2)
+    failures.push(`batches of simulated machines have ${[...sizes].join(', ')} completed commands`);
+  return failures;
+}
+
+async function checkKeys({ keys }: Load, query: Query): Promise<string[]> {
+  const rows = await query(
+    "SELECT document::json ->> 'name' AS name FROM documents WHERE collection = 'keys'",
+  );
+  const names = Map.groupBy(rows, ({ name }) => String(name));
+  return keys.flatMap((name) => {
+    const count = names.get(name)?.length ?? 0;
+    return count === 1 ? [] : [`key ${name} was answered and exists ${count} times`];
+  });
+}
+
+/** Checks that each time of each schedule, from its creation to the end of the load, has one row. */
+async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promise<string[]> {
+  await sleep(Math.max(0, endedAt + schedulesLateMs - Date.now()));
+  const rows = await query(
+    'SELECT schedule_id, scheduled_for, status FROM schedule_runs WHERE scheduled_for IS NOT NULL',
+  );
+  const times = Map.groupBy(rows, (row) => `${String(row.schedule_id)} ${Number(row.scheduled_for)}`);
+  const failures = [...times].flatMap(([time, { length }]) =>
+    length === 1 ? [] : [`schedule and time ${time} have ${length} rows`],
+  );
+  for (const { id, everyMs, createdAt } of schedules) {
+    const missing: string[] = [];
+    // A time within the second of the creation may have passed before the schedule was stored.
+    for (let at = Math.ceil((createdAt + 1_000) / everyMs) * everyMs; at <= endedAt; at += everyMs)
+      if (!times.has(`${id} ${at}`)) missing.push(new Date(at).toISOString());
+    if (missing.length > 0)
+      failures.push(`schedule ${id} lacks ${missing.length} rows, such as ${missing[0]}`);
+  }
+  return failures;
+}
+
+async function checkEvents({ events }: Load, query: Query): Promise<string[]> {
+  const [first] = events;
+  if (first === undefined) return ['the follower got no events'];
+  const rows = await query(
+    `SELECT id FROM events WHERE seq >= (SELECT seq FROM events WHERE id = '${first}') ORDER BY seq`,
+  );
+  const stored = rows.map(({ id }) => String(id));
+  const got = new Set(events);
+  if (got.size !== events.length) return ['the follower got an event twice'];
+  const lost = stored.slice(0, stored.indexOf(events.at(-1) ?? '') + 1).filter((id) => !got.has(id));
+  if (lost.length > 0) return [`the follower did not get ${lost.length} events, such as ${lost[0]}`];
+  const wrong = events.findIndex((id, n) => id !== stored[n]);
+  return wrong < 0 ? [] : [`event ${events[wrong]} came out of order`];
+}
+
+async function checkDeliveries({ query, delivered, settleMs }: CheckServices): Promise<string[]> {
+  // Schedules go on, so only events until now count.
+  const rows = await query("SELECT id FROM events WHERE type = 'command.completed'");
+  for (const until = Date.now() + settleMs; ; await sleep(1_000)) {
+    const got = new Set(delivered);
+    const missing = rows.filter(({ id }) => !got.has(String(id)));
+    if (missing.length === 0) return [];
+    if (Date.now() > until) return [`${missing.length} of ${rows.length} events were not delivered`];
+  }
+}

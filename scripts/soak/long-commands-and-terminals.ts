@@ -1,0 +1,202 @@
+// Commands that write all the time and terminals that are open all the time, while their brokers are killed. Their
+// output must arrive to the byte, whichever broker they are followed at.
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Farhand as Client } from '../../shared/sdk/index.ts';
+import { type Access, get, idOf, insist } from './repeated-requests.ts';
+
+interface Settings extends Access {
+  folder: string;
+  machines: readonly string[];
+}
+
+export interface LongRunning {
+  /** Ends the commands and terminals. Returns a message for each broken promise. */
+  end(print: (line: string) => void): Promise<string[]>;
+}
+
+const mostTerminals = 5;
+const linesAtOnce = 100;
+/** Longest time in milliseconds that a terminal may be without output: the default `grace_period`. */
+const graceMs = 30_000;
+
+export async function startLongRunning(settings: Settings): Promise<LongRunning> {
+  const stop = join(settings.folder, 'stop');
+  const commands = await Promise.all(settings.machines.map((id, n) => startCommand(settings, stop, id, n)));
+  const withTerminals = settings.machines.slice(0, mostTerminals);
+  const terminals = await Promise.all(withTerminals.map((id) => startTerminal(settings, stop, id)));
+  return {
+    async end(print) {
+      writeFileSync(stop, '');
+      const ofCommands = (await Promise.all(commands.map((check) => check()))).flat();
+      const ended = await Promise.all(terminals.map((end) => end()));
+      const bytes = sumOfOutput(settings.folder, commands.length);
+      const silence = Math.max(0, ...ended.map(({ silenceMs }) => Math.round(silenceMs)));
+      const away = Math.max(0, ...ended.map(({ attaches }) => attaches));
+      print(
+        `  output of ${commands.length} commands, ${bytes} bytes; ${ended.length} terminals, silent for at most ${silence} ms, attached at most ${away} times`,
+      );
+      return [...ofCommands, ...ended.flatMap(({ failures }) => failures)];
+    },
+  };
+}
+
+const countFile = (folder: string, n: number): string => join(folder, `rounds-of-command-${n}`);
+
+const roundOf = (round: number): string =>
+  Array.from({ length: linesAtOnce }, (_, n) => `${round} ${n + 1}\n`).join('');
+
+function sumOfOutput(folder: string, count: number): number {
+  const rounds = Array.from({ length: count }, (_, n) => Number(readFileSync(countFile(folder, n), 'utf8')));
+  return rounds.reduce((sum, one) => sum + expectedOutput(one).length, 0);
+}
+
+const expectedOutput = (rounds: number): string =>
+  Array.from({ length: rounds }, (_, n) => roundOf(n + 1)).join('');
+
+/** Starts a command that writes numbered lines, and follows it. Returns a function that checks its output. */
+async function startCommand(
+  settings: Settings,
+  stop: string,
+  machine_id: string,
+  n: number,
+): Promise<() => Promise<string[]>> {
+  const count = countFile(settings.folder, n);
+  const command = `i=0; while [ ! -e ${stop} ]; do i=$((i+1)); seq -f "$i %.0f" 1 ${linesAtOnce}; sleep 0.5; done; echo $i >${count}`;
+  const id = idOf(
+    await insist(settings, '/commands', {
+      machine_id,
+      command,
+      wait: 0,
+      timeout: 3_600_000,
+      queue_for: 60_000,
+    }),
+    'a long command',
+  );
+  const followed = followOutput(settings, id);
+  return async () => {
+    for (let status = ''; !/completed|failed|lost|timeout|cancelled|expired/.test(status); await sleep(300)) {
+      const { data } = await get(settings, `/commands/${id}`);
+      status = String((data as { status?: unknown }).status);
+      if (/failed|lost|timeout|cancelled|expired/.test(status)) return [`long command ${id} is ${status}`];
+    }
+    const rounds = existsSync(count) ? Number(readFileSync(count, 'utf8')) : 0;
+    const expected = expectedOutput(rounds);
+    const seen = { followed: await followed, read: await readOutput(settings, id) };
+    return Object.entries(seen).flatMap(([how, output]) =>
+      output === expected
+        ? []
+        : [`output of long command ${id}, ${how}: ${output.length} bytes of ${expected.length} written`],
+    );
+  };
+}
+
+const outputUrl = ({ url }: Access, id: string, query: string): string =>
+  `${url}/api/v1/commands/${id}/output?stream=stdout${query}`;
+
+async function readOutput(settings: Settings, id: string): Promise<string> {
+  for (let tries = 0; ; tries += 1) {
+    const headers = { Authorization: `Bearer ${settings.key}`, Connection: 'close' };
+    const answer = await fetch(outputUrl(settings, id, ''), { headers }).catch(() => undefined);
+    if (answer?.ok) return await answer.text();
+    if (tries > 60) return `not answered: ${answer?.status}`;
+    await sleep(500);
+  }
+}
+
+/** Follows the output of a command to its end. After each lost connection, continues at the same byte. */
+async function followOutput(settings: Settings, id: string): Promise<string> {
+  const chunks: Buffer[] = [];
+  let length = 0;
+  for (;;) {
+    try {
+      const headers = { Authorization: `Bearer ${settings.key}`, Connection: 'close' };
+      const answer = await fetch(outputUrl(settings, id, `&follow=true&offset=${length}`), { headers });
+      if (answer.ok) {
+        if (Number(answer.headers.get('x-output-offset')) !== length) return 'a gap in the followed output';
+        for await (const chunk of answer.body ?? []) {
+          chunks.push(Buffer.from(chunk));
+          length += chunk.length;
+        }
+        return Buffer.concat(chunks).toString();
+      }
+    } catch {
+      // The broker was killed. The next one continues at the same byte.
+    }
+    await sleep(200);
+  }
+}
+
+interface EndedTerminal {
+  failures: string[];
+  silenceMs: number;
+  attaches: number;
+}
+
+/**
+ * Opens a terminal that writes a number four times a second, and attaches again whenever the connection is lost.
+ * Returns a function that types a word at the end, and checks the output.
+ */
+async function startTerminal(
+  settings: Settings,
+  stop: string,
+  machine_id: string,
+): Promise<() => Promise<EndedTerminal>> {
+  const script = `stty -echo; i=0; while [ ! -e ${stop} ]; do i=$((i+1)); echo "tick $i"; sleep 0.25; done; read word; echo "word $word after $i"`;
+  const body = { machine_id, shell: '/bin/sh', args: ['-c', script] };
+  const session_id = idOf(await insist(settings, '/sessions', body), 'a terminal');
+  const client = new Client({ baseUrl: settings.url, apiKey: settings.key, retries: 0 });
+  const result: EndedTerminal = { failures: [], silenceMs: 0, attaches: 0 };
+  let text = '';
+  let offset = 0;
+  let heardAt = performance.now();
+  const attachOnce = async (): Promise<boolean> => {
+    const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id, offset }));
+    result.attaches += 1;
+    if (terminal.offset !== offset) result.failures.push(`terminal ${session_id} has a gap at ${offset}`);
+    for await (const chunk of terminal.output) {
+      result.silenceMs = Math.max(result.silenceMs, performance.now() - heardAt);
+      heardAt = performance.now();
+      text += Buffer.from(chunk).toString();
+      offset += chunk.length;
+    }
+    return (await terminal.ended).why === 'ended';
+  };
+  const reading = (async () => {
+    for (;;) {
+      try {
+        if (await attachOnce()) return;
+      } catch (error) {
+        if (String(error).includes('session_ended') || String(error).includes('has ended')) return;
+      }
+      await sleep(200);
+    }
+  })();
+  return async () => {
+    await typeAtEnd(client, session_id);
+    await Promise.race([reading, sleep(60_000)]);
+    const ticks = [...text.matchAll(/tick (\d+)/g)].map(([, n]) => Number(n));
+    const wrong = ticks.findIndex((tick, n) => tick !== n + 1);
+    if (wrong >= 0) result.failures.push(`terminal ${session_id} has tick ${ticks[wrong]} at ${wrong + 1}`);
+    if (!text.includes(`word typed after ${ticks.length}`))
+      result.failures.push(`terminal ${session_id} did not end as typed: ${text.slice(-80)}`);
+    if (result.silenceMs > graceMs) result.failures.push(`terminal ${session_id} was away for too long`);
+    return result;
+  };
+}
+
+/** Types a word in a terminal from a second client. */
+async function typeAtEnd(client: Client, session_id: string): Promise<void> {
+  for (let tries = 0; tries < 50; tries += 1) {
+    try {
+      const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
+      await terminal.write('typed\n');
+      for await (const chunk of terminal.output) if (Buffer.from(chunk).includes('word typed')) break;
+      terminal.detach();
+      return;
+    } catch {
+      await sleep(200);
+    }
+  }
+}

@@ -1,0 +1,107 @@
+// TCP proxies: one gives each connection to the next server, as a load balancer does; one can stall, as a network to a
+// vanished box does.
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+
+/** Returns a port of loopback that is free now. */
+export async function freePort(): Promise<number> {
+  const server = createServer();
+  const port = await listen(server);
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+async function listen(server: Server): Promise<number> {
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  // A server that listens on a host and port has an address of this type.
+  return (server.address() as AddressInfo).port;
+}
+
+/** Gives each connection to the next server. It skips a server that does not answer. */
+export async function startRoundRobin(addresses: readonly string[]) {
+  let next = 0;
+  const left = new Set<string>();
+  const sockets = new Set<Socket>();
+  const server = createServer((near) => {
+    sockets.add(near);
+    near.once('close', () => sockets.delete(near)).on('error', () => near.destroy());
+    const dial = (tries: number): void => {
+      const used = addresses.filter((address) => !left.has(address));
+      const [host = '', port] = (used[next++ % used.length] ?? '').split(':');
+      const far = connect(Number(port), host);
+      far.once('connect', () => {
+        near.pipe(far);
+        far.pipe(near);
+        near.once('close', () => far.destroy());
+      });
+      far.once('close', () => near.destroy());
+      far.on('error', () => {
+        if (far.bytesRead > 0 || tries === 0) return near.destroy();
+        far.removeAllListeners('close');
+        dial(tries - 1);
+      });
+    };
+    dial(addresses.length - 1);
+  });
+  const port = await listen(server);
+  return {
+    url: `http://127.0.0.1:${port}`,
+    /** Gives no further connections to this server, as a load balancer after a failed health check. */
+    leave: (address: string) => void left.add(address),
+    use: (address: string) => void left.delete(address),
+    close(): void {
+      server.close();
+      for (const socket of sockets) socket.destroy();
+    },
+  };
+}
+
+export type StallingProxy = Awaited<ReturnType<typeof startStallingProxy>>;
+
+/** Forwards connections to HOST:PORT. While it stalls, it accepts connections and forwards nothing. */
+export async function startStallingProxy(target: string) {
+  const [host = '', targetPort] = target.split(':');
+  let isStalled = false;
+  const sockets = new Set<Socket>();
+  const forward = (from: Socket, to: Socket): void => {
+    sockets.add(from);
+    from.setNoDelay(true);
+    if (isStalled) from.pause();
+    from.on('data', (chunk: Buffer) => {
+      if (to.writable && !to.write(chunk)) {
+        from.pause();
+        to.once('drain', () => void (isStalled || from.resume()));
+      }
+    });
+    from.on('error', () => from.destroy());
+    from.once('close', () => {
+      sockets.delete(from);
+      // A vanished box reports the end of no connection.
+      if (!isStalled) to.destroy();
+    });
+  };
+  const server = createServer((near) => {
+    const far = connect(Number(targetPort), host);
+    forward(near, far);
+    forward(far, near);
+  });
+  const port = await listen(server);
+  return {
+    address: `127.0.0.1:${port}`,
+    stall(): void {
+      isStalled = true;
+      for (const socket of sockets) socket.pause();
+    },
+    /** Forwards again. Ends the connections that stalled, as a box that is back answers with resets. */
+    resume(): void {
+      isStalled = false;
+      for (const socket of sockets) socket.destroy();
+    },
+    close(): void {
+      server.close();
+      for (const socket of sockets) socket.destroy();
+    },
+  };
+}

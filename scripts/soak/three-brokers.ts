@@ -1,0 +1,121 @@
+// Three brokers on one PostgreSQL database, real and simulated agents that know all of them, and a proxy that gives
+// each connection of a client to the next broker.
+import { copyFileSync, existsSync, mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
+import { firstSecrets, program, type Running, startAgent } from '../bench/start-and-measure-programs.ts';
+import { type PostgresServer, startPostgres } from './postgres-server.ts';
+import { freePort, type StallingProxy, startRoundRobin, startStallingProxy } from './tcp-proxies.ts';
+
+const brokerCount = 3;
+const simulatedPerProcess = 1_500;
+/** Number of real agents that are started at once. */
+const atOnce = 5;
+
+export interface SoakBroker {
+  name: string;
+  /** HOST:PORT of REST, of agents and of the other brokers. The last two are those of the proxies if there are any. */
+  http: string;
+  grpc: string;
+  peer: string;
+  /** Proxies on all ways to and from this broker except REST. */
+  proxies: { database: StallingProxy; grpc: StallingProxy; peer: StallingProxy } | undefined;
+  running: Running;
+  start(): Promise<void>;
+  signal(name: NodeJS.Signals): void;
+}
+
+export interface System {
+  postgres: PostgresServer;
+  brokers: SoakBroker[];
+  proxy: Awaited<ReturnType<typeof startRoundRobin>>;
+  fleet: FleetOfAgents | undefined;
+  key: string;
+  /** Ids of the machines of real agents. */
+  real: string[];
+  close(): Promise<void>;
+}
+
+interface SystemSettings {
+  folder: string;
+  agents: number;
+  simulated: number;
+  /** True for proxies between each broker and the database, its agents and the other brokers. */
+  hasProxies: boolean;
+}
+
+export async function startSystem(settings: SystemSettings): Promise<System> {
+  const { folder, agents, simulated } = settings;
+  const postgres = await startPostgres(folder);
+  const first = join(folder, 'broker-0');
+  const brokers = [await createBroker(settings, postgres, 0)];
+  for (let n = 1; n < brokerCount; n += 1) brokers.push(await createBroker(settings, postgres, n, first));
+  const { key, token } = await firstSecrets(first, 10_000);
+  const proxy = await startRoundRobin(brokers.map(({ http }) => http));
+  const addresses = brokers.map(({ grpc }) => grpc);
+  const running: Running[] = [];
+  for (let n = 0; n < agents; n += atOnce) {
+    const names = Array.from({ length: Math.min(atOnce, agents - n) }, (_, index) => `real-${n + index}`);
+    const start = (name: string) => startAgent(folder, name, addresses.join(','), token);
+    running.push(...(await Promise.all(names.map(start))));
+  }
+  const rows = await postgres.query("SELECT id FROM documents WHERE collection = 'machines'");
+  const processes = Math.ceil(simulated / simulatedPerProcess);
+  const fleet =
+    simulated === 0
+      ? undefined
+      : await FleetOfAgents.start({
+          ...{ brokers: addresses, agents: simulated, processes, dialsAtOnce: 0, joinToken: token },
+        });
+  return {
+    ...{ postgres, brokers, proxy, fleet, key, real: rows.map(({ id }) => String(id)) },
+    async close() {
+      await fleet?.close();
+      // Each agent is the leader of a process group, with its spawner.
+      for (const { pid } of running) process.kill(-pid, 'SIGKILL');
+      for (const { signal, proxies } of brokers) {
+        signal('SIGKILL');
+        for (const one of Object.values(proxies ?? {})) one.close();
+      }
+      proxy.close();
+      await postgres.stop();
+    },
+  };
+}
+
+/** Starts a broker. `first` is the data directory of the broker whose authority and keys it shares. */
+async function createBroker(
+  { folder: parent, hasProxies }: SystemSettings,
+  postgres: PostgresServer,
+  n: number,
+  first?: string,
+): Promise<SoakBroker> {
+  const ports = [await freePort(), await freePort(), await freePort()];
+  const [http = '', grpc = '', peer = ''] = ports.map((port) => `127.0.0.1:${port}`);
+  const folder = join(parent, `broker-${n}`);
+  mkdirSync(folder);
+  for (const name of ['authority.json', 'webhooks.key', 'rest-key.json'])
+    if (first && existsSync(join(first, name))) copyFileSync(join(first, name), join(folder, name));
+  const proxies = hasProxies
+    ? {
+        database: await startStallingProxy(postgres.address),
+        grpc: await startStallingProxy(grpc),
+        peer: await startStallingProxy(peer),
+      }
+    : undefined;
+  const seen = { grpc: proxies?.grpc.address ?? grpc, peer: proxies?.peer.address ?? peer };
+  const database = postgres.urlAt(proxies?.database.address ?? postgres.address);
+  const flags = [
+    ...['--data-dir', folder, '--http', http, '--grpc', grpc, '--database-url', database],
+    ...['--peer-listen', peer, '--peer-url', `https://${seen.peer}`, '--webhook-allow', '127.0.0.0/8'],
+  ];
+  const broker: SoakBroker = {
+    ...{ name: `broker ${n}`, http, ...seen, proxies, running: { pid: 0, line: {} } },
+    async start() {
+      broker.running = await program('broker/main.ts', flags, 'broker is up');
+    },
+    signal: (name) => void process.kill(broker.running.pid, name),
+  };
+  await broker.start();
+  return broker;
+}
