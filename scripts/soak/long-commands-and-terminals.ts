@@ -3,12 +3,14 @@
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Farhand as Client } from '../../shared/sdk/index.ts';
+import { Farhand as Client, FarhandError } from '../../shared/sdk/index.ts';
 import { type Access, get, idOf, insist } from './repeated-requests.ts';
 
 interface Settings extends Access {
   folder: string;
   machines: readonly string[];
+  /** `grace_period` of the terminals in milliseconds. */
+  graceMs?: number;
 }
 
 export interface LongRunning {
@@ -18,8 +20,8 @@ export interface LongRunning {
 
 const mostTerminals = 5;
 const linesAtOnce = 100;
-/** Longest time in milliseconds that a terminal may be without output: the default `grace_period`. */
-const graceMs = 30_000;
+/** The default `grace_period`: the longest time in milliseconds that a terminal may be without output. */
+const defaultGraceMs = 30_000;
 
 export async function startLongRunning(settings: Settings): Promise<LongRunning> {
   const stop = join(settings.folder, 'stop');
@@ -130,6 +132,8 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
 
 interface EndedTerminal {
   failures: string[];
+  /** How its attachments ended, for messages. */
+  endings: string[];
   silenceMs: number;
   attaches: number;
 }
@@ -144,10 +148,11 @@ async function startTerminal(
   machine_id: string,
 ): Promise<() => Promise<EndedTerminal>> {
   const script = `stty -echo; i=0; while [ ! -e ${stop} ]; do i=$((i+1)); echo "tick $i"; sleep 0.25; done; read word; echo "word $word after $i"`;
-  const body = { machine_id, shell: '/bin/sh', args: ['-c', script] };
+  const { graceMs = defaultGraceMs } = settings;
+  const body = { machine_id, shell: '/bin/sh', args: ['-c', script], grace_period: graceMs };
   const session_id = idOf(await insist(settings, '/sessions', body), 'a terminal');
   const client = new Client({ baseUrl: settings.url, apiKey: settings.key, retries: 0 });
-  const result: EndedTerminal = { failures: [], silenceMs: 0, attaches: 0 };
+  const result: EndedTerminal = { failures: [], endings: [], silenceMs: 0, attaches: 0 };
   let text = '';
   let offset = 0;
   let heardAt = performance.now();
@@ -161,14 +166,18 @@ async function startTerminal(
       text += Buffer.from(chunk).toString();
       offset += chunk.length;
     }
-    return (await terminal.ended).why === 'ended';
+    const { why } = await terminal.ended;
+    result.endings.push(why);
+    return why === 'ended';
   };
   const reading = (async () => {
     for (;;) {
       try {
         if (await attachOnce()) return;
       } catch (error) {
-        if (String(error).includes('session_ended') || String(error).includes('has ended')) return;
+        result.endings.push(String(error));
+        if (result.endings.at(-2) === result.endings.at(-1)) result.endings.pop();
+        if (isOver(error)) return;
       }
       await sleep(200);
     }
@@ -180,11 +189,17 @@ async function startTerminal(
     const wrong = ticks.findIndex((tick, n) => tick !== n + 1);
     if (wrong >= 0) result.failures.push(`terminal ${session_id} has tick ${ticks[wrong]} at ${wrong + 1}`);
     if (!text.includes(`word typed after ${ticks.length}`))
-      result.failures.push(`terminal ${session_id} did not end as typed: ${text.slice(-80)}`);
+      result.failures.push(
+        `terminal ${session_id} did not end as typed: ${JSON.stringify(text.slice(-40))}, ${result.endings.join(', ')}`,
+      );
     if (result.silenceMs > graceMs) result.failures.push(`terminal ${session_id} was away for too long`);
     return result;
   };
 }
+
+/** True for the refusal of a session that has ended. */
+const isOver = (error: unknown): boolean =>
+  error instanceof FarhandError && /session_not_found|session_ended|conflict/.test(error.code);
 
 /** Types a word in a terminal from a second client. */
 async function typeAtEnd(client: Client, session_id: string): Promise<void> {

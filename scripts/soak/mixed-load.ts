@@ -22,9 +22,9 @@ export interface Load {
   commands: Map<string, string>;
   /** Markers of the batches whose requests were answered, by the batch's id. */
   batches: Map<string, string>;
-  /** Ids of answered commands and batches of simulated machines. */
+  /** Ids of answered commands of simulated machines, and of batches with the number of their machines. */
   simulatedCommands: string[];
-  simulatedBatches: string[];
+  simulatedBatches: Map<string, number>;
   /** Names of keys that were created. */
   keys: string[];
   real: readonly string[];
@@ -84,7 +84,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
       commands: new Map(),
       batches: new Map(),
     },
-    ...{ simulatedCommands: [], simulatedBatches: [], keys: [], schedules: [], events: [] },
+    ...{ simulatedCommands: [], simulatedBatches: new Map(), keys: [], schedules: [], events: [] },
     ...{ endedAt: 0, repeats: 0, stop: async () => {} },
   };
   const send: Send = (path, body) =>
@@ -167,8 +167,9 @@ function workers(load: Load, settings: LoadSettings, send: Send): Worker[] {
   };
   const simulatedBatch = async (n: number): Promise<void> => {
     const from = (n * batchOf) % simulated.length;
-    const body = { machine_ids: simulated.slice(from, from + batchOf), command: 'true', queue_for, wait: 0 };
-    load.simulatedBatches.push(idOf(await send('/commands/batch', body), 'a batch'));
+    const machine_ids = simulated.slice(from, from + batchOf);
+    const body = { machine_ids, command: 'true', queue_for, wait: 0 };
+    load.simulatedBatches.set(idOf(await send('/commands/batch', body), 'a batch'), machine_ids.length);
     await sleep(3_000);
   };
   const onReal: Worker[] = [

@@ -60,6 +60,7 @@ export class SimulatedAgent {
   readonly #ways: readonly Way[];
   /** Addresses for the next dials, in this order. */
   #left: Way[] = [];
+  #last: Way | undefined;
   readonly #identity: Identity;
   readonly #counts: Counts;
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
@@ -83,12 +84,20 @@ export class SimulatedAgent {
   #beatMs = 0;
   #silenceMs = 0;
 
-  constructor(name: string, ways: readonly Way[], identity: Identity, counts: Counts, share: number) {
+  constructor(
+    name: string,
+    ways: readonly Way[],
+    first: Way,
+    identity: Identity,
+    counts: Counts,
+    share: number,
+  ) {
     this.machine = new SimulatedMachine(name);
     this.#ways = ways;
     this.#identity = identity;
     this.#counts = counts;
     this.#share = share;
+    this.#last = first;
   }
 
   get isLinked(): boolean {
@@ -129,11 +138,17 @@ export class SimulatedAgent {
     this.#close();
   }
 
-  /** Dials the next broker. Each is dialled once before any is dialled again, in random order. */
+  /**
+   * Dials the next broker. Each is dialled once before any is dialled again, in random order; the one that was dialled
+   * last comes last.
+   */
   #dial(now: number): void {
-    if (this.#left.length === 0) this.#left = shuffled(this.#ways);
-    const way = this.#left.pop();
+    const last = this.#last === undefined ? [] : [this.#last];
+    if (this.#left.length === 0)
+      this.#left = [...shuffled(this.#ways.filter((way) => way !== this.#last)), ...last];
+    const way = this.#left.shift();
     if (!way) return;
+    this.#last = way;
     this.#counts.dials += 1;
     this.#begin(dialSession(way), now);
   }

@@ -105,7 +105,14 @@ async function joinOne(
     counts.dials += 1;
     try {
       const machineId = await enroll(session, { token, public_key, name, tags });
-      const agent = new SimulatedAgent(name, ways, { machineId, privateKey }, counts, (n * goldenShare) % 1);
+      const agent = new SimulatedAgent(
+        name,
+        ways,
+        way,
+        { machineId, privateKey },
+        counts,
+        (n * goldenShare) % 1,
+      );
       agents.push(agent);
       machineIds.push(machineId);
       agent.linkOver(session);
