@@ -37,6 +37,25 @@ test('an agent joins and links at whichever of its addresses answers, and change
   }
 }, 60_000);
 
+test('an agent that has lost its link tries its other addresses first', async () => {
+  const { grpc, agent } = await startFarhand();
+  const proxies = [await startProxy(grpc), await startProxy(grpc)];
+  onTestFinished(() => Promise.all(proxies.map((one) => one.close())).then(() => {}));
+  const linked = await agent({ through: proxies.map(({ address }) => address).join(',') });
+  const links = 8;
+  for (let n = 1; n < links; n += 1) {
+    const back = linked.linked(true);
+    for (const proxy of proxies) proxy.cut();
+    await back;
+  }
+  const used = linked.logged.flatMap((line) => {
+    const { msg, broker } = JSON.parse(line) as { msg: string; broker: string };
+    return msg === 'linked' ? [broker] : [];
+  });
+  expect(used).toHaveLength(links);
+  expect(used.filter((one, n) => one === used[n - 1])).toEqual([]);
+}, 60_000);
+
 test('addresses that a broker sends replace older ones only once one of them has worked', async () => {
   const dataDir = temporaryFolder('broker');
   const first = await startFarhand({ dataDir });

@@ -24,6 +24,8 @@ export class BrokerAddresses {
   #sent: z.output<typeof stored>;
   /** Addresses for the next attempts, in this order. */
   #left: string[] = [];
+  /** The address of the attempt before. */
+  #last = '';
 
   private constructor(
     file: string,
@@ -63,15 +65,20 @@ export class BrokerAddresses {
 
   /**
    * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest come
-   * first, otherwise the order is random.
+   * first, otherwise the order is random. The address of the attempt before comes last among its own, because an
+   * attempt to reach a box that has vanished lasts 30 s.
    */
   next(): string {
     if (this.#left.length === 0) {
       const { offered, proven } = this.#sent;
-      const all = [offered, proven, this.#configured].flatMap(shuffled);
+      const last = (one: string): number => Number(one === this.#last);
+      const all = [offered, proven, this.#configured].flatMap((some) =>
+        shuffled(some).sort((a, b) => last(a) - last(b)),
+      );
       this.#left = [...new Set(all)];
     }
     const [next = ''] = this.#left.splice(0, 1);
+    this.#last = next;
     return next;
   }
 
