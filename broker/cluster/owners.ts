@@ -14,6 +14,7 @@ import * as sql from './broker-and-owner-tables.ts';
 import { Lease } from './own-broker-lease.ts';
 import { OwnersAsLastRead } from './owners-as-last-read.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
+import { NewsReader } from './read-on-news.ts';
 import { Claims } from './tasks-of-one-broker.ts';
 
 /** A part of the broker that has open work of machines in memory. */
@@ -28,11 +29,6 @@ const renewMs = 2_000;
 const pollMs = 1_000;
 const pruneMs = 3_600_000;
 const expireMs = 60_000;
-/**
- * Shortest time in milliseconds between two reads of changes of other brokers. A busy broker commits a
- * thousand times a second.
- */
-const betweenMs = 20;
 
 /** A machine that this broker owns. */
 interface Own {
@@ -61,8 +57,8 @@ export class Cluster implements Owners {
   /** Machines of this broker whose open work could not be loaded. The next read of owners tries to load it again. */
   readonly #unloaded = new Set<string>();
   readonly #adopters: Adopter[] = [];
-  /** Functions that read what other brokers have written. */
-  readonly #followers: (() => Promise<void>)[] = [];
+  /** They read what other brokers have written: the owners of machines, the documents, and what `follow` adds. */
+  readonly #readers: NewsReader[] = [];
   readonly #watchers = new Set<() => void>();
   readonly #owners: OwnersAsLastRead;
   readonly #own = new Map<string, Own>();
@@ -70,8 +66,6 @@ export class Cluster implements Owners {
   #isTaking = false;
   /** Links that have ended, by machine, until their ends are written to the database. */
   readonly #unlinked = new Map<string, string>();
-  #isReading = false;
-  #hasNews = false;
   #stops: (() => void)[] = [];
   #isClosed = false;
 
@@ -82,7 +76,8 @@ export class Cluster implements Owners {
     this.#log = log;
     this.#connection = connection;
     this.#state = state;
-    this.#followers.push(() => state.refresh());
+    this.follow(() => this.#readOwners());
+    this.follow(() => state.refresh());
   }
 
   /** Creates the tables and the first lease. From then on, changes about machines of other brokers fail. */
@@ -165,7 +160,9 @@ export class Cluster implements Owners {
 
   /** Calls `read` whenever other brokers may have written something. */
   follow(read: () => Promise<void>): void {
-    this.#followers.push(read);
+    const failed = (err: unknown): void =>
+      this.#log.debug({ err }, 'changes of other brokers could not be read; trying again within a second');
+    this.#readers.push(new NewsReader(read, failed));
   }
 
   /**
@@ -194,7 +191,8 @@ export class Cluster implements Owners {
   async close(): Promise<void> {
     this.#isClosed = true;
     for (const stop of this.#stops) stop();
-    while (this.#isReading || this.#isTaking) await sleep(5);
+    await Promise.all(this.#readers.map((reader) => reader.close()));
+    while (this.#isTaking) await sleep(5);
     await this.#lease
       .release()
       .then(() => this.#notify())
@@ -320,27 +318,9 @@ export class Cluster implements Owners {
       .catch((err: unknown) => this.#log.debug({ err }, 'ends of links are recorded with the next renewal'));
   }
 
-  /** Reads the changes of other brokers soon. Several calls share one read. */
+  /** Reads the changes of other brokers soon. */
   #read(): void {
-    this.#hasNews = true;
-    if (this.#isReading || this.#isClosed) return;
-    this.#isReading = true;
-    void this.#readAll().finally(() => {
-      this.#isReading = false;
-    });
-  }
-
-  async #readAll(): Promise<void> {
-    while (this.#hasNews && !this.#isClosed) {
-      this.#hasNews = false;
-      try {
-        await this.#readOwners();
-        await Promise.all(this.#followers.map((read) => read()));
-      } catch (err) {
-        this.#log.debug({ err }, 'changes of other brokers could not be read; trying again within a second');
-      }
-      await sleep(betweenMs);
-    }
+    for (const reader of this.#readers) reader.wake();
   }
 
   async #readOwners(): Promise<void> {

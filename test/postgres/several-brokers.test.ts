@@ -9,7 +9,7 @@ import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { gate, leapingClock, soon } from '../commands-fixture.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
-import type { PostgresServer } from '../start-postgres.ts';
+import { clientOf, type PostgresServer } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { packageOf, signingKey, upgradesOf } from '../upgrades-fixture.ts';
@@ -79,6 +79,56 @@ withPostgres('two brokers', () => {
     await soon(() => lines('old rows of the tables of brokers could not be deleted')).toBe(1);
     expect(lines('reports of machines of other brokers could not be read')).toBe(1);
   }, 40_000);
+
+  test('refuse a revoked key within a second while the open work of machines cannot be loaded', async () => {
+    const { one, two, url, database } = await startTwo(await server());
+    const { machineId } = await one.agent();
+    const { key } = await one.keyed(['machines:read']);
+    const atTwo = async () => (await call(`${two.url}/api/v1/machines`, 'GET', { key })).status;
+    expect(await atTwo()).toBe(200);
+    const { query } = await server();
+    const blocker = await clientOf(url);
+    onTestFinished(() => blocker.end());
+    await blocker.query('BEGIN; LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE');
+    // The second broker becomes the owner, and waits for the sessions of the machine.
+    await query(
+      `UPDATE owners SET epoch = epoch + 1, changed = pg_current_xact_id(),
+       broker_id = (SELECT id FROM brokers WHERE id <> owners.broker_id) WHERE machine_id = '${machineId}'`,
+      database,
+    );
+    const waiting =
+      "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%sessions%'";
+    await soon(async () => (await query(waiting, database)).length).toBe(1);
+    const { items } = await one.client.keys.list();
+    await one.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
+    const revoked = performance.now();
+    await expect.poll(atTwo, { interval: 10, timeout: 10_000 }).toBe(401);
+    expect(performance.now() - revoked).toBeLessThan(1_000);
+    await blocker.query('ROLLBACK');
+  });
+
+  test('refuse a revoked key within five seconds although no notification arrives', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const { query } = await server();
+    const listening =
+      "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT machine_id, broker_id%FROM owners%'";
+    await soon(async () => (await query(listening, database)).length).toBe(2);
+    const { key } = await one.keyed(['machines:read']);
+    const atTwo = async () => (await call(`${two.url}/api/v1/machines`, 'GET', { key })).status;
+    expect(await atTwo()).toBe(200);
+    const pids = (await query(listening, database)).map(({ pid }) => Number(pid));
+    expect(pids).toHaveLength(2);
+    for (const pid of pids) process.kill(pid, 'SIGSTOP');
+    try {
+      const { items } = await one.client.keys.list();
+      await one.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
+      const revoked = performance.now();
+      await expect.poll(atTwo, { interval: 10, timeout: 20_000 }).toBe(401);
+      expect(performance.now() - revoked).toBeLessThan(5_000);
+    } finally {
+      for (const pid of pids) process.kill(pid, 'SIGCONT');
+    }
+  });
 
   test('upgrade the machines of each other, a wave at a time', async () => {
     const { one, two } = await startTwo(await server());
