@@ -1,11 +1,12 @@
 // Reads the reports that vitest wrote in JSON.
 //
 //   node scripts/test-report.ts failed REPORT     prints the files with a failed test, a line each
+//   node scripts/test-report.ts passed REPORT     prints the files in which every test passed, none was skipped
 //   node scripts/test-report.ts REPORT TITLE …    prints failed and skipped tests by name, then the numbers of all reports
 //
 // REPORT is a path without ".json". REPORT-again.json is of a second run of the failed files, if there was one.
 import { existsSync, readFileSync } from 'node:fs';
-import { basename, relative } from 'node:path';
+import { basename } from 'node:path';
 import { z } from 'zod';
 
 const reportSchema = z.object({
@@ -21,9 +22,11 @@ const reportSchema = z.object({
 type TestFile = z.output<typeof reportSchema>['testResults'][number];
 
 const [first = '', ...rest] = process.argv.slice(2);
-if (first === 'failed') {
-  for (const file of readReport(rest[0] ?? '').filter(hasFailed)) {
-    console.log(relative(process.cwd(), file.name));
+if (first === 'failed' || first === 'passed') {
+  const isListed = first === 'failed' ? hasFailed : hasPassed;
+  // The run may have been in another copy of the checkout, so paths begin at its folder of tests.
+  for (const { name } of readReport(rest[0] ?? '').filter(isListed)) {
+    console.log(name.replace(/^.*\/(?=test\/)/, ''));
   }
 } else {
   const totals = { passed: 0, failed: 0, skipped: 0 };
@@ -44,6 +47,10 @@ function readReport(report: string): TestFile[] {
 
 function hasFailed(file: TestFile): boolean {
   return file.status === 'failed' || file.assertionResults.some((test) => test.status === 'failed');
+}
+
+function hasPassed(file: TestFile): boolean {
+  return file.status === 'passed' && file.assertionResults.every((test) => test.status === 'passed');
 }
 
 /** Prints the names of failed and skipped tests. A test that passed in the second run counts as passed. */
