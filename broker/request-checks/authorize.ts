@@ -329,11 +329,12 @@ export function createRecall(
   handlers: Handlers,
   noun: string,
   operation: string,
-  { state, lookups }: AccessServices,
+  services: AccessServices,
 ): Recall {
+  const { state, lookups } = services;
   const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
   const [param] = Object.keys(route?.params ?? {});
-  const parser = route && new RequestParser(route);
+  const parser = route && guardOf(route, services).parser;
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
