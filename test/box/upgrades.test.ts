@@ -28,6 +28,9 @@ const launchers = {
 type Behaviour = keyof typeof launchers;
 type Kind = 'tar.gz' | 'deb';
 
+/** The Node of the checkout, which the container has at /opt/farhand. */
+const nodeInBox = `/opt/farhand/node_modules/node-linux-${process.arch}/bin/node`;
+
 /** Changes the version and the launcher of an unpacked package. */
 function alter(home: string, to: string, behaviour: Behaviour): void {
   const sources = readdirSync(join(home, 'lib')).map((name) => join(home, 'lib', name));
@@ -46,21 +49,48 @@ const sourceOf = (kind: Kind): string =>
     readdirSync(built).find((name) => name.startsWith('farhand-agent') && name.endsWith(kind)) ?? '',
   );
 
-/** Makes a package of another version from the built one. */
-function packageOf(kind: Kind, to: string, behaviour: Behaviour = 'good'): Buffer {
+/** Unpacks the built package of this kind. */
+function unpack(kind: Kind, tree: string): void {
+  if (kind === 'deb') return void execFileSync('dpkg-deb', ['--raw-extract', sourceOf(kind), tree]);
+  mkdirSync(tree);
+  execFileSync('tar', ['-xzf', sourceOf(kind), '-C', tree]);
+}
+
+/** Returns the directory of the program in an unpacked package. */
+const homeIn = (kind: Kind, tree: string): string =>
+  join(tree, kind === 'deb' ? 'usr/lib/farhand-agent' : (readdirSync(tree)[0] ?? ''));
+
+/** Unpacks a package, and replaces its Node, of 120 MB, by a script that executes the Node of the checkout. */
+async function unpackWithoutNode(kind: Kind): Promise<string> {
+  const tree = join(temporaryFolder('without-node'), 'tree');
+  unpack(kind, tree);
+  const node = join(homeIn(kind, tree), 'node');
+  rmSync(node);
+  writeFileSync(node, `#!/bin/sh\nexec ${nodeInBox} "$@"\n`, { mode: 0o755 });
+  return tree;
+}
+
+const withoutNode = {
+  'tar.gz': onePerFile(() => unpackWithoutNode('tar.gz')),
+  deb: onePerFile(() => unpackWithoutNode('deb')),
+};
+
+/**
+ * Makes a package of another version from the built one. A `whole` one has Node, as a user's package has; the others
+ * have 1 MB.
+ */
+async function packageOf(kind: Kind, to: string, behaviour: Behaviour, whole: boolean): Promise<Buffer> {
   const folder = temporaryFolder('altered');
   const [tree, file] = [join(folder, 'tree'), join(folder, 'file')];
-  mkdirSync(tree);
+  if (whole) unpack(kind, tree);
+  else cpSync(await withoutNode[kind](), tree, { recursive: true, verbatimSymlinks: true });
+  alter(homeIn(kind, tree), to, behaviour);
   if (kind === 'tar.gz') {
-    execFileSync('tar', ['-xzf', sourceOf(kind), '-C', tree]);
-    alter(join(tree, readdirSync(tree)[0] ?? ''), to, behaviour);
     execFileSync('tar', ['-cf', file, '--use-compress-program=gzip -1', '-C', tree, ...readdirSync(tree)]);
   } else {
-    execFileSync('dpkg-deb', ['--raw-extract', sourceOf(kind), join(tree, 'x')]);
-    alter(join(tree, 'x/usr/lib/farhand-agent'), to, behaviour);
-    const control = join(tree, 'x/DEBIAN/control');
+    const control = join(tree, 'DEBIAN/control');
     writeFileSync(control, readFileSync(control, 'utf8').replace(/^Version: .*/m, `Version: ${to}`));
-    execFileSync('dpkg-deb', ['--root-owner-group', '-Zgzip', '-z1', '--build', join(tree, 'x'), file]);
+    execFileSync('dpkg-deb', ['--root-owner-group', '-Zgzip', '-z1', '--build', tree, file]);
   }
   return readFileSync(file);
 }
@@ -83,11 +113,12 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
       signer?: typeof owner;
       signed?: Partial<SignedUpgrade>;
       seconds?: number;
+      whole?: boolean;
     } = {},
   ): Promise<{ id: string; answers: string[]; end: string }> {
     upgrades += 1;
     const id = `upg_${upgrades}`;
-    const content = packageOf(kind, to, options.behaviour);
+    const content = await packageOf(kind, to, options.behaviour ?? 'good', options.whole ?? false);
     const signed = { ...(options.signer ?? owner).sign(content, { version: to, kind }), ...options.signed };
     const link_timeout_ms = (options.seconds ?? 60) * 1000;
     return { id, ...(await (await up()).stage(signed, content, { upgrade_id: id, link_timeout_ms })) };
@@ -166,7 +197,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
 
     test('is replaced by a signed version, and stays the same machine', async () => {
       const before = (await up()).linked()?.machine_id;
-      const { id, answers, end } = await send(kind, '9.1.0');
+      const { id, answers, end } = await send(kind, '9.1.0', { whole: true });
       expect([answers, end]).toEqual([['staged', 'switching'], 'link lost']);
       expect(await outcome(id, '9.1.0')).toMatchObject({
         outcome: 'UPGRADE_OUTCOME_SUCCEEDED',
