@@ -208,7 +208,7 @@ test('a schedule has the fields of the specification, in lists fewer than alone'
   const time = expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/);
   const listed = {
     ...{ id, name: 'nightly', machine_id, command: 'true', cron: '30 2 1 1 *', timezone: 'Europe/Berlin' },
-    ...{ saved_command_id: null, parameters: null },
+    ...{ saved_command_id: null, parameters: null, on_change: null },
     ...{ tags: null, enabled: true, next_run: time, last_run: null, created_at: time },
   };
   expect(made).toEqual({

@@ -40,7 +40,8 @@ interface Folder {
 
 export const watchFiles: Operation<'watchFiles'> = async function* (disk, request, { path }, signal) {
   await using entry = await disk.reading.entry(path);
-  const recursive = request.recursive && entry.present.stats.isDirectory();
+  const { stats } = request.may_be_missing && !entry.found ? {} : entry.present;
+  const recursive = request.recursive && (stats?.isDirectory() ?? false);
   using watch = new Watch(disk.reading, entry, recursive, disk.watches);
   let first = true;
   for await (const changes of watch.batches(signal)) {

@@ -1,6 +1,8 @@
-// The verbs of farhand schedules: manage commands that run by cron expressions, and list their runs.
+// The verbs of farhand schedules: manage commands that run by cron expressions or when a path changes, and list their
+// runs.
 import type { Command } from 'commander';
 import { iso, now } from '../../shared/clock.ts';
+import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { machineNames } from './find-by-name.ts';
 import { when } from './print.ts';
@@ -9,7 +11,8 @@ import { type Item, latest, ofMachine, routeVerb, since, viewText } from './verb
 type Run = Awaited<ReturnType<Farhand['schedules']['upcoming']>>['runs'][number];
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
-const cron = ({ cron, timezone }: Pick<Schedule, 'cron' | 'timezone'>): string => `${cron} (${timezone})`;
+const trigger = ({ cron, timezone, on_change }: Pick<Schedule, 'cron' | 'timezone' | 'on_change'>): string =>
+  on_change ? `on change of ${on_change.path}` : `${cron} (${timezone})`;
 
 /** Flags of both create and update. */
 const flags = {
@@ -20,6 +23,9 @@ const flags = {
   '--saved-command <name>': 'saved command to run, in place of --command',
   '--param <name=value>': 'value of a parameter of the saved command; repeat the flag for several',
   '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
+  '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
+  '--recursive': 'also when something below the directory of --on-change changes',
+  '--settle <duration>': 'run after this time without a change of --on-change (default: 2s)',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'what the schedule is for',
   '--timeout <duration>': 'kill the command and its child processes after this time',
@@ -37,14 +43,20 @@ const flags = {
 export function addSchedules(program: Command): void {
   const schedules = program
     .command('schedules')
-    .description('manage commands that run by cron; a schedule is given by name or id');
+    .description(
+      'manage commands that run by cron or when a path changes; a schedule is given by name or id',
+    );
   routeVerb(schedules, 'list', 'schedules', 'list', {
     examples: ['--machine db-1'],
     flags: ofMachine,
     defaults: { sort: 'name' },
     view: {
       fields: 'name id machine cron enabled next last tags',
-      cells: { cron, next: ({ next_run }) => when(next_run), last: ({ last_run }) => last_run?.status },
+      cells: {
+        cron: trigger,
+        next: ({ next_run }) => when(next_run),
+        last: ({ last_run }) => last_run?.status,
+      },
     },
   });
   routeVerb(schedules, 'get', 'schedules', 'get');
@@ -52,11 +64,16 @@ export function addSchedules(program: Command): void {
     examples: [
       "--name backup --machine db-1 --cron '30 2 * * *' --timezone Europe/Berlin --command ./backup.sh",
       '--name restart --tags web --cron @weekly --saved-command restart --param unit=nginx',
+      "--name reload --tags web --on-change /etc/nginx --recursive --command 'systemctl reload nginx'",
       "--name updates --tags web,eu --cron @daily --command 'apt-get -s upgrade'",
     ],
     flags,
-    required: ['name', 'cron'],
-    input: inputOf,
+    required: ['name'],
+    input: (given) => {
+      if ((given.cron === undefined) === (given.onChange === undefined))
+        throw new UsageError('say when to run, either by --cron or by --on-change');
+      return inputOf(given);
+    },
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
     about: 'change the settings that are given as flags',
@@ -117,6 +134,9 @@ function addRuns(schedules: Command): void {
   routeVerb(schedules, 'preview <cron>', 'schedules', 'preview', {
     examples: ["'0 9 * * mon-fri'"],
     flags: {
+      '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
+      '--recursive': 'also when something below the directory of --on-change changes',
+      '--settle <duration>': 'run after this time without a change of --on-change (default: 2s)',
       '--timezone <zone>': 'time zone of the expression (default: UTC)',
       '--count <count>': 'number of times to print (default: 5)',
     },
@@ -138,7 +158,13 @@ async function machineOrTags(client: Farhand, runs: readonly Run[]): Promise<(ru
 }
 
 function inputOf({ param, ...given }: Item): Item {
-  return { ...notifyOf(given), ...(param !== undefined && { parameters: param }) };
+  return { ...notifyOf(given), ...onChangeOf(given), ...(param !== undefined && { parameters: param }) };
+}
+
+function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
+  if (path === undefined && (recursive ?? settle) !== undefined)
+    throw new UsageError('--recursive and --settle are for --on-change: name its path too');
+  return path === undefined ? {} : { on_change: { path, recursive, settle } };
 }
 
 function notifyOf({ notifyFailure, notifySuccess }: Item): Item {

@@ -178,7 +178,11 @@ const kinds = {
 
 /** Resolves when the machine watches the path. If the machine refuses that, the request gets the error. */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
-  const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
+  const request = {
+    path: bytesOf(input.path ?? '', input.path_encoding),
+    recursive: input.recursive,
+    may_be_missing: false,
+  };
   const answers = services.presence.get(input.machine_id).stub.watchFiles(request, watching(caller));
   const { head, rest } = await splitHead(answers, (first) => first);
   return eventsOf(head.path, rest);

@@ -153,6 +153,13 @@ export function mayRun(state: State) {
     may(state, 'commands:execute', { key_id: requested_by, machine_id });
 }
 
+/** True if the key of a schedule may still watch a path, and run its command when the path changes. */
+export function mayWatch(state: State) {
+  return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
+    mayRun(state)({ requested_by, machine_id }) &&
+    may(state, 'files:read', { key_id: requested_by, machine_id });
+}
+
 /**
  * Returns the machines that a schedule runs on: its machine, or the machines with all of its tags. Of machines with
  * tags, only those that the schedule's key may use are returned. If the key is revoked or expired, all machines with

@@ -1,11 +1,9 @@
 // The REST handlers of schedules: declare and list schedules, run them by hand, and list their runs.
-
-import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
+import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
-import type { MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
@@ -14,18 +12,20 @@ import { checkedTimetable } from './due-times.ts';
 import { Launcher, paramsOf, type ScheduleContext } from './launch-run.ts';
 import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
+import {
+  assertMayExecute,
+  assertMayExpose,
+  assertMayRead,
+  type Changes,
+  changedBy,
+  decidesRun,
+  scheduleOf,
+} from './schedule-from-request.ts';
 import { findTimeZone } from './time-zone.ts';
 import { TrackedSchedules } from './tracked-schedules.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
+import { mostWatches, PathWatches } from './watch-paths.ts';
 
-type Params = Input<Api['schedules']['create']>;
-type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
-
-const [overlap, catch_up] = ['skip', 'none'] as const;
-const defaults = {
-  ...{ description: null, timezone: 'UTC', enabled: true, timeout: null, overlap, catch_up },
-  ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
-};
 const detailedTimes = 5;
 /** Milliseconds to wait until a linked agent accepts a command. */
 const acceptMs = 10_000;
@@ -35,12 +35,14 @@ export class Schedules {
   readonly #launcher: Launcher;
   readonly #tracked: TrackedSchedules;
   readonly #dueTimes: DueTimes;
+  readonly #watches: PathWatches;
 
   private constructor(context: ScheduleContext, launcher: Launcher, tracked: TrackedSchedules, log: Logger) {
     this.#context = context;
     this.#launcher = launcher;
     this.#tracked = tracked;
     this.#dueTimes = new DueTimes(context, launcher, tracked, log);
+    this.#watches = new PathWatches(context, launcher, tracked, log);
   }
 
   /** Starts running schedules, and handles the times that passed while the broker was down. */
@@ -62,6 +64,7 @@ export class Schedules {
   /** Stops running schedules. */
   stop(): void {
     this.#dueTimes.stop();
+    this.#watches.stop();
   }
 
   /** Returns the machines of a removed schedule that still has runs. */
@@ -81,9 +84,10 @@ export class Schedules {
   readonly handlers: Handlers['schedules'] = {
     create: async (input, caller) => {
       const schedule = scheduleOf(input, caller);
+      await this.#assertServed(schedule, caller);
       await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
-        checkedTimetable(schedule.cron, schedule.timezone);
+        this.#assertTrigger(schedule, transaction, caller);
         paramsOf(schedule, transaction.before);
         transaction.put('schedules', schedule);
         caller.commit(transaction, { schedule_id: schedule.id });
@@ -123,6 +127,8 @@ export class Schedules {
     },
     get: ({ schedule_id }, caller) => this.#serializeDetail(this.#find(schedule_id), caller),
     update: async ({ schedule_id, ...changes }, caller) => {
+      if (changes.on_change)
+        await this.#assertServed(changedBy(this.#find(schedule_id), changes, caller), caller);
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
@@ -131,7 +137,7 @@ export class Schedules {
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
-        checkedTimetable(after.cron, after.timezone);
+        this.#assertTrigger(after, transaction, caller);
         if (after.saved_command_id === null && after.parameters !== null)
           throw refusal('parameters', 'are for a schedule with saved_command_id');
         paramsOf(after, transaction.before);
@@ -229,6 +235,43 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: id });
   }
 
+  /** Throws an error if a schedule has a bad cron expression, or may not watch its path. */
+  #assertTrigger(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
+    const { id, cron, on_change, timezone, machine_id, enabled, requested_by } = schedule;
+    checkedTimetable(cron ?? '@daily', timezone);
+    if (!on_change) return;
+    assertMayRead(caller.during(transaction));
+    const key = this.#context.rightsOf(requested_by, transaction.before);
+    if (key && requested_by !== caller.key_id) assertMayRead(key);
+    const others = transaction
+      .all('schedules')
+      .filter((one) => one.id !== id && one.on_change && one.enabled && one.machine_id === machine_id);
+    if (!enabled || machine_id === null || others.length < mostWatches) return;
+    const message = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
+    throw new AppError('conflict', message, { machine_id });
+  }
+
+  /** Throws permission_denied or invalid_path if the machine of a schedule is online and refuses the path. */
+  async #assertServed({ machine_id, on_change }: Schedule, caller: Caller): Promise<void> {
+    if (!on_change) return;
+    assertMayExecute(caller);
+    assertMayRead(caller);
+    const { presence } = this.#context;
+    if (machine_id === null || !caller.reaches(machine_id) || !presence.online(machine_id)) return;
+    const { signal, request_id } = caller;
+    await presence
+      .get(machine_id)
+      .stub.statFile(
+        { path: Buffer.from(on_change.path), sha256: false },
+        { lane: 'single', signal, request_id, caller },
+      )
+      .catch((error: unknown) => {
+        const isRefused =
+          error instanceof AppError && ['permission_denied', 'invalid_path'].includes(error.code);
+        if (isRefused) throw error;
+      });
+  }
+
   #runOnTagged(schedule: Schedule, caller: Caller) {
     const machines = this.#context.machinesOf(schedule).filter((machine) => caller.reaches(machine));
     if (machines.length > 0) return this.#launcher.batchByHand(schedule, machines, caller);
@@ -283,78 +326,4 @@ export class Schedules {
 function serializeDue({ schedule: { id, name, machine_id, timezone }, at }: DueRun) {
   const offset = findTimeZone(timezone)?.offsetAt(at) ?? 0;
   return { schedule_id: id, name, machine_id, at: iso(at), utc_offset: offset / 60_000 };
-}
-
-/**
- * Throws forbidden for a key that may not run commands, because such a key must not decide what a schedule
- * runs.
- */
-function assertMayExecute({ may }: Rights): void {
-  if (may('commands:execute')) return;
-  const required_scope = 'commands:execute';
-  const message = `creating or changing a schedule needs a key that also has the scope ${required_scope}`;
-  throw new AppError('forbidden', message, { required_scope });
-}
-
-/** Fields with which a key could expose the environment, because a command can print its environment. */
-const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
-
-/** True if a request changes where or what a schedule runs. */
-const decidesRun = (changes: Changes): boolean =>
-  ([...exposing, 'env'] as const).some((field) => changes[field] !== undefined);
-
-function assertMayExpose({ may }: Rights, changes: Changes): void {
-  const exposed = exposing.filter((field) => changes[field] !== undefined);
-  if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `is required, or null: without the scope schedules:read a key may change ${exposed.join(', ')} only together with env, because the command could print the stored environment`;
-  throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
-}
-
-function scheduleOf(params: Params, { key_id }: Caller): Schedule {
-  const at = iso();
-  const { name, machine_id = null, tags = null, cron } = params;
-  const { command = null, saved_command_id = null, parameters = null } = params;
-  return {
-    ...{ name, cron, ...defaults, ...given(params), machine_id, tags },
-    ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
-    id: newId('schedule') as ScheduleId,
-    notify: notifyOf(params.notify, null),
-    ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
-  };
-}
-
-/** The fields that a request has set. They have the names and types of the document's fields, except notify. */
-const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
-  Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
-
-/**
- * Applies the changes of a request. If the times change, sets `since`, so that earlier times are not run
- * later.
- */
-function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
-  const at = iso();
-  const after: Schedule = {
-    ...before,
-    ...given(changes),
-    ...(changes.machine_id !== undefined && { tags: null }),
-    ...(changes.tags !== undefined && { machine_id: null }),
-    ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
-    ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
-    notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // With tags, the rights of `requested_by` decide on which machines the schedule runs. A new cron must not add
-    // machines.
-    requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
-    updated_at: at,
-  };
-  const same = (['cron', 'timezone', 'enabled'] as const).every((field) => before[field] === after[field]);
-  const sameKind = (before.tags === null) === (after.tags === null);
-  return same && sameKind ? after : { ...after, since: at };
-}
-
-function notifyOf(given: Params['notify'], before: Schedule['notify']): Schedule['notify'] {
-  if (!given) return null;
-  return {
-    on_success: given.on_success ?? before?.on_success ?? false,
-    on_failure: given.on_failure ?? before?.on_failure ?? false,
-  };
 }

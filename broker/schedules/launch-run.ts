@@ -1,7 +1,7 @@
 // Starts runs of schedules. The row of a run is stored in one transaction with its command, or with the
 // reason why there is no command.
 
-import type { Caller } from '../../shared/api/route-table.ts';
+import type { Caller, Rights } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -13,7 +13,8 @@ import { commandWith, findSavedCommand } from '../commands/saved-commands.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Declared, SavedCommand, Schedule, State } from '../state/in-memory-state.ts';
-import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
+import type { Changes } from './collect-changes.ts';
+import { newRun, type OnMachine, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {
   /** The other brokers of the database; undefined with a single broker. */
@@ -24,19 +25,30 @@ export interface ScheduleContext {
   commands: Commands;
   records: ScheduleRecords;
   mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
+  /** True if the key may also read files of the machine, as a schedule with on_change must. */
+  mayWatch(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
   /** The machines that a schedule runs on now. */
   machinesOf(schedule: Schedule): MachineId[];
   /** The rights of a key; undefined if it is revoked or expired. */
-  rightsOf(id: KeyId, declared: Declared): object | undefined;
+  rightsOf(id: KeyId, declared: Declared): Pick<Rights, 'may'> | undefined;
 }
-
-/** A schedule on one of its machines. */
-type OnMachine = Parameters<typeof newRun>[0];
 
 /** The key and request that caused a run. */
 interface Requester {
   key_id: KeyId;
   request_id: string;
+}
+
+type Also = (transaction: HistoryTransaction) => void;
+
+/** What a run has in addition to its schedule. */
+interface More {
+  /** Writes in the transaction of the run, also if there is no command. */
+  also?: Also;
+  /** Writes in the transaction of the command. */
+  commit?: Also;
+  /** Environment variables of the command, added to those of the schedule. */
+  env?: Record<string, string>;
 }
 
 /** Milliseconds that a scheduled command waits for a busy machine. */
@@ -99,14 +111,25 @@ export class Launcher {
   }
 
   /** Starts a run at its time. Resolves when the run, or the reason why there is none, is on disk. */
-  async byClock(on: OnMachine, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
-    const { schedule, machine_id } = on;
-    const { requested_by } = schedule;
-    const run = newRun(on, trigger, at);
-    if (!this.#context.mayRun({ requested_by, machine_id })) return this.#refused(run, keyRevoked);
+  byClock(on: OnMachine, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
+    return this.#byItself(on, newRun(on, trigger, at));
+  }
+
+  /**
+   * Starts a run for changes of the path of a schedule. Resolves when the run, or the reason why there is none, is on
+   * disk with the writes of `also`.
+   */
+  byChange(on: OnMachine, changes: Changes, also: Also): Promise<void> {
+    return this.#byItself(on, newRun(on, changes.trigger, null), { also, env: changes.environment() });
+  }
+
+  async #byItself(on: OnMachine, run: ScheduleRun, more: More = {}): Promise<void> {
+    const { machine_id } = on;
+    const { requested_by } = on.schedule;
+    if (!this.#context.mayRun({ requested_by, machine_id })) return this.#refused(run, keyRevoked, more.also);
     const requester = { key_id: requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(machine_id);
-    await this.#launch(on, run, { ...requester, ...waiting }).catch((error: unknown) => {
+    await this.#launch(on, run, { ...requester, ...waiting }, more).catch((error: unknown) => {
       // The row of the run already contains the refusal.
       if (!(error instanceof AppError)) throw error;
     });
@@ -117,7 +140,8 @@ export class Launcher {
    */
   byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
     const run = newRun(on, 'manual', null);
-    return this.#launch(on, run, caller, (transaction) => caller.commit(transaction, { run_id: run.id }));
+    const commit: Also = (transaction) => caller.commit(transaction, { run_id: run.id });
+    return this.#launch(on, run, caller, { commit });
   }
 
   /** Starts a run on each of these machines for a request, as a batch. Returns the batch's first command. */
@@ -143,28 +167,32 @@ export class Launcher {
     { schedule, machine_id }: OnMachine,
     run: ScheduleRun,
     { key_id, request_id, queue_for }: Requester & { queue_for?: number },
-    also: (transaction: HistoryTransaction) => void = () => {},
+    { also, commit, env }: More,
   ): Promise<AcceptedCommand> {
     try {
       const params = {
-        ...paramsOf(schedule, this.#context.state),
+        ...withEnvironment(paramsOf(schedule, this.#context.state), env),
         ...{ machine_id, schedule_id: schedule.id, key_id, request_id },
         ...(queue_for !== undefined && { queue_for }),
       };
       return await this.#context.commands.start(params, (transaction, command_id) => {
         this.#context.records.begin({ ...run, command_id }, transaction);
-        also(transaction);
+        also?.(transaction);
+        commit?.(transaction);
       });
     } catch (error) {
-      if (error instanceof AppError) await this.#refused(run, error);
+      if (error instanceof AppError) await this.#refused(run, error, also);
       throw error;
     }
   }
 
-  #refused(run: ScheduleRun, { code, message }: AppError): Promise<void> {
+  #refused(run: ScheduleRun, { code, message }: AppError, also?: Also): Promise<void> {
     const { history, records } = this.#context;
     const settled = settledRun(run, 'failed', `${code}: ${message}`);
-    return history.write((transaction) => records.settle([settled], transaction));
+    return history.write((transaction) => {
+      records.settle([settled], transaction);
+      also?.(transaction);
+    });
   }
 
   /**
@@ -231,7 +259,16 @@ export function paramsOf(schedule: Schedule, declared: Pick<Declared, 'saved_com
   };
 }
 
+const withEnvironment = (params: CommandParams, env: Record<string, string> | undefined): CommandParams =>
+  env ? { ...params, env: { ...params.env, ...env } } : params;
+
 const keyRevoked = new AppError(
   'forbidden',
   'the key of this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key; if it has tags, send them and its command again',
+);
+
+/** The reason why the path of a schedule is not watched. */
+export const mayNotWatch = new AppError(
+  'forbidden',
+  'the key of this schedule is no longer allowed to read files and run commands on its machine (key_revoked), so its path is not watched: change the schedule with another key; if it has tags, send them and its command again',
 );

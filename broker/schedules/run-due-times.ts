@@ -1,5 +1,4 @@
 // Runs each due time of a schedule once, and records the times that were skipped or missed.
-import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
@@ -8,7 +7,7 @@ import { ClockWatch } from './clock-watch.ts';
 import type { Timetable } from './due-times.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
 import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
-import type { Tracked, TrackedSchedules } from './tracked-schedules.ts';
+import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
 
 /**
  * Longest wait in milliseconds between two checks of the clock. It is short because the clock can be set at any time.
@@ -51,7 +50,7 @@ export class DueTimes {
     this.#launcher = launcher;
     this.#log = log;
     this.#tracked = tracked;
-    tracked.onChange = () => this.#setTimer();
+    tracked.watch(() => this.#setTimer());
     context.records.onEnd = (run) => {
       const waiting = tracked.of(run);
       if (!waiting?.waiting) return;
@@ -247,14 +246,6 @@ export class DueTimes {
     const runs = times.map((at) => settledRun(newRun(on, trigger, at), status, reason));
     return this.#context.history.write((transaction) => this.#context.records.settle(runs, transaction));
   }
-}
-
-/**
- * Returns the machine whose runs count, if the schedule has tags. Without tags, the runs on all machines count, because
- * the machine of the schedule may have changed.
- */
-function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
-  return schedule.tags ? machine_id : undefined;
 }
 
 const overlapping = 'the previous run had not ended';

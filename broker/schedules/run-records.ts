@@ -27,10 +27,16 @@ type Times = 'scheduled_for' | 'started_at' | 'finished_at';
 export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   id: RunId;
   machine_id: MachineId;
-  /** The time at which the run was due; null for a manual run. */
+  /** The time at which the run was due; null for a manual run and after a change of a path. */
   scheduled_for: number | null;
   started_at: number;
   finished_at: number | null;
+}
+
+/** A schedule on one of its machines. */
+export interface OnMachine {
+  schedule: Schedule;
+  machine_id: MachineId;
 }
 
 /** Due times at which a run took place, by schedule. */
@@ -165,6 +171,22 @@ export class ScheduleRecords {
         for (const mark of marks.slice(from, from + marksAtOnce)) putMark(mark, transaction);
       });
     }
+  }
+
+  /** Returns the last state of a watched path, as see() stored it; undefined if there is none. */
+  async seen({ schedule, machine_id }: OnMachine): Promise<string | undefined> {
+    const sql = 'SELECT seen FROM schedule_marks WHERE schedule_id = ? AND machine_id = ?';
+    const row = await this.#history.get(sql, schedule.id, machine_id);
+    return typeof row?.seen === 'string' ? row.seen : undefined;
+  }
+
+  /** Stores the state of a watched path. All changes before it have a run or a row that says why not. */
+  see(
+    { schedule: { id: schedule_id }, machine_id }: OnMachine,
+    seen: string,
+    transaction: HistoryTransaction,
+  ): void {
+    putMark({ schedule_id, machine_id, at: now(), seen }, transaction);
   }
 
   /** Removes the marks of a schedule on machines that no longer have its tags. */
@@ -309,9 +331,9 @@ export class ScheduleRecords {
   }
 }
 
-/** Makes a run whose command will be created. `scheduled_for` is null for a manual run. */
+/** Makes a run whose command will be created. `scheduled_for` is null for a run that was not due at a time. */
 export function newRun(
-  { schedule, machine_id }: { schedule: Schedule; machine_id: MachineId },
+  { schedule, machine_id }: OnMachine,
   trigger: ScheduleRun['trigger'],
   scheduled_for: number | null,
 ): ScheduleRun {
@@ -349,7 +371,7 @@ function statusOf({ status, reason }: Command): Status {
   return reason === 'machine_offline' ? 'failed' : 'missed';
 }
 
-function putMark(mark: Mark, transaction: HistoryTransaction): void {
+function putMark(mark: Mark & { seen?: string }, transaction: HistoryTransaction): void {
   transaction.about(mark.machine_id);
   transaction.put('schedule_marks', 'schedule_id, machine_id', { ...mark });
 }

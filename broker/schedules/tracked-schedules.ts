@@ -35,8 +35,7 @@ export interface Tracked {
 export class TrackedSchedules {
   readonly #context: ScheduleContext;
   readonly #log: Logger;
-  /** Is called when a time may be due earlier than before. */
-  onChange = (): void => {};
+  readonly #watchers = new Set<() => void>();
   readonly #bySchedule = new Map<string, Map<string, Tracked>>();
   readonly #timetables = new WeakMap<Schedule, Timetable | null>();
   readonly #stopWatching: () => void;
@@ -47,7 +46,7 @@ export class TrackedSchedules {
     this.#log = log;
     this.#sync(marks);
     this.#stopWatching = context.state.watch(() => {
-      if (this.#sync()) this.onChange();
+      if (this.#sync()) this.#changed();
     });
   }
 
@@ -55,9 +54,27 @@ export class TrackedSchedules {
     this.#stopWatching();
   }
 
+  /** Calls `watcher` after the schedules or this broker's part of them have changed. Call the returned function to stop. */
+  watch(watcher: () => void): () => void {
+    this.#watchers.add(watcher);
+    return () => void this.#watchers.delete(watcher);
+  }
+
+  #changed(): void {
+    for (const watcher of this.#watchers) watcher();
+  }
+
   /** All schedules on all of their machines. */
   *all(): Generator<Tracked> {
     for (const some of this.#bySchedule.values()) yield* some.values();
+  }
+
+  /** The schedules of one machine. */
+  *on(machineId: string): Generator<Tracked> {
+    for (const some of this.#bySchedule.values()) {
+      const tracked = some.get(machineId);
+      if (tracked) yield tracked;
+    }
   }
 
   /**
@@ -98,6 +115,7 @@ export class TrackedSchedules {
     return times;
   }
 
+  /** Returns undefined for a schedule that runs when a path changes. */
   timetableOf(schedule: Schedule): Timetable | undefined {
     // A timetable takes some KiB, so only one that many machines share is cached.
     if (!schedule.tags) return this.#createTimetable(schedule);
@@ -109,6 +127,7 @@ export class TrackedSchedules {
   }
 
   #createTimetable({ id, cron, timezone }: Schedule): Timetable | undefined {
+    if (cron === null) return undefined;
     try {
       return new Timetable(cron, timezone);
     } catch (error) {
@@ -145,7 +164,7 @@ export class TrackedSchedules {
       tracked.loaded = true;
       this.plan(tracked);
     }
-    this.onChange();
+    this.#changed();
   }
 
   /** Makes the tracked schedules equal to the declared schedules. Returns false if they were equal already. */
@@ -254,6 +273,14 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
     ...{ schedule, machine_id, settledUntil: 0, next: undefined, checkAt: Number.POSITIVE_INFINITY },
     ...{ loaded: true, busy: false, waiting: false, missed: 0 },
   };
+}
+
+/**
+ * Returns the machine whose runs count, if the schedule has tags. Without tags, the runs on all machines count, because
+ * the machine of the schedule may have changed.
+ */
+export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
+  return schedule.tags ? machine_id : undefined;
 }
 
 type LatestMarks = ReadonlyMap<string, number>;

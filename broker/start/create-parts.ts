@@ -24,7 +24,7 @@ import { createMetrics, type Status, serviceHandlers } from '../http/about-broke
 import { Inventories } from '../inventory/index.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
-import { machinesOfSchedule, mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
+import { machinesOfSchedule, mayRun, mayWatch, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/certificate-authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
 import type { Pings } from '../link/keepalive-pings.ts';
@@ -265,6 +265,7 @@ async function createNouns(
   const schedules = await Schedules.open(
     {
       ...{ ...commandServices, commands, records, rightsOf: rightsIn(state) },
+      mayWatch: mayWatch(state),
       machinesOf: (one) => machinesOfSchedule(one, state),
     },
     log,

@@ -132,7 +132,12 @@ const schedule = z.strictObject({
   command: z.string().nullable(),
   saved_command_id: savedCommandId.nullable().default(null),
   parameters: z.record(z.string(), parameterValue).nullable().default(null),
-  cron: z.string(),
+  /** The schedule runs either by a cron expression or after changes of a path. Older files have no `on_change`. */
+  cron: z.string().nullable(),
+  on_change: z
+    .strictObject({ path: z.string(), recursive: z.boolean(), settle: z.number() })
+    .nullable()
+    .default(null),
   timezone: z.string(),
   enabled: z.boolean(),
   /** Longest run time in milliseconds. */
@@ -149,8 +154,8 @@ const schedule = z.strictObject({
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Time when the schedule was created or its times were last changed. The schedule does not run for earlier
-   * times.
+   * Time when the schedule was created or its times or its path were last changed. The schedule does not run for
+   * earlier times and changes.
    */
   since: z.string(),
 });

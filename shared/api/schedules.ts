@@ -1,4 +1,4 @@
-// REST routes of schedules, which run commands by cron expressions, and of their runs (spec 2.7, 2.8, 4.3).
+// REST routes of schedules, which run commands by cron expressions or when a path changes, and of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
 import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';
@@ -16,6 +16,7 @@ import {
   machineId,
   milliseconds,
   named,
+  path,
   queryNumber,
   runId,
   savedCommandId,
@@ -33,6 +34,12 @@ const notify = z.object({
   on_success: z.boolean().describe('True if a successful run emits `schedule.completed`'),
   on_failure: z.boolean().describe('True if a failed run emits `schedule.failed`'),
 });
+
+const watched = {
+  path: z.string().describe('Path on the machine'),
+  recursive: z.boolean().describe('True to watch everything below the directory'),
+  settle: z.number().describe('Milliseconds without a change after which a run starts'),
+};
 
 const lastRun = z.object({
   at: timestamp.describe('Time of the start'),
@@ -54,9 +61,13 @@ const listed = named('Schedule', {
   command: z.string().nullable().describe('Shell line; null for a schedule with `saved_command_id`'),
   saved_command_id: savedCommandId.nullable().describe('Id of the saved command; null with `command`'),
   parameters: parameterValues.nullable().describe('Values of the parameters of the saved command'),
-  cron: z.string().describe('Cron expression'),
+  cron: z.string().nullable().describe('Cron expression; null for a schedule with `on_change`'),
+  on_change: z
+    .object(watched)
+    .nullable()
+    .describe('The path whose changes start a run; null for a schedule with `cron`'),
   timezone: z.string().describe('IANA time zone of the expression'),
-  enabled: z.boolean().describe('True if the schedule runs at its times'),
+  enabled: z.boolean().describe('True if the schedule runs at its times, or when its path changes'),
   next_run: timestamp.nullable().describe('Time of the next run'),
   last_run: lastRun
     .nullable()
@@ -73,7 +84,9 @@ const detailed = listed
       .describe('Milliseconds after which the command is killed with all its processes'),
     notify: notify.nullable().describe('Which runs emit an event'),
     overlap: overlap.describe('Whether a run starts while the previous one is not over: `skip` or `allow`'),
-    catch_up: catchUp.describe('Which of the times that were missed while the broker was down are run later'),
+    catch_up: catchUp.describe(
+      'Which of the times that were missed while the broker was down are run later; with `on_change`, whether a change of that time is',
+    ),
     catch_up_window: z.number().describe('Milliseconds after which a missed time is no longer run'),
     user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
     cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
@@ -95,8 +108,10 @@ const run = named('ScheduleRun', {
   command_id: commandId.nullable().describe('Id of the command; null if none was created'),
   batch_id: batchId.nullable().describe('Id of the batch of a manual run by `tags`; null for all others'),
   status: z.enum(runStatuses).describe('Status'),
-  trigger: z.enum(['cron', 'manual', 'catch_up']).describe('Why the schedule ran'),
-  scheduled_for: timestamp.nullable().describe('Time at which the run was due; null for a manual run'),
+  trigger: z.enum(['cron', 'change', 'manual', 'catch_up']).describe('Why the schedule ran'),
+  scheduled_for: timestamp
+    .nullable()
+    .describe('Time at which the run was due; null for a manual run and after a change of a path'),
   started_at: timestamp.describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end; null while the command runs'),
   exit_code: z.number().nullable().describe('Exit code; -1 if there is none; null while the command runs'),
@@ -121,10 +136,23 @@ const cron = z.string().meta({
 });
 const timezone = z.string().meta({ description: 'IANA time zone', examples: ['Europe/Berlin'] });
 
-const required = {
-  name: label(1, 100).describe('Name'),
-  cron,
-};
+const onChange = z
+  .strictObject({
+    path,
+    recursive: z.boolean().default(false).describe('Watch everything below the directory'),
+    settle: milliseconds(1000, 600_000)
+      .default(2000)
+      .describe(
+        'Milliseconds without a change after which a run starts; while changes go on, it starts after 10 times as long',
+      ),
+  })
+  .meta({
+    description: 'Run when this path changes, in place of `cron`. It need not exist yet',
+    examples: [{ path: '/etc/nginx', recursive: true, settle: 5000 }],
+  });
+
+const trigger = { cron: cron.optional(), on_change: onChange.optional() };
+const required = { name: label(1, 100).describe('Name') };
 
 const window = milliseconds(1000, 31 * day);
 const further = {
@@ -135,10 +163,14 @@ const further = {
   timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
   overlap: overlap
     .optional()
-    .describe('Whether a run starts while the previous one is not over; default: `skip`'),
+    .describe(
+      'Whether a run starts while the previous one is not over; default: `skip`. With `on_change`, `skip` starts one run after it',
+    ),
   catch_up: catchUp
     .optional()
-    .describe('Which missed times are run later: `none` (default), the `last` or `all`'),
+    .describe(
+      'Which missed times are run later: `none` (default), the `last` or `all`. With `on_change` the default is `last`: a change that happened while the path was not watched starts one run',
+    ),
   catch_up_window: window
     .optional()
     .describe('Milliseconds after which a missed time is no longer run; default: a day'),
@@ -167,20 +199,24 @@ const isTwice = ({ machine_id, tags }: { machine_id?: unknown; tags?: unknown })
 const either = { path: ['machine_id'], error: 'name either machine_id or tags, not both' };
 const oneCommand = { path: ['command'], error: 'name either command or saved_command_id, not both' };
 
+const oneTrigger = { path: ['cron'], error: 'name either cron or on_change, not both' };
+
 const creation = z
-  .strictObject({ ...required, ...target, ...runnable, ...further })
+  .strictObject({ ...required, ...trigger, ...target, ...runnable, ...further })
+  .refine((body) => (body.cron === undefined) !== (body.on_change === undefined), oneTrigger)
   .refine((body) => !isTwice(body) && (body.machine_id ?? body.tags) !== undefined, either)
   .refine((body) => (body.command === undefined) !== (body.saved_command_id === undefined), oneCommand);
 const changes = z
-  .strictObject({ ...z.object(required).partial().shape, ...target, ...runnable, ...further })
+  .strictObject({ ...z.object(required).partial().shape, ...trigger, ...target, ...runnable, ...further })
+  .refine((body) => body.cron === undefined || body.on_change === undefined, oneTrigger)
   .refine((body) => !isTwice(body), either)
   .refine((body) => body.command === undefined || body.saved_command_id === undefined, oneCommand);
 
 export const schedules = {
   create: single('POST', '/schedules', 'schedules:write', {
-    summary: 'Create a schedule: run a command by a cron expression',
+    summary: 'Create a schedule: run a command by a cron expression, or when a path changes',
     description:
-      'Names either `machine_id` or `tags`. Needs the scope `commands:execute` too. With `tags` it runs on the machines that its key may use.',
+      'Names either `machine_id` or `tags`, and either `cron` or `on_change`. Needs the scope `commands:execute` too, and with `on_change` also `files:read`. With `tags` it runs on the machines that its key may use.',
     body: creation,
     example: {
       name: 'backup',
@@ -192,6 +228,7 @@ export const schedules = {
     },
     reply: detailed,
     status: 201,
+    errors: ['conflict', 'permission_denied', 'invalid_path'],
     idempotency: 'replay',
   }),
   list: list('/schedules', 'schedules:read', {
@@ -241,11 +278,11 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on. It still has the rights of its old key, unless the request changes where or what it runs. If that key is revoked or expired, the request must say both.',
+      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on. It still has the rights of its old key, unless the request changes where or what it runs. If that key is revoked or expired, the request must say both.',
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,
-    errors: ['conflict'],
+    errors: ['conflict', 'permission_denied', 'invalid_path'],
   }),
   remove: single('DELETE', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Delete a schedule',

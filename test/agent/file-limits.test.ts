@@ -185,7 +185,7 @@ describe('watches', () => {
     type Watching = { iterator: AsyncIterator<WatchFilesResponse>; end(): Promise<unknown> };
     const begin = (at = 'dir'): Watching => {
       const stop = new AbortController();
-      const request = { path: Buffer.from(path(at)), recursive: true };
+      const request = { path: Buffer.from(path(at)), recursive: true, may_be_missing: false };
       const iterator = watch(request, call(stop.signal))[Symbol.asyncIterator]();
       const end = (): Promise<unknown> => {
         stop.abort(new Error('over'));
@@ -235,8 +235,9 @@ test('of watches that begin together, some succeed if the quota is too small for
   mkdirSync(path('dir'));
   for (let index = 0; index < 10; index += 1) writeFileSync(path(`dir/f${index}`), '');
   const stop = new AbortController();
+  const recursive = { path: Buffer.from(path('dir')), recursive: true };
   const watching = Array.from({ length: 8 }, () =>
-    watch({ path: Buffer.from(path('dir')), recursive: true }, call(stop.signal))[Symbol.asyncIterator](),
+    watch({ ...recursive, may_be_missing: false }, call(stop.signal))[Symbol.asyncIterator](),
   );
   const begun = await Promise.allSettled(watching.map((one) => one.next()));
   expect(begun.filter(({ status }) => status === 'fulfilled')).toHaveLength(2);
@@ -279,7 +280,7 @@ describe('outside the roots', () => {
     ['read', (at) => files.readFile({ path: at, offset: 0, max_bytes: 0, digest: false }, call())],
     ['write', (at) => files.writeFile(opening(at, false), call())],
     ['write with parents', (at) => files.writeFile(opening(at, true), call())],
-    ['watch', (at) => files.watchFiles({ path: at, recursive: false }, call())],
+    ['watch', (at) => files.watchFiles({ path: at, recursive: false, may_be_missing: false }, call())],
   ];
   const below: [string, Work][] = [
     ['stat', (at) => files.statFile({ path: at, sha256: false }, call())],

@@ -5,6 +5,7 @@ import {
   existsSync,
   mkdirSync,
   renameSync,
+  rmdirSync,
   rmSync,
   symlinkSync,
   unlinkSync,
@@ -36,8 +37,8 @@ class Watching {
   readonly #controller = new AbortController();
   readonly #iterator: AsyncIterator<WatchFilesResponse>;
 
-  constructor(at: string, recursive: boolean) {
-    const request = { path: Buffer.from(at), recursive };
+  constructor(at: string, recursive: boolean, may_be_missing = false) {
+    const request = { path: Buffer.from(at), recursive, may_be_missing };
     this.#iterator = files.watchFiles(request, call(this.#controller.signal))[Symbol.asyncIterator]();
     watches.push(this);
   }
@@ -93,7 +94,28 @@ describe('watchFiles', () => {
       [path('out'), 'permission_denied'],
       [disk.forbidden, 'permission_denied'],
     ] as const) {
-      await expect(new Watching(at, true).next()).rejects.toEqual(refused(code));
+      for (const recursive of [true, false])
+        await expect(new Watching(at, recursive).next()).rejects.toEqual(refused(code));
+    }
+  });
+
+  test('watches a missing path on request, but not one whose directory is missing or that is outside', async () => {
+    for (const [at, code] of [
+      [path('none/missing'), 'file_not_found'],
+      [join(disk.outside, 'missing'), 'permission_denied'],
+    ] as const)
+      await expect(new Watching(at, true, true).next()).rejects.toEqual(refused(code));
+    for (const recursive of [true, false]) {
+      const watching = new Watching(path('later'), recursive, true);
+      await watching.next();
+      writeFileSync(path('other'), 'x');
+      writeFileSync(path('later'), 'x');
+      expect(await watching.until('ADDED later')).toEqual(['ADDED later']);
+      unlinkSync(path('later'));
+      await watching.until('REMOVED later');
+      mkdirSync(path('later'));
+      await watching.until('ADDED later/');
+      rmdirSync(path('later'));
     }
   });
 

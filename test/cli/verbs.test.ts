@@ -334,7 +334,7 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
   ]);
   expect([unshaped.code, unshaped.err]).toEqual([
     2,
-    expect.stringContaining("'--cron <expression>' not specified"),
+    expect.stringContaining('say when to run, either by --cron or by --on-change'),
   ]);
   expect([bad.code, bad.err]).toEqual([
     1,
@@ -370,6 +370,17 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
     farhand.json('schedules history', [made.id]),
     farhand('schedules preview', ['0 9 * * mon', '--count', '2']),
   ]);
+  const onChange = ['--on-change', '/etc/motd', '--recursive', '--settle', '5s'];
+  const [on_change, without] = await Promise.all([
+    farhand.json('schedules create', ['--name', 'x', '--machine', 'web-1', '--command', 'true', ...onChange]),
+    farhand('schedules update', [made.id, '--settle', '5s']),
+  ]);
+  expect(on_change).toMatchObject({
+    ...{ cron: null, on_change: { path: '/etc/motd', recursive: true, settle: 5000 } },
+  });
+  expect([without.code, without.err]).toEqual([2, expect.stringContaining('--on-change')]);
+  expect((await farhand('schedules list')).out).toMatch(/ on change of \/etc\/motd /m);
+  await farhand.json('schedules delete', [on_change.id, '--yes']);
   const onTags = ['--tags', 'nightly', '--command', 'true', '--cron', '@hourly'];
   const tagged = await farhand.json('schedules create', ['--name', 'tagged', ...onTags]);
   expect((await farhand('schedules upcoming')).out).toMatch(/ tagged +tags nightly$/m);

@@ -1,0 +1,54 @@
+// Collects the changes of a watched path until they have settled, for one run of a command.
+import { isUtf8 } from 'node:buffer';
+import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
+import { monotonic } from '../../shared/clock.ts';
+
+/** While a path changes all the time, a run starts after this many times `settle`. */
+const mostSettles = 10;
+/** Limits of the paths that a command gets. */
+const mostPaths = 1_000;
+const mostBytes = 32 * 1024;
+
+export class Changes {
+  /** `catch_up` if the path changed while it was not watched. */
+  readonly trigger: 'change' | 'catch_up';
+  readonly #since = monotonic();
+  /** The changed paths; undefined if some of them are unknown, or do not fit into an environment variable. */
+  #paths: Set<string> | undefined = new Set();
+  #bytes = 0;
+
+  constructor(trigger: 'change' | 'catch_up') {
+    this.trigger = trigger;
+  }
+
+  /** Milliseconds to wait for further changes. */
+  wait(settle: number): number {
+    return Math.max(0, Math.min(settle, this.#since + mostSettles * settle - monotonic()));
+  }
+
+  add(changes: readonly FileChange__Output[]): void {
+    for (const { kind, path } of changes) {
+      if (kind === 'FILE_CHANGE_KIND_OVERFLOW') this.forgetPaths();
+      else this.#addPath(path);
+    }
+  }
+
+  /** Is called when some of the changed paths are unknown. */
+  forgetPaths(): void {
+    this.#paths = undefined;
+  }
+
+  #addPath(path: Buffer): void {
+    const text = path.toString();
+    if (!this.#paths || this.#paths.has(text)) return;
+    this.#bytes += path.length + 1;
+    const isLine = isUtf8(path) && !/[\0\n]/.test(text);
+    if (!isLine || this.#bytes > mostBytes || this.#paths.size >= mostPaths) this.forgetPaths();
+    else this.#paths.add(text);
+  }
+
+  /** The environment of the command: all changed paths, one a line, or nothing if not all of them are known. */
+  environment(): Record<string, string> {
+    return { FARHAND_CHANGED_PATHS: [...(this.#paths ?? [])].join('\n') };
+  }
+}

@@ -1,0 +1,106 @@
+// Makes the documents of schedules from requests, and checks the rights that a request needs to decide what a schedule
+// does.
+import { isDeepStrictEqual } from 'node:util';
+import type { Api, Caller, Input, Rights } from '../../shared/api/route-table.ts';
+import type { ScheduleId } from '../../shared/api/shared-schemas.ts';
+import { iso } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Schedule } from '../state/in-memory-state.ts';
+
+type Params = Input<Api['schedules']['create']>;
+export type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
+
+const [overlap, catch_up] = ['skip', 'none'] as const;
+const defaults = {
+  ...{ description: null, timezone: 'UTC', enabled: true, timeout: null, overlap, catch_up },
+  ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
+};
+
+/**
+ * Throws forbidden for a key that may not run commands, because such a key must not decide what a schedule
+ * runs.
+ */
+export function assertMayExecute({ may }: Rights): void {
+  if (may('commands:execute')) return;
+  const required_scope = 'commands:execute';
+  const message = `creating or changing a schedule needs a key that also has the scope ${required_scope}`;
+  throw new AppError('forbidden', message, { required_scope });
+}
+
+/** Throws forbidden for a key that may not read files, because a schedule with on_change reports their changes. */
+export function assertMayRead({ may }: Pick<Rights, 'may'>): void {
+  if (may('files:read')) return;
+  const required_scope = 'files:read';
+  const message = `a schedule with on_change needs a key that also has the scope ${required_scope}`;
+  throw new AppError('forbidden', message, { required_scope });
+}
+
+/** Fields with which a key could expose the environment, because a command can print its environment. */
+const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
+
+/** True if a request changes where or what a schedule runs. */
+export const decidesRun = (changes: Changes): boolean =>
+  ([...exposing, 'env'] as const).some((field) => changes[field] !== undefined);
+
+export function assertMayExpose({ may }: Rights, changes: Changes): void {
+  const exposed = exposing.filter((field) => changes[field] !== undefined);
+  if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
+  const message = `is required, or null: without the scope schedules:read a key may change ${exposed.join(', ')} only together with env, because the command could print the stored environment`;
+  throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
+}
+
+export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
+  const at = iso();
+  const { name, machine_id = null, tags = null, cron = null, on_change = null } = params;
+  const { command = null, saved_command_id = null, parameters = null } = params;
+  return {
+    ...{ name, ...defaults, ...(on_change && { catch_up: 'last' }), ...given(params) },
+    ...{ machine_id, tags, cron, on_change },
+    ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
+    id: newId('schedule') as ScheduleId,
+    notify: notifyOf(params.notify, null),
+    ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
+  };
+}
+
+/** The fields that a request has set. They have the names and types of the document's fields, except notify. */
+const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
+  Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
+
+/**
+ * Applies the changes of a request. If the times or the path change, sets `since`, so that earlier times and changes do
+ * not start a run later.
+ */
+export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
+  const at = iso();
+  const after: Schedule = {
+    ...before,
+    ...given(changes),
+    ...(changes.machine_id !== undefined && { tags: null }),
+    ...(changes.tags !== undefined && { machine_id: null }),
+    ...(changes.cron !== undefined && { on_change: null }),
+    ...(changes.on_change !== undefined && { cron: null }),
+    ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
+    ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
+    notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
+    // With tags, the rights of `requested_by` decide on which machines the schedule runs. A new cron must not add
+    // machines.
+    requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
+    updated_at: at,
+  };
+  const same = (['cron', 'timezone', 'enabled'] as const).every((field) => before[field] === after[field]);
+  const sameKind = (before.tags === null) === (after.tags === null);
+  const samePath =
+    isDeepStrictEqual(before.on_change, after.on_change) &&
+    (after.on_change === null || before.machine_id === after.machine_id);
+  return same && sameKind && samePath ? after : { ...after, since: at };
+}
+
+function notifyOf(given: Params['notify'], before: Schedule['notify']): Schedule['notify'] {
+  if (!given) return null;
+  return {
+    on_success: given.on_success ?? before?.on_success ?? false,
+    on_failure: given.on_failure ?? before?.on_failure ?? false,
+  };
+}

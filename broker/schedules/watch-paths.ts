@@ -1,0 +1,348 @@
+// Watches the paths of schedules with on_change, each on its machines, and starts a run when the changes of a path
+// have settled.
+import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
+import type { CallOptions } from '../../shared/agent-rpcs.ts';
+import { after, sleep } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Schedule } from '../state/in-memory-state.ts';
+import { Changes } from './collect-changes.ts';
+import { type Launcher, mayNotWatch, type ScheduleContext } from './launch-run.ts';
+import { fingerprintOf, isMissing } from './path-fingerprint.ts';
+import { newRun, settledRun } from './run-records.ts';
+import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
+
+/**
+ * Maximum number of paths that schedules watch on one machine. It leaves as many to requests, because a machine has at
+ * most 32 watches.
+ */
+export const mostWatches = 16;
+/** Milliseconds after which a path is watched again: after a watch has ended, and after it could not begin. */
+const soonMs = 1_000;
+const laterMs = 30_000;
+/** Milliseconds until a run that waits for the end of another is tried again, if no end is reported. */
+const openMs = 60_000;
+
+/** The watch of one schedule on one of its machines. */
+interface PathWatch {
+  tracked: Tracked;
+  /** The schedule when the watch began. */
+  schedule: Schedule;
+  on_change: NonNullable<Schedule['on_change']>;
+  /** Ends the call of the agent; undefined while the machine is offline or the path may not be watched. */
+  link: AbortController | undefined;
+  /** True while the agent watches, or has been asked to. */
+  open: boolean;
+  /** Changes that no run was started for. */
+  changes: Changes | undefined;
+  /** True while a run is being started. */
+  busy: boolean;
+  /** True while the changes wait for the end of a run. */
+  waiting: boolean;
+  /** Number of attempts in a row that failed. */
+  failures: number;
+  /** True if the machine has stayed linked since the last watch, so that no change is one of an offline machine. */
+  wasLinked: boolean;
+  /** The last reason that was recorded why the path is not watched. */
+  problem: string | undefined;
+  cancelTimer(): void;
+}
+
+const nothing = (): void => {};
+
+export class PathWatches {
+  readonly #context: ScheduleContext;
+  readonly #launcher: Launcher;
+  readonly #tracked: TrackedSchedules;
+  readonly #log: Logger;
+  readonly #watches = new Map<string, PathWatch>();
+  readonly #stops: (() => void)[];
+  #stopped = false;
+
+  constructor(context: ScheduleContext, launcher: Launcher, tracked: TrackedSchedules, log: Logger) {
+    this.#context = context;
+    this.#launcher = launcher;
+    this.#tracked = tracked;
+    this.#log = log;
+    this.#stops = [
+      tracked.watch(() => this.#follow()),
+      context.presence.watch((machineId) => {
+        for (const one of tracked.on(machineId)) if (one.schedule.on_change) this.#update(one);
+      }),
+      context.records.watch(({ schedule_id, machine_id }) => {
+        for (const watch of this.#watches.values())
+          if (watch.waiting && watch.schedule.id === schedule_id)
+            if (!watch.schedule.tags || watch.tracked.machine_id === machine_id) this.#settle(watch);
+      }),
+    ];
+    this.#follow();
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    for (const stop of this.#stops) stop();
+    for (const watch of this.#watches.values()) end(watch);
+  }
+
+  /** Begins and ends watches, so that they are those of the declared schedules. */
+  #follow(): void {
+    const gone = new Set(this.#watches.keys());
+    for (const tracked of this.#tracked.all()) {
+      if (!tracked.schedule.on_change) continue;
+      gone.delete(keyOf(tracked));
+      this.#update(tracked);
+    }
+    for (const key of gone) this.#drop(key);
+  }
+
+  #drop(key: string): void {
+    const watch = this.#watches.get(key);
+    if (watch) end(watch);
+    this.#watches.delete(key);
+  }
+
+  /** Begins or ends the watch of one schedule on one machine. */
+  #update(tracked: Tracked): void {
+    const { schedule, machine_id } = tracked;
+    const { on_change, enabled, since, requested_by } = schedule;
+    const key = keyOf(tracked);
+    const before = this.#watches.get(key);
+    const isWatched = !this.#stopped && on_change && enabled && this.#tracked.isOwn(tracked);
+    const isSame = before?.schedule.since === since && before.schedule.requested_by === requested_by;
+    if (!isWatched || !isSame || before.tracked !== tracked) this.#drop(key);
+    if (!isWatched) return;
+    const watch = this.#watches.get(key) ?? newWatch(tracked, on_change);
+    this.#watches.set(key, watch);
+    watch.schedule = schedule;
+    if (!this.#context.mayWatch({ requested_by, machine_id })) {
+      disconnect(watch);
+      void this.#report(watch, mayNotWatch);
+    } else if (!this.#context.presence.online(machine_id)) disconnect(watch);
+    else if (!watch.link) {
+      watch.link = new AbortController();
+      void this.#watch(watch, watch.link.signal);
+    }
+  }
+
+  /** Watches a path until the signal fires. Never rejects. */
+  async #watch(watch: PathWatch, signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      const wait = await this.#watchOnce(watch, signal).catch((error: unknown) =>
+        signal.aborted ? 0 : this.#failed(watch, error, signal),
+      );
+      await sleep(wait, signal);
+    }
+  }
+
+  /** Follows the changes of a path until the agent ends the watch. Resolves with the milliseconds until the next one. */
+  async #watchOnce(watch: PathWatch, signal: AbortSignal): Promise<number> {
+    const { path, recursive } = watch.on_change;
+    this.#assertFewWatches(watch);
+    const { stub } = this.#context.presence.get(watch.tracked.machine_id);
+    const request = { path: Buffer.from(path), recursive, may_be_missing: true };
+    const options = { ...this.#optionsOf(watch, signal), lane: 'watch', idle_ms: 0 } as const;
+    let watched: Buffer | undefined;
+    watch.open = true;
+    try {
+      for await (const { changes, path: absolute } of stub.watchFiles(request, options)) {
+        if (watched === undefined) {
+          watched = absolute;
+          // From now on no change is missed. Earlier ones are found by comparing the path with its last state.
+          await this.#compare(watch, signal);
+          Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
+        }
+        if (changes.length > 0) this.#add(watch, changes);
+        // The agent watches a name. If a directory has got this name, the directory must be watched instead.
+        if (changes.some((one) => isNewDirectory(one) && watched?.equals(one.path))) return 0;
+      }
+    } finally {
+      watch.open = false;
+    }
+    return soonMs;
+  }
+
+  #assertFewWatches({ tracked: { machine_id } }: PathWatch): void {
+    const others = [...this.#tracked.on(machine_id)].map((one) => this.#watches.get(keyOf(one)));
+    if (others.filter((one) => one?.open).length < mostWatches) return;
+    const message = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
+    throw new AppError('unavailable', message);
+  }
+
+  /** Handles a watch that could not begin, or has failed. Returns the milliseconds until the next attempt. */
+  async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
+    if (isMissing(error)) {
+      // Agents of version 0.1.0 watch no missing path, and no agent watches one whose directory is missing.
+      await this.#compare(watch, signal).catch(nothing);
+      Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
+      return laterMs;
+    }
+    watch.failures += 1;
+    // The first failure may be that of a link that is just ending.
+    if (watch.failures === 1) return soonMs;
+    await this.#report(watch, error);
+    return laterMs;
+  }
+
+  /** Records why a path is not watched, as a failed run, unless that is recorded already. Never rejects. */
+  async #report(watch: PathWatch, error: unknown): Promise<void> {
+    const { history, records } = this.#context;
+    const { schedule, machine_id } = watch.tracked;
+    const reason = error instanceof AppError ? `${error.code}: ${error.message}` : 'internal_error';
+    if (!(error instanceof AppError))
+      this.#log.error(
+        { err: error, schedule_id: schedule.id },
+        'the path of a schedule could not be watched',
+      );
+    if (watch.problem === reason) return;
+    watch.problem = reason;
+    try {
+      const [last] = await records.lastOutcomes([{ schedule_id: schedule.id, machine_id }]);
+      if (last?.status === 'failed' && last.reason === reason) return;
+      const run = settledRun(newRun(watch.tracked, 'change', null), 'failed', reason);
+      await history.write((transaction) => records.settle([run], transaction));
+    } catch (err) {
+      watch.problem = undefined;
+      this.#log.error({ err, schedule_id: schedule.id }, 'a failed run of a schedule could not be stored');
+    }
+  }
+
+  // ---- Changes
+
+  /** Finds a change that happened while the path was not watched. */
+  async #compare(watch: PathWatch, signal: AbortSignal): Promise<void> {
+    const { history, records } = this.#context;
+    const { schedule, tracked } = watch;
+    const seen = await this.#lookAt(watch, signal);
+    const before = await records.seen(tracked);
+    if (signal.aborted) return;
+    if (watch.changes) {
+      // The agent has not reported what changed since it ended the last watch.
+      watch.changes.forgetPaths();
+      return this.#settle(watch);
+    }
+    if (before === seen) return;
+    // Without an earlier state, or with one from before a change of the schedule, there is nothing to compare with.
+    if (!before?.startsWith(schedule.since))
+      return history.write((transaction) => records.see(tracked, seen, transaction));
+    if (watch.wasLinked) return this.#begin(watch, 'change');
+    if (schedule.catch_up !== 'none') return this.#begin(watch, 'catch_up');
+    const run = settledRun(newRun(tracked, 'change', null), 'missed', unwatched);
+    await history.write((transaction) => {
+      records.settle([run], transaction);
+      records.see(tracked, seen, transaction);
+    });
+  }
+
+  /** Returns the state of the path. It begins with the time from which on changes count. */
+  async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
+    const { stub } = this.#context.presence.get(watch.tracked.machine_id);
+    const fingerprint = await fingerprintOf(stub, watch.on_change, this.#optionsOf(watch, signal));
+    return `${watch.schedule.since} ${fingerprint}`;
+  }
+
+  #optionsOf({ schedule: { requested_by } }: PathWatch, signal: AbortSignal): CallOptions {
+    const key_name = this.#context.state.keys.get(requested_by)?.name ?? '';
+    return { request_id: newId('request'), signal, caller: { key_id: requested_by, key_name } };
+  }
+
+  #add(watch: PathWatch, changes: readonly FileChange__Output[]): void {
+    watch.changes ??= new Changes('change');
+    watch.changes.add(changes);
+    if (!watch.waiting) this.#settle(watch);
+  }
+
+  /** Begins to collect changes of which only the time is known. */
+  #begin(watch: PathWatch, trigger: 'change' | 'catch_up'): void {
+    watch.changes = new Changes(trigger);
+    watch.changes.forgetPaths();
+    this.#settle(watch);
+  }
+
+  /** Starts the run once there were no changes for a time. */
+  #settle(watch: PathWatch): void {
+    if (watch.changes) this.#arm(watch, watch.changes.wait(watch.on_change.settle));
+  }
+
+  #arm(watch: PathWatch, ms: number): void {
+    watch.cancelTimer();
+    watch.cancelTimer = after(ms, () => void this.#fire(watch));
+  }
+
+  /** Starts a run for the collected changes, or waits for the end of the run before. Never rejects. */
+  async #fire(watch: PathWatch): Promise<void> {
+    if (watch.busy) return this.#arm(watch, soonMs);
+    const { changes, link } = watch;
+    // Without a link the changes are found, or their run started, when the machine is back.
+    if (!changes || !link) return;
+    watch.busy = true;
+    try {
+      if (await this.#mustWait(watch)) return;
+      watch.changes = undefined;
+      await this.#start(watch, changes, link.signal);
+    } catch (error) {
+      if (watch.changes) watch.changes.forgetPaths();
+      else watch.changes = changes;
+      if (link.signal.aborted) return;
+      await this.#report(watch, error);
+      this.#arm(watch, laterMs);
+    } finally {
+      watch.busy = false;
+    }
+  }
+
+  /** True if an earlier run must end first. The changes then wait for its end. */
+  async #mustWait(watch: PathWatch): Promise<boolean> {
+    const { schedule, tracked } = watch;
+    watch.waiting = schedule.overlap === 'skip';
+    if (!watch.waiting) return false;
+    // The timer is set first, because the end of the run may be reported during the read, and sets a shorter one.
+    this.#arm(watch, openMs);
+    const open = await this.#context.records.open(schedule.id, machineIn(tracked));
+    watch.waiting = open.length > 0;
+    if (!watch.waiting) watch.cancelTimer();
+    return watch.waiting;
+  }
+
+  async #start(watch: PathWatch, changes: Changes, signal: AbortSignal): Promise<void> {
+    const { schedule, tracked } = watch;
+    const { machine_id } = tracked;
+    if (!this.#context.mayWatch({ requested_by: schedule.requested_by, machine_id })) {
+      disconnect(watch);
+      return this.#report(watch, mayNotWatch);
+    }
+    const seen = await this.#lookAt(watch, signal);
+    await this.#launcher.byChange(tracked, changes, (transaction) =>
+      this.#context.records.see(tracked, seen, transaction),
+    );
+  }
+}
+
+const keyOf = ({ schedule, machine_id }: Tracked): string => `${schedule.id} ${machine_id}`;
+
+function newWatch(tracked: Tracked, on_change: PathWatch['on_change']): PathWatch {
+  return {
+    ...{ tracked, schedule: tracked.schedule, on_change, link: undefined, changes: undefined },
+    ...{ open: false, busy: false, waiting: false, failures: 0, wasLinked: false, problem: undefined },
+    cancelTimer: nothing,
+  };
+}
+
+/** Ends the call of the agent. The changes that it has reported are not dropped. */
+function disconnect(watch: PathWatch): void {
+  watch.link?.abort();
+  watch.link = undefined;
+  watch.cancelTimer();
+  Object.assign(watch, { failures: 0, waiting: false, wasLinked: false });
+}
+
+function end(watch: PathWatch): void {
+  disconnect(watch);
+  watch.changes = undefined;
+}
+
+const isNewDirectory = ({ kind, type }: FileChange__Output): boolean =>
+  kind === 'FILE_CHANGE_KIND_ADDED' && type === 'FILE_TYPE_DIRECTORY';
+
+const unwatched =
+  'the path changed while it was not watched, because its machine was offline or the broker was not running';
