@@ -73,6 +73,17 @@ export const pages: readonly Entry[] = [
     needs: 'commands:read',
   },
   {
+    pattern: '/saved-commands',
+    page: otherPage('SavedCommands'),
+    needs: 'commands:read',
+    menu: item('Work', 'Saved commands', icons.saved, 'v'),
+  },
+  {
+    pattern: '/saved-commands/:saved/:tab?',
+    page: otherPage('SavedCommandPage'),
+    needs: 'commands:read',
+  },
+  {
     pattern: '/upgrades',
     page: otherPage('Upgrades'),
     needs: 'machines:read',

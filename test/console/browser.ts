@@ -173,3 +173,14 @@ export async function newFolderPage(folder: string): Promise<ConsolePage> {
   await window.page.locator('.drop-zone').waitFor();
   return window;
 }
+
+/** Returns all that the browser has stored of a page: storages, address, history, and the page itself. */
+export async function traces({ page }: ConsolePage): Promise<string> {
+  const client = await page.context().newCDPSession(page);
+  const { entries } = await client.send('Page.getNavigationHistory');
+  const inPage = await page.evaluate<unknown>(`(async () => [
+    { ...localStorage }, { ...sessionStorage }, document.cookie, location.href, history.state,
+    await indexedDB.databases(), await caches.keys(), document.documentElement.outerHTML,
+  ])()`);
+  return JSON.stringify([entries, inPage]);
+}

@@ -5,8 +5,15 @@ import { startMachine, startWithConsole } from './browser.ts';
 
 const hostile = '<img src=x onerror=alert(1)>';
 
-/** Starts the broker. `paths` are the addresses of all its pages below /console. */
-export async function filledSystem(): Promise<{ system: TestSystem; paths: string[] }> {
+interface FilledSystem {
+  system: TestSystem;
+  /** The addresses of all its pages below /console. */
+  paths: string[];
+  /** Addresses of pages, each with the names of the buttons that open a dialog there. */
+  dialogs: (readonly [path: string, buttons: readonly (string | RegExp)[]])[];
+}
+
+export async function filledSystem(): Promise<FilledSystem> {
   const system = await startWithConsole();
   const { client } = system;
   // The first report of the machine opens an alert.
@@ -26,6 +33,21 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
     cron: '@daily',
   });
   await client.schedules.run({ schedule_id: schedule.id });
+  const saved = await client.savedCommands.create({
+    name: hostile,
+    description: hostile,
+    argv: ['echo', hostile, '{{one}}', '{{two}}', '{{three}}'],
+    parameters: [
+      { name: 'one', type: 'enum', values: [hostile], description: hostile },
+      { name: 'two', type: 'integer', max: 9, default: 1 },
+      { name: 'three', type: 'path', required: false },
+    ],
+  });
+  const bySavedCommand = await client.schedules.create({
+    ...{ name: 'by tags', tags: ['<b>x</b>'], cron: '@weekly' },
+    ...{ saved_command_id: saved.id, parameters: { one: hostile } },
+  });
+  await client.schedules.run({ schedule_id: bySavedCommand.id });
   const webhook = await client.webhooks.create({
     url: 'https://example.org/x',
     events: ['*'],
@@ -60,6 +82,9 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
     `${machine}/files?path=/etc&edit=/etc/hostname`,
     ...of('', '/run', '/commands', `/commands/${command}`, '/batches', `/batches/${batch}`),
     ...of('/schedules', '', '/new', `/${schedule.id}`, `/${schedule.id}/settings`),
+    ...of(`/schedules/${bySavedCommand.id}`, '', '/settings'),
+    ...of('/saved-commands', '', '/new', `/${saved.id}`, `/${saved.id}/edit`),
+    `/run?saved=${saved.id}`,
     ...of('/webhooks', '', `/${webhook.id}`),
     ...of('/alerts', '', '?status=held', '?status=all', '/rules', '/channels', `/channels/${channel.id}`),
     ...of('/alerts/windows', '', `?machine=${machine_id}`),
@@ -67,5 +92,19 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
     ...of('/inventory', '', '?package=bash&below=9'),
     ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
   ];
-  return { system, paths };
+  const dialogs = [
+    [machine, ['Edit', 'Remove']],
+    ['/machines', ['Columns']],
+    ['/alerts', [/^Acknowledge: /]],
+    ['/alerts/rules', ['New rule', 'Change gone', 'Delete gone']],
+    ['/alerts/channels', ['New channel']],
+    [`/alerts/channels/${channel.id}`, ['Edit', 'Delete']],
+    ['/alerts/windows', ['New window', `Delete ${hostile}`]],
+    [`/schedules/${schedule.id}`, ['Delete']],
+    [`/saved-commands/${saved.id}`, ['Delete']],
+    ['/webhooks', ['New webhook']],
+    [`/webhooks/${webhook.id}`, ['Send missed', 'New secret', 'Edit', 'Delete']],
+    ['/keys', ['New key', hostile, `Change ${hostile}`]],
+  ] as const;
+  return { system, paths, dialogs: [...dialogs] };
 }

@@ -11,6 +11,7 @@ import {
   type Page,
   startMachine,
   startWithConsole,
+  traces,
 } from './browser.ts';
 
 /** Maximum number of presses of Tab before a test gives up. */
@@ -143,17 +144,6 @@ async function createSecrets(window: ConsolePage): Promise<string[]> {
   await page.getByText('Waiting for the machine').waitFor();
   const token = /farhand_join_\w+/.exec((await page.locator('.secret pre').textContent()) ?? '')?.[0] ?? '';
   return [key, token];
-}
-
-/** Returns all that the browser has stored of a page: storages, address, history, and the page itself. */
-async function traces({ page }: ConsolePage): Promise<string> {
-  const client = await page.context().newCDPSession(page);
-  const { entries } = await client.send('Page.getNavigationHistory');
-  const inPage = await page.evaluate<unknown>(`(async () => [
-    { ...localStorage }, { ...sessionStorage }, document.cookie, location.href, history.state,
-    await indexedDB.databases(), await caches.keys(), document.documentElement.outerHTML,
-  ])()`);
-  return JSON.stringify([entries, inPage]);
 }
 
 browserTest('everything works by keyboard alone, and leaves no secret behind', async () => {

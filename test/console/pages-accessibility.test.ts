@@ -1,11 +1,11 @@
-// Every page in both themes and at both widths: axe-core finds no problem, and the content security policy
-// refuses nothing.
+// Every page and dialog in both themes and at both widths: axe-core finds no problem, the content security policy refuses
+// nothing, and the browser stores no secret.
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
-import { browserTest, type ConsolePage, newLogin, newWindow, startWithConsole } from './browser.ts';
+import { browserTest, type ConsolePage, newLogin, newWindow, startWithConsole, traces } from './browser.ts';
 import { filledSystem } from './filled-broker.ts';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -36,22 +36,62 @@ async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): P
   return violations.flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 160)}`));
 }
 
+/** Returns the problems that axe-core finds in both themes. */
+async function violationsInBothThemes(window: ConsolePage): Promise<string[]> {
+  const violations = await violationsOf(window);
+  await window.page.emulateMedia({ colorScheme: 'dark' });
+  violations.push(...(await violationsOf(window, themed)));
+  await window.page.emulateMedia({ colorScheme: 'light' });
+  const wide = await window.page.evaluate<boolean>('document.documentElement.scrollWidth > innerWidth');
+  return wide ? [...violations, 'the page scrolls sideways'] : violations;
+}
+
 const filled = shared(filledSystem);
 
 for (const width of [375, 1440] as const) {
   browserTest(`every page is accessible in both themes and within the policy, ${width} px`, async () => {
     const { system, paths } = await filled();
     const window = await newLogin(system, { width });
+    const [cookie] = await window.context.cookies();
+    const secrets = [system.key, cookie?.value ?? 'no cookie'];
     const found: Record<string, string[]> = {};
     for (const path of paths) {
       await window.load(path);
-      const violations = await violationsOf(window);
-      await window.page.emulateMedia({ colorScheme: 'dark' });
-      violations.push(...(await violationsOf(window, themed)));
-      await window.page.emulateMedia({ colorScheme: 'light' });
-      const wide = await window.page.evaluate<boolean>('document.documentElement.scrollWidth > innerWidth');
-      if (wide) violations.push('the page scrolls sideways');
+      const violations = await violationsInBothThemes(window);
+      const stored = await traces(window);
+      if (secrets.some((secret) => stored.includes(secret))) violations.push('a secret is stored');
       if (violations.length > 0) found[path] = violations;
+    }
+    expect(found).toEqual({});
+    expect(window.faults).toEqual([]);
+  });
+
+  browserTest(`every dialog is accessible and used by keyboard alone, ${width} px`, async () => {
+    const { system, dialogs } = await filled();
+    const window = await newLogin(system, { width });
+    const { page } = window;
+    const dialog = page.getByRole('dialog');
+    const focusIsIn = (selector: string): Promise<boolean> =>
+      page.evaluate<boolean>(`document.activeElement.closest(${JSON.stringify(selector)}) !== null`);
+    const found: Record<string, string[]> = {};
+    for (const [path, names] of dialogs) {
+      await window.load(path);
+      for (const name of names) {
+        const opener = page.getByRole('main').getByRole('button', { name, exact: true }).first();
+        await opener.focus();
+        await page.keyboard.press('Enter');
+        await dialog.waitFor();
+        const violations = await violationsInBothThemes(window);
+        for (let tabs = 0; tabs < 3; tabs += 1) {
+          if (!(await focusIsIn('dialog'))) violations.push('the focus is outside');
+          await page.keyboard.press('Tab');
+        }
+        await page.keyboard.press('Escape');
+        await dialog.waitFor({ state: 'detached' });
+        const isBack = await opener.evaluate<boolean>('(one) => document.activeElement === one');
+        if (!isBack) violations.push('the focus does not return to the button');
+        if (violations.length > 0) found[`${path} ${name}`] = violations;
+      }
     }
     expect(found).toEqual({});
     expect(window.faults).toEqual([]);

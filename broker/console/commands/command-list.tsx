@@ -5,15 +5,13 @@ import { List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { durationText } from '../time.ts';
+import { quoted } from './argv-text.ts';
 
 export type CommandRecord = Awaited<ReturnType<typeof client.commands.get>>;
 
 /** Returns the command line as a person would type it. */
 export function commandLine({ command, args }: Pick<CommandRecord, 'command' | 'args'>): string {
-  const quoted = (args ?? []).map((word) =>
-    /^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`,
-  );
-  return [command, ...quoted].join(' ');
+  return [command, ...(args ?? []).map(quoted)].join(' ');
 }
 
 /**

@@ -1,4 +1,5 @@
 // Fields that choose the machines of an action: the selected machines, or all machines with some tags.
+import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
@@ -20,10 +21,12 @@ interface TargetFieldsProps {
   setTags: (tags: string) => void;
   /** A sentence that says which machines the tags select, and at what time. */
   hint: string;
+  /** Fields that choose machines. Without them, these are the selected machines. */
+  children?: ComponentChildren;
 }
 
 /** A card with the choice between the selected machines, and all machines with some tags. */
-export function TargetFields({ by, setBy, tags, setTags, hint }: TargetFieldsProps) {
+export function TargetFields({ by, setBy, tags, setTags, hint, children = <Targets /> }: TargetFieldsProps) {
   return (
     <section class="card">
       <div class="card-head spread">
@@ -40,7 +43,7 @@ export function TargetFields({ by, setBy, tags, setTags, hint }: TargetFieldsPro
       </div>
       <div class="card-body">
         {by === 'machines' ? (
-          <Targets />
+          children
         ) : (
           <>
             <TextField label="Tags" value={tags} change={setTags} placeholder="web, eu" hint={hint} />

@@ -14,6 +14,8 @@ export { Keys } from './keys.tsx';
 export { Machine } from './machine.tsx';
 export { Profile } from './profile.tsx';
 export { Run } from './run.tsx';
+export { SavedCommandPage } from './saved-command.tsx';
+export { SavedCommands } from './saved-commands.tsx';
 export { Schedule } from './schedule.tsx';
 export { Schedules } from './schedules.tsx';
 export { UpgradePage } from './upgrade.tsx';

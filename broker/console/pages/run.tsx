@@ -1,6 +1,13 @@
 // The page that runs a command on one machine, on selected machines, or on all machines with some tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import {
+  isChosen,
+  useSavedCommands,
+  valuesOf,
+  type WhatToRun,
+  WhatToRunFields,
+} from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { learnNames } from '../machines/names.ts';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
@@ -13,7 +20,6 @@ const secondMs = 1_000;
 const dayMs = 86_400_000;
 
 interface Options {
-  command: string;
   cwd: string;
   user: string;
   timeout: string;
@@ -27,7 +33,6 @@ interface Options {
 }
 
 const nothing: Options = {
-  command: '',
   cwd: '',
   user: '',
   timeout: '',
@@ -45,32 +50,40 @@ function numberOf(text: string, name: string): number | undefined {
   return Number(text);
 }
 
+/** What runs: a shell line, or a saved command with its parameters. */
+type Runnable = { command: string } | { saved_command_id: string; parameters: Record<string, string> };
+
 /** Starts the command. Resolves with the address of the page that follows it. */
-async function start(options: Options, ids: readonly string[], tags: readonly string[]): Promise<string> {
-  const { command, cwd, user, timeout, concurrency, failures, queue, stdin, input } = options;
+async function start(
+  runnable: Runnable,
+  options: Options,
+  ids: readonly string[],
+  tags: readonly string[],
+): Promise<string> {
+  const { cwd, user, timeout, concurrency, failures, queue, stdin, input } = options;
   const seconds = numberOf(timeout, 'The timeout');
-  const spec = {
-    command,
-    ...(cwd && { cwd }),
-    ...(user && { user }),
+  const limits = {
     ...(seconds !== undefined && { timeout: seconds * secondMs }),
     ...(queue && { queue_for: dayMs }),
-    ...(stdin && { stdin }),
   };
+  const spec = { ...limits, ...(cwd && { cwd }), ...(user && { user }), ...(stdin && { stdin }) };
   const [only, ...others] = ids;
-  if (tags.length === 0 && only !== undefined && others.length === 0) {
-    const { id } = await client.commands.async({ machine_id: only, ...spec, ...(input && { input }) });
-    return to('/commands', id);
+  if ('command' in runnable && tags.length === 0 && only !== undefined && others.length === 0) {
+    const one = { machine_id: only, ...runnable, ...spec, ...(input && { input }) };
+    return to('/commands', (await client.commands.async(one)).id);
   }
   const atOnce = numberOf(concurrency, 'Machines at once');
   const most = numberOf(failures, 'The number of failures');
-  const { id } = await client.batches.create({
+  const batch = {
     ...(tags.length > 0 ? { tags: [...tags] } : { machine_ids: [...ids] }),
-    ...spec,
     ...(atOnce !== undefined && { concurrency: atOnce }),
     ...(most !== undefined && { max_failures: most }),
     wait: 0,
-  });
+  };
+  const { id } =
+    'command' in runnable
+      ? await client.batches.create({ ...runnable, ...spec, ...batch })
+      : await client.batches.runSaved({ ...runnable, ...limits, ...batch });
   return to('/batches', id);
 }
 
@@ -80,8 +93,16 @@ export function Run() {
   const [tags, setTags] = useState(query.get('tags') ?? '');
   const [options, setOptions] = useState<Options>(() => ({
     ...nothing,
-    ...Object.fromEntries(['command', 'cwd', 'user'].map((name) => [name, query.get(name) ?? ''])),
+    ...Object.fromEntries(['cwd', 'user'].map((name) => [name, query.get(name) ?? ''])),
   }));
+  const [what, setWhat] = useState<WhatToRun>({
+    by: query.get('saved') ? 'saved' : 'line',
+    line: query.get('command') ?? '',
+    saved: query.get('saved') ?? '',
+    values: {},
+  });
+  const isSaved = what.by === 'saved';
+  const all = useSavedCommands(isSaved);
   const set = (changes: Partial<Options>): void => setOptions((before) => ({ ...before, ...changes }));
   const named = query.get('machine');
   useEffect(() => {
@@ -90,7 +111,7 @@ export function Run() {
   const ids = [...selected.value.keys()];
   const wantedTags = by === 'tags' ? tagsOf(tags) : [];
   const many = by === 'tags' || ids.length > 1;
-  const ready = options.command.trim() !== '' && (by === 'tags' ? wantedTags.length > 0 : ids.length > 0);
+  const ready = isChosen(what) && (by === 'tags' ? wantedTags.length > 0 : ids.length > 0);
   return (
     <Page title="Run a command">
       <div class="narrow">
@@ -98,7 +119,10 @@ export function Run() {
           submit={many ? `Run on ${by === 'tags' ? 'all of them' : `${ids.length} machines`}` : 'Run'}
           disabled={!ready}
           run={async () => {
-            const address = await start(options, ids, wantedTags);
+            const runnable = isSaved
+              ? { saved_command_id: what.saved, parameters: valuesOf(what, all) }
+              : { command: what.line };
+            const address = await start(runnable, options, ids, wantedTags);
             learnNames([...selected.value.values()].filter(({ name }) => name !== ''));
             clearSelection();
             go(address);
@@ -111,23 +135,15 @@ export function Run() {
             setTags={setTags}
             hint="Every machine that has all of these tags when the command starts"
           />
-          <section class="card">
-            <h2>What</h2>
-            <div class="card-body">
-              <TextField
-                label="Command"
-                value={options.command}
-                change={(command) => set({ command })}
-                hint="A line for /bin/sh. Ctrl Enter runs it."
-                placeholder="df -h /"
-                rows={3}
-                mono
-                required
-                autoFocus
-              />
-              <MoreOptions options={options} set={set} many={many} />
-            </div>
-          </section>
+          <WhatToRunFields
+            what={what}
+            set={(changes) => setWhat((before) => ({ ...before, ...changes }))}
+            all={all}
+            hint=". Ctrl Enter runs it."
+            autoFocus
+          >
+            <MoreOptions options={options} set={set} many={many} isSaved={isSaved} />
+          </WhatToRunFields>
         </Form>
       </div>
     </Page>
@@ -138,26 +154,16 @@ interface MoreOptionsProps {
   options: Options;
   set: (changes: Partial<Options>) => void;
   many: boolean;
+  /** True for a saved command, which has a folder, a user and arguments of its own. */
+  isSaved: boolean;
 }
 
-function MoreOptions({ options, set, many }: MoreOptionsProps) {
+function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
   return (
     <details open={options.cwd !== '' || options.user !== ''}>
       <summary>More options</summary>
       <div class="fields">
-        <TextField
-          label="Folder"
-          value={options.cwd}
-          change={(cwd) => set({ cwd })}
-          hint="Default: the user’s home"
-          mono
-        />
-        <TextField
-          label="User"
-          value={options.user}
-          change={(user) => set({ user })}
-          hint="Default: the agent’s user"
-        />
+        {!isSaved && <WhereOptions options={options} set={set} />}
         <TextField
           label="Timeout in seconds"
           value={options.timeout}
@@ -167,15 +173,17 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
         />
         {many && <BatchOptions options={options} set={set} />}
       </div>
-      <TextField
-        label="Standard input"
-        value={options.stdin}
-        change={(stdin) => set({ stdin })}
-        hint="Text that the command reads; leave empty for no input"
-        rows={2}
-        mono
-      />
-      {!many && (
+      {!isSaved && (
+        <TextField
+          label="Standard input"
+          value={options.stdin}
+          change={(stdin) => set({ stdin })}
+          hint="Text that the command reads; leave empty for no input"
+          rows={2}
+          mono
+        />
+      )}
+      {!isSaved && !many && (
         <CheckField
           label="Leave the input open, to write to it on the command’s page"
           value={options.input}
@@ -191,7 +199,29 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
   );
 }
 
-function BatchOptions({ options, set }: Omit<MoreOptionsProps, 'many'>) {
+type OptionFieldsProps = Pick<MoreOptionsProps, 'options' | 'set'>;
+
+function WhereOptions({ options, set }: OptionFieldsProps) {
+  return (
+    <>
+      <TextField
+        label="Folder"
+        value={options.cwd}
+        change={(cwd) => set({ cwd })}
+        hint="Default: the user’s home"
+        mono
+      />
+      <TextField
+        label="User"
+        value={options.user}
+        change={(user) => set({ user })}
+        hint="Default: the agent’s user"
+      />
+    </>
+  );
+}
+
+function BatchOptions({ options, set }: OptionFieldsProps) {
   return (
     <>
       <TextField

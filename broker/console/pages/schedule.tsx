@@ -1,25 +1,23 @@
-// The page of one schedule: its form, which describes the expression in words while it is typed, and the
-// history of its runs.
+// The page of one schedule: what it runs, when and where, the history of its runs, and its settings.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
 import { may } from '../login-session.ts';
-import { MachineField } from '../machines/machine-picker.tsx';
 import { nameOf } from '../machines/names.ts';
-import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Confirm, State, Tabs } from '../parts/small-components.tsx';
+import { Ago, Confirm, State, Tabs, Tags } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, place, to } from '../router.ts';
-import { CronField } from '../schedules/cron-field.tsx';
-import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
+import { go, type Params, to } from '../router.ts';
+import { ScheduleForm } from '../schedules/schedule-form.tsx';
 import { durationText } from '../time.ts';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
+type Run = Awaited<ReturnType<typeof client.schedules.history>>['items'][number];
 
 export function Schedule({ params: { schedule = '', tab = 'history' } }: { params: Params }) {
   if (schedule === 'new') {
@@ -62,7 +60,7 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
           ) : (
             <>
               <Coming schedule={detail} />
-              <History schedule={schedule} />
+              <History schedule={schedule} withMachine={detail.machine_id === null} />
             </>
           )
         }
@@ -115,11 +113,8 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
   );
 }
 
-function Coming({
-  schedule: { cron, timezone, next_runs, command, machine_id, tags, enabled },
-}: {
-  schedule: Detail;
-}) {
+function Coming({ schedule }: { schedule: Detail }) {
+  const { cron, timezone, next_runs, command, saved_command_id, machine_id, tags, enabled } = schedule;
   const zone = new Intl.DateTimeFormat(undefined, {
     dateStyle: 'medium',
     timeStyle: 'short',
@@ -128,13 +123,21 @@ function Coming({
   });
   return (
     <section class="card command-card">
-      <pre class="command-line">{command}</pre>
+      <pre class="command-line">
+        {saved_command_id === null ? (
+          command
+        ) : (
+          <SavedLine id={saved_command_id} values={schedule.parameters} />
+        )}
+      </pre>
       <span>
         on{' '}
         {machine_id ? (
           <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
         ) : (
-          `every machine with ${tags?.join(', ')}`
+          <>
+            every machine with <Tags of={tags ?? []} />
+          </>
         )}
       </span>
       <p class="fact-row muted">
@@ -155,7 +158,23 @@ function Coming({
   );
 }
 
-function History({ schedule }: { schedule: string }) {
+/** A saved command by its name, with the values of its parameters. */
+function SavedLine({ id, values }: { id: string; values: Detail['parameters'] }) {
+  const { data } = useData(
+    async (signal) =>
+      may('commands:read') ? await client.savedCommands.get({ saved_command_id: id }, { signal }) : undefined,
+    [id],
+  );
+  const words = Object.entries(values ?? {}).map(([name, value]) => ` ${name}=${quoted(String(value))}`);
+  return (
+    <>
+      {data ? <a href={to('/saved-commands', id)}>{data.name}</a> : 'saved command'}
+      {words.join('')}
+    </>
+  );
+}
+
+function History({ schedule, withMachine }: { schedule: string; withMachine: boolean }) {
   return (
     <LongList
       read={(paging, signal) => client.schedules.history({ schedule_id: schedule, ...paging }, { signal })}
@@ -173,6 +192,7 @@ function History({ schedule }: { schedule: string }) {
           head={
             <>
               <th>Started</th>
+              {withMachine && <th>Machine</th>}
               <th>Status</th>
               <th>Result</th>
               <th>Why</th>
@@ -182,28 +202,7 @@ function History({ schedule }: { schedule: string }) {
           }
         >
           {items.map((run) => (
-            <tr key={run.id}>
-              <td>
-                {run.command_id === null ? (
-                  <Ago at={run.started_at} />
-                ) : (
-                  <a href={to('/commands', run.command_id)}>
-                    <Ago at={run.started_at} />
-                  </a>
-                )}
-              </td>
-              <td>
-                <State of={run.status} />
-              </td>
-              <td class="muted">{outcome({ exit_code: run.exit_code, signal: null })}</td>
-              <td class="muted">{run.trigger.replace('_', ' ')}</td>
-              <td class="right number">{run.duration === null ? '' : durationText(run.duration)}</td>
-              <td class="wide">
-                <span class="mono">
-                  {(run.reason ?? (run.stderr || run.stdout)).trim().split('\n').at(-1)}
-                </span>
-              </td>
-            </tr>
+            <RunRow key={run.id} run={run} withMachine={withMachine} />
           ))}
         </List>
       )}
@@ -211,89 +210,33 @@ function History({ schedule }: { schedule: string }) {
   );
 }
 
-type Rules = Pick<Detail, 'timezone' | 'overlap' | 'catch_up'>;
-
-function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => void }) {
-  const [name, setName] = useState(schedule?.name ?? '');
-  const [machine, setMachine] = useState(schedule?.machine_id ?? place.value.query.get('machine') ?? '');
-  const [command, setCommand] = useState(schedule?.command ?? '');
-  const [cron, setCron] = useState(schedule?.cron ?? '30 2 * * *');
-  const [rules, setRules] = useState<Rules>({
-    timezone: schedule?.timezone ?? browserTimeZone,
-    overlap: schedule?.overlap ?? 'skip',
-    catch_up: schedule?.catch_up ?? 'none',
-  });
-  const [onFailure, setOnFailure] = useState(schedule?.notify?.on_failure ?? true);
-  const save = async (): Promise<void> => {
-    const notify = { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure };
-    const input = { name, machine_id: machine, command, cron, ...rules, notify };
-    if (schedule) {
-      await client.schedules.update({ schedule_id: schedule.id, ...input });
-      say('The schedule is saved');
-      reload?.();
-    } else {
-      const { id } = await client.schedules.create(input);
-      go(to('/schedules', id));
-    }
-  };
+function RunRow({ run, withMachine }: { run: Run; withMachine: boolean }) {
+  const { machine_id, command_id, batch_id, status, exit_code, trigger, duration } = run;
+  const started = <Ago at={run.started_at} />;
   return (
-    <div class="narrow card card-body">
-      <Form
-        submit={schedule ? 'Save' : 'Create'}
-        run={save}
-        disabled={!name || !command || !cron || !machine}
-      >
-        <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
-        <MachineField before="Runs on" machine={machine} choose={setMachine} />
-        <TextField
-          label="Command"
-          value={command}
-          change={setCommand}
-          rows={2}
-          mono
-          required
-          hint="A line for /bin/sh"
-        />
-        <CronField cron={cron} timezone={rules.timezone} change={setCron} />
-        <RuleFields rules={rules} change={(changes) => setRules({ ...rules, ...changes })} />
-        <CheckField
-          label="A failed run emits an event for webhooks"
-          value={onFailure}
-          change={setOnFailure}
-        />
-      </Form>
-    </div>
-  );
-}
-
-function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial<Rules>) => void }) {
-  return (
-    <div class="fields">
-      <SelectField
-        label="Time zone"
-        value={rules.timezone}
-        change={(timezone) => change({ timezone })}
-        options={timeZoneOptions(rules.timezone)}
-      />
-      <SelectField
-        label="If the previous run has not ended"
-        value={rules.overlap}
-        change={(value) => change({ overlap: value === 'allow' ? 'allow' : 'skip' })}
-        options={[
-          ['skip', 'skip the run'],
-          ['allow', 'run beside it'],
-        ]}
-      />
-      <SelectField
-        label="Missed while the broker was down"
-        value={rules.catch_up}
-        change={(value) => change({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
-        options={[
-          ['none', 'leave them out'],
-          ['last', 'run the last'],
-          ['all', 'run all'],
-        ]}
-      />
-    </div>
+    <tr>
+      <td>{command_id === null ? started : <a href={to('/commands', command_id)}>{started}</a>}</td>
+      {withMachine && (
+        <td>
+          <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+        </td>
+      )}
+      <td>
+        <State of={status} />
+      </td>
+      <td class="muted">{outcome({ exit_code, signal: null })}</td>
+      <td class="muted">
+        {trigger.replace('_', ' ')}
+        {batch_id !== null && (
+          <>
+            , <a href={to('/batches', batch_id)}>batch</a>
+          </>
+        )}
+      </td>
+      <td class="right number">{duration === null ? '' : durationText(duration)}</td>
+      <td class="wide">
+        <span class="mono">{(run.reason ?? (run.stderr || run.stdout)).trim().split('\n').at(-1)}</span>
+      </td>
+    </tr>
   );
 }

@@ -32,7 +32,7 @@ interface TextProps {
   label: string;
   value: string;
   change: (value: string) => void;
-  hint?: string;
+  hint?: string | undefined;
   placeholder?: string;
   /** True if the text is hidden by dots. */
   secret?: boolean;
@@ -87,7 +87,7 @@ interface SelectProps {
   value: string;
   options: readonly (readonly [value: string, text: string])[];
   change: (value: string) => void;
-  hint?: string;
+  hint?: string | undefined;
 }
 
 export function SelectField({ label, value, options, change, hint }: SelectProps) {

@@ -4,6 +4,7 @@ export { default as down } from 'lucide-static/icons/arrow-down.svg';
 export { default as arrowUp } from 'lucide-static/icons/arrow-up.svg';
 export { default as alerts } from 'lucide-static/icons/bell.svg';
 export { default as docs } from 'lucide-static/icons/book-open.svg';
+export { default as saved } from 'lucide-static/icons/bookmark.svg';
 export { default as schedules } from 'lucide-static/icons/calendar-clock.svg';
 export { default as check } from 'lucide-static/icons/check.svg';
 export { default as left } from 'lucide-static/icons/chevron-left.svg';

@@ -5,7 +5,7 @@ import { nameOf } from '../machines/names.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { List } from '../parts/paged-list.tsx';
-import { Ago, State } from '../parts/small-components.tsx';
+import { Ago, State, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../router.ts';
 
@@ -28,7 +28,7 @@ export function ScheduleList({ items, reload, withMachine = false }: ScheduleLis
       head={
         <>
           <th class="wide">Name</th>
-          {withMachine && <th>Machine</th>}
+          {withMachine && <th>Where</th>}
           <th>When</th>
           <th>Next run</th>
           <th>Last run</th>
@@ -60,7 +60,11 @@ function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
       </td>
       {withMachine && (
         <td>
-          {machine_id ? <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a> : tags?.join(', ')}
+          {machine_id ? (
+            <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+          ) : (
+            <Tags of={tags ?? []} />
+          )}
         </td>
       )}
       <td>

@@ -1,0 +1,278 @@
+// The form of a saved command. Each {{name}} in its line gets fields for the parameter of that name.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { go, to } from '../router.ts';
+import { argvOf, argvText } from './argv-text.ts';
+import type { Parameter, SavedCommand } from './saved-command-texts.ts';
+
+const secondMs = 1_000;
+const types = [
+  ['string', 'text'],
+  ['enum', 'one of some values'],
+  ['integer', 'whole number'],
+  ['boolean', 'true or false'],
+  ['path', 'absolute path'],
+] as const;
+
+/** A parameter while it is edited: numbers are texts, and values are one per line. */
+interface ParameterDraft {
+  type: Parameter['type'];
+  optional: boolean;
+  byDefault: string;
+  values: string;
+  pattern: string;
+  min: string;
+  max: string;
+  description: string;
+}
+
+interface Draft {
+  name: string;
+  description: string;
+  line: string;
+  user: string;
+  cwd: string;
+  /** Seconds; empty for no timeout. */
+  timeout: string;
+  parameters: Readonly<Record<string, ParameterDraft>>;
+}
+
+const newParameter: ParameterDraft = {
+  type: 'string',
+  optional: false,
+  byDefault: '',
+  values: '',
+  pattern: '',
+  min: '',
+  max: '',
+  description: '',
+};
+
+const draftOfParameter = (parameter: Parameter): ParameterDraft => ({
+  type: parameter.type,
+  optional: !parameter.required && parameter.default === null,
+  byDefault: String(parameter.default ?? ''),
+  values: parameter.values?.join('\n') ?? '',
+  pattern: parameter.pattern ?? '',
+  min: String(parameter.min ?? ''),
+  max: String(parameter.max ?? ''),
+  description: parameter.description ?? '',
+});
+
+const draftOf = (saved: SavedCommand | undefined): Draft => ({
+  name: saved?.name ?? '',
+  description: saved?.description ?? '',
+  line: argvText(saved?.argv ?? []),
+  user: saved?.user ?? '',
+  cwd: saved?.cwd ?? '',
+  timeout: saved?.timeout ? String(saved.timeout / secondMs) : '',
+  parameters: Object.fromEntries(saved?.parameters.map((one) => [one.name, draftOfParameter(one)]) ?? []),
+});
+
+const namesIn = (line: string): string[] =>
+  [...line.matchAll(/\{\{([a-z][a-z0-9_]*)\}\}/g)].map(([, name = '']) => name);
+
+/** Returns the parameter as a request contains it. A field that its type does not have is left out. */
+function parameterOf(name: string, draft: ParameterDraft) {
+  const { type, optional, byDefault, values, pattern, min, max, description } = draft;
+  const isText = type === 'string' || type === 'path';
+  const isNumber = type === 'integer';
+  return {
+    ...{ name, type },
+    ...(description && { description }),
+    ...(byDefault ? { default: byDefault } : { required: !optional }),
+    ...(type === 'enum' && { values: values.split('\n').filter((one) => one !== '') }),
+    ...(isText && pattern && { pattern }),
+    ...(isNumber && min && { min: Number(min) }),
+    ...(isNumber && max && { max: Number(max) }),
+  };
+}
+
+/** Creates the saved command, or changes the given one. Resolves with its id. */
+async function save(
+  draft: Draft,
+  names: readonly string[],
+  saved: SavedCommand | undefined,
+): Promise<string> {
+  const { name, description, line, user, cwd, timeout, parameters } = draft;
+  const input = {
+    name,
+    argv: argvOf(line),
+    parameters: names.map((one) => parameterOf(one, parameters[one] ?? newParameter)),
+    description: description || null,
+    user: user || null,
+    cwd: cwd || null,
+    timeout: timeout ? Number(timeout) * secondMs : null,
+  };
+  const { id } = saved
+    ? await client.savedCommands.update({ saved_command_id: saved.id, ...input })
+    : await client.savedCommands.create(input);
+  return id;
+}
+
+export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
+  const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
+  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
+  const { name, description, line, parameters } = draft;
+  // Schedules may have values of parameters that the line does not use, so those are not removed.
+  const used = namesIn(argvText(saved?.argv ?? []));
+  const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
+  const names = [...new Set([...namesIn(line), ...unused])];
+  return (
+    <div class="narrow">
+      <Form
+        submit={saved ? 'Save' : 'Create'}
+        disabled={!name || !line.trim()}
+        run={async () => go(to('/saved-commands', await save(draft, names, saved)))}
+      >
+        <section class="card card-body">
+          <TextField
+            label="Name"
+            value={name}
+            change={(text) => set({ name: text })}
+            placeholder="restart"
+            required
+            autoFocus={!saved}
+          />
+          <TextField
+            label="Program and arguments"
+            value={line}
+            change={(text) => set({ line: text })}
+            placeholder="systemctl restart {{unit}}"
+            hint="Run without a shell. {{name}} becomes a parameter, whose value is never split"
+            rows={3}
+            mono
+            required
+          />
+          <TextField
+            label="Description"
+            value={description}
+            change={(text) => set({ description: text })}
+            rows={2}
+          />
+          <SettingFields draft={draft} set={set} />
+        </section>
+        {names.map((one) => (
+          <ParameterCard
+            key={one}
+            name={one}
+            draft={parameters[one] ?? newParameter}
+            change={(changed) => set({ parameters: { ...parameters, [one]: changed } })}
+          />
+        ))}
+      </Form>
+    </div>
+  );
+}
+
+function SettingFields({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
+  const { user, cwd, timeout } = draft;
+  return (
+    <div class="fields">
+      <TextField
+        label="Folder"
+        value={cwd}
+        change={(text) => set({ cwd: text })}
+        hint="Default: the user’s home"
+        mono
+      />
+      <TextField
+        label="User"
+        value={user}
+        change={(text) => set({ user: text })}
+        hint="Default: the agent’s user"
+      />
+      <TextField
+        label="Timeout in seconds"
+        value={timeout}
+        change={(text) => set({ timeout: text.trim() })}
+        hint="The command is then killed with all its processes"
+        numeric
+      />
+    </div>
+  );
+}
+
+interface ParameterCardProps {
+  name: string;
+  draft: ParameterDraft;
+  change: (draft: ParameterDraft) => void;
+}
+
+function ParameterCard({ name, draft, change }: ParameterCardProps) {
+  const { type, optional, byDefault, description } = draft;
+  const set = (changes: Partial<ParameterDraft>): void => change({ ...draft, ...changes });
+  return (
+    <fieldset class="card" aria-label={`Parameter ${name}`}>
+      <h2>
+        Parameter <code>{name}</code>
+      </h2>
+      <div class="card-body">
+        <div class="fields">
+          <SelectField
+            label="Type"
+            value={type}
+            options={types}
+            change={(value) => set({ type: types.find(([one]) => one === value)?.[0] ?? type })}
+          />
+          <TextField label="Default" value={byDefault} change={(text) => set({ byDefault: text })} mono />
+          <AllowedFields draft={draft} set={set} />
+        </div>
+        <TextField label="What it is for" value={description} change={(text) => set({ description: text })} />
+        {byDefault === '' && (
+          <CheckField
+            label="May be left out, with the argument that it fills"
+            value={optional}
+            change={(on) => set({ optional: on })}
+          />
+        )}
+      </div>
+    </fieldset>
+  );
+}
+
+/** Fields for what a value of the type must be. */
+function AllowedFields({
+  draft,
+  set,
+}: {
+  draft: ParameterDraft;
+  set: (changes: Partial<ParameterDraft>) => void;
+}) {
+  const { type, values, pattern, min, max } = draft;
+  if (type === 'enum')
+    return (
+      <TextField
+        label="Values, one per line"
+        value={values}
+        change={(text) => set({ values: text })}
+        rows={3}
+        mono
+        required
+      />
+    );
+  if (type === 'integer')
+    return (
+      <>
+        <TextField
+          label="Smallest"
+          value={min}
+          change={(text) => set({ min: text })}
+          placeholder="0"
+          numeric
+        />
+        <TextField label="Largest" value={max} change={(text) => set({ max: text })} numeric />
+      </>
+    );
+  if (type === 'boolean') return null;
+  return (
+    <TextField
+      label="Pattern"
+      value={pattern}
+      change={(text) => set({ pattern: text })}
+      hint="A regular expression that the whole value must match"
+      mono
+    />
+  );
+}

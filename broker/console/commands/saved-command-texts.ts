@@ -1,0 +1,20 @@
+// Saved commands as the console displays them.
+import type { client } from '../api-client.ts';
+import { may, me } from '../login-session.ts';
+
+export type SavedCommand = Awaited<ReturnType<typeof client.savedCommands.get>>;
+export type Parameter = SavedCommand['parameters'][number];
+
+/** True if the key may create, change and delete saved commands: those are for all machines. */
+export const mayChangeSaved = (): boolean =>
+  may('commands:execute') && me.value?.machine_ids === null && me.value.tags === null;
+
+/** Describes the values that a parameter allows. */
+export function allowedText({ type, values, pattern, min, max }: Parameter): string {
+  const end = pattern === null ? '' : ` that matches ${pattern}`;
+  if (type === 'enum') return `One of ${values?.join(', ')}`;
+  if (type === 'boolean') return 'true or false';
+  if (type === 'integer')
+    return `A whole number from ${min ?? 0}${max === null ? '' : ` to ${max.toLocaleString()}`}`;
+  return type === 'path' ? `An absolute path${end}` : `A text${end}`;
+}

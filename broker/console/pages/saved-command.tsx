@@ -1,0 +1,153 @@
+// The page of one saved command: its parameters, and buttons that run, schedule, change and delete it. For the id `new`,
+// and below `edit`, the page is the form.
+import { useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { argvText } from '../commands/argv-text.ts';
+import { SavedCommandForm } from '../commands/saved-command-form.tsx';
+import { allowedText, mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';
+import { may } from '../login-session.ts';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Page, Show } from '../parts/page.tsx';
+import { List } from '../parts/paged-list.tsx';
+import { Ago, Confirm } from '../parts/small-components.tsx';
+import { say } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { go, type Params, to } from '../router.ts';
+import { mayWrite } from '../schedules/schedule-list.tsx';
+import { durationText } from '../time.ts';
+
+const above = { text: 'Saved commands', href: to('/saved-commands') };
+
+export function SavedCommandPage({ params: { saved = '', tab = '' } }: { params: Params }) {
+  if (saved === 'new') {
+    return (
+      <Page title="Save a command" above={[above]}>
+        <SavedCommandForm />
+      </Page>
+    );
+  }
+  return <Existing key={tab} id={saved} isEdited={tab === 'edit'} />;
+}
+
+function Existing({ id, isEdited }: { id: string; isEdited: boolean }) {
+  const loaded = useData(
+    (signal) => client.savedCommands.get({ saved_command_id: id }, { signal }),
+    [id],
+    null,
+  );
+  const { data } = loaded;
+  const name = data?.name ?? 'Saved command';
+  if (isEdited) {
+    return (
+      <Page title={`Change ${name}`} above={[above, { text: name, href: to('/saved-commands', id) }]}>
+        <Show of={loaded}>{(saved) => <SavedCommandForm saved={saved} />}</Show>
+      </Page>
+    );
+  }
+  return (
+    <Page title={name} above={[above]} actions={data && <Actions saved={data} />}>
+      <Show of={loaded}>{(saved) => <Detail saved={saved} />}</Show>
+    </Page>
+  );
+}
+
+function Actions({ saved: { id, name } }: { saved: SavedCommand }) {
+  const [asking, setAsking] = useState(false);
+  return (
+    <>
+      {mayWrite() && (
+        <a class="button" href={`${to('/schedules', 'new')}?saved=${id}`}>
+          <Icon of={icons.schedules} />
+          Schedule
+        </a>
+      )}
+      {may('commands:execute') && (
+        <a class="button primary" href={`${to('/run')}?saved=${id}`}>
+          <Icon of={icons.play} />
+          Run
+        </a>
+      )}
+      {mayChangeSaved() && (
+        <>
+          <a class="button" href={to('/saved-commands', id, 'edit')}>
+            <Icon of={icons.edit} />
+            Edit
+          </a>
+          <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setAsking(true)}>
+            <Icon of={icons.trash} />
+          </button>
+        </>
+      )}
+      {asking && (
+        <Confirm
+          title={`Delete ${name}?`}
+          action="Delete the saved command"
+          onClose={() => setAsking(false)}
+          run={async () => {
+            await client.savedCommands.remove({ saved_command_id: id });
+            say(`${name} is deleted`);
+            go(to('/saved-commands'));
+          }}
+        >
+          <p>It cannot be deleted while a schedule uses it. The commands that it ran stay in the history.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function Detail({ saved }: { saved: SavedCommand }) {
+  const { argv, description, user, cwd, timeout, updated_at, parameters } = saved;
+  return (
+    <>
+      <section class="card command-card">
+        <pre class="command-line">{argvText(argv)}</pre>
+        {description && <p class="fact-row">{description}</p>}
+        <p class="fact-row muted">
+          {user && <span>as {user}</span>}
+          {cwd && <span>in {cwd}</span>}
+          {timeout !== null && <span>for at most {durationText(timeout)}</span>}
+          <span>
+            changed <Ago at={updated_at} />
+          </span>
+        </p>
+      </section>
+      {parameters.length > 0 && (
+        <List
+          label="Parameters"
+          head={
+            <>
+              <th>Parameter</th>
+              <th class="wide">Value</th>
+              <th>Default</th>
+            </>
+          }
+        >
+          {parameters.map((parameter) => (
+            <tr key={parameter.name}>
+              <td>
+                <code>{parameter.name}</code>
+              </td>
+              <td class="wide two-lines">
+                <span>{allowedText(parameter)}</span>
+                {parameter.description && <span class="muted small">{parameter.description}</span>}
+              </td>
+              <td class="muted">
+                {parameter.default === null ? (
+                  parameter.required ? (
+                    'none'
+                  ) : (
+                    'left out'
+                  )
+                ) : (
+                  <code>{String(parameter.default)}</code>
+                )}
+              </td>
+            </tr>
+          ))}
+        </List>
+      )}
+    </>
+  );
+}

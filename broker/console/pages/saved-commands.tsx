@@ -1,0 +1,79 @@
+// The page of all saved commands, each with its line and its parameters.
+import { client } from '../api-client.ts';
+import { argvText } from '../commands/argv-text.ts';
+import { mayChangeSaved } from '../commands/saved-command-texts.ts';
+import { may } from '../login-session.ts';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago } from '../parts/small-components.tsx';
+import { to } from '../router.ts';
+
+const newButton = () => (
+  <NewButton text="Save a command" allowed={mayChangeSaved()} opens={to('/saved-commands', 'new')} />
+);
+
+export function SavedCommands() {
+  return (
+    <Page title="Saved commands" actions={newButton()}>
+      <LongList
+        read={(paging, signal) => client.savedCommands.list({ sort: 'name', ...paging }, { signal })}
+        inputs={[]}
+        empty={
+          <Empty icon={icons.saved} title="No command is saved yet">
+            <p>
+              A saved command is a program with parameters. Each run fills them in, and no shell reads the
+              values.
+            </p>
+            {newButton()}
+          </Empty>
+        }
+      >
+        {(items) => (
+          <List
+            label="Saved commands"
+            head={
+              <>
+                <th class="wide">Name</th>
+                <th class="wide">Command</th>
+                <th>Changed</th>
+                <th>
+                  <span class="only-read">Actions</span>
+                </th>
+              </>
+            }
+          >
+            {items.map(({ id, name, description, argv, updated_at }) => (
+              <tr key={id}>
+                <td class="wide two-lines">
+                  <a href={to('/saved-commands', id)}>{name}</a>
+                  {description && <span class="muted small">{description}</span>}
+                </td>
+                <td class="wide">
+                  <span class="mono">{argvText(argv)}</span>
+                </td>
+                <td class="muted">
+                  <Ago at={updated_at} />
+                </td>
+                <td>
+                  {may('commands:execute') && (
+                    <a
+                      class="button quiet icon-only"
+                      href={`${to('/run')}?saved=${id}`}
+                      aria-label={`Run ${name}`}
+                      title="Run"
+                    >
+                      <Icon of={icons.play} />
+                    </a>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+    </Page>
+  );
+}

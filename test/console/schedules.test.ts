@@ -1,0 +1,101 @@
+// The pages of schedules: the form with a machine or tags, a command or a saved command, and the history of runs.
+import { expect } from 'vitest';
+import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
+
+browserTest(
+  'a schedule of tags runs a saved command, and its history names machines and the batch',
+  async () => {
+    const system = await startWithConsole();
+    const { client } = system;
+    for (const name of ['web-1', 'web-2']) await startMachine(system, name, 'web');
+    const saved = await client.savedCommands.create({
+      name: 'greet',
+      argv: ['echo', 'hello {{who}}'],
+      parameters: [{ name: 'who', type: 'string' }],
+    });
+    const { page, faults, open } = await newLogin(system);
+    await open('/schedules');
+    await page.getByText('Nothing is scheduled').waitFor();
+    await page.getByRole('link', { name: 'New schedule' }).first().click();
+    await page.getByLabel('Name', { exact: true }).fill('greetings');
+    await page.getByRole('button', { name: 'Tags' }).click();
+    await page.getByLabel('Tags', { exact: true }).fill('web');
+    await page.getByText('2 machines have web now').waitFor();
+    await page.getByRole('button', { name: 'Saved command' }).click();
+    await page.getByLabel('Saved command').selectOption('greet');
+    await page.getByLabel('who').fill('-n');
+    await page.getByRole('button', { name: 'Create' }).click();
+    await page.getByRole('alert').getByText('must not be empty or begin with -').waitFor();
+    await page.getByLabel('who').fill('<i>all</i>');
+    await page.getByRole('button', { name: 'Create' }).click();
+    await page.getByText("greet who='<i>all</i>'").waitFor();
+    const { items } = await client.schedules.list();
+    expect(items).toMatchObject([
+      { tags: ['web'], machine_id: null, saved_command_id: saved.id, parameters: { who: '<i>all</i>' } },
+    ]);
+    await page.getByRole('button', { name: 'Run now' }).click();
+    for (const name of ['web-1', 'web-2'])
+      await page
+        .getByRole('row', { name: new RegExp(name) })
+        .getByText('hello <i>all</i>')
+        .waitFor();
+    await page.getByRole('link', { name: 'batch' }).first().click();
+    await page.getByText('2 of 2').first().waitFor();
+    await open('/schedules');
+    await page
+      .getByRole('row', { name: /greetings/ })
+      .getByText('web', { exact: true })
+      .waitFor();
+    expect(faults).toEqual([]);
+  },
+);
+
+browserTest('the settings change tags to a machine, and a saved command to a line', async () => {
+  const system = await startWithConsole();
+  const { client } = system;
+  const machine_id = await startMachine(system, 'web-1', 'web');
+  const saved = await client.savedCommands.create({ name: 'greet', argv: ['echo', 'hello'] });
+  const { id } = await client.schedules.create({
+    ...{ name: 'greetings', cron: '@daily', tags: ['web'] },
+    saved_command_id: saved.id,
+  });
+  const { page, faults, open } = await newLogin(system);
+  await open(`/schedules/${id}/settings`);
+  await page.getByRole('button', { name: 'Machines' }).click();
+  await page.getByRole('combobox', { name: 'Machine' }).fill('web');
+  await page.getByRole('option', { name: /web-1/ }).click();
+  await page.getByRole('button', { name: 'Command', exact: true }).click();
+  await page.getByRole('textbox', { name: 'Command' }).fill('uptime');
+  await page.getByRole('button', { name: 'Save', exact: true }).click();
+  await page.getByText('The schedule is saved').waitFor();
+  expect(await client.schedules.get({ schedule_id: id })).toMatchObject({
+    ...{ machine_id, tags: null, command: 'uptime', saved_command_id: null, parameters: null },
+  });
+  expect(faults).toEqual([]);
+});
+
+browserTest('a schedule of tags keeps the rights of its key until it is asked to have mine', async () => {
+  const system = await startWithConsole();
+  const other = await system.keyed([
+    'schedules:write',
+    'schedules:read',
+    'commands:execute',
+    'machines:read',
+  ]);
+  const { id, requested_by } = await other.client.schedules.create({
+    ...{ name: 'greetings', cron: '@daily', tags: ['web'], command: 'true' },
+  });
+  const { page, faults, open } = await newLogin(system);
+  await open(`/schedules/${id}/settings`);
+  const save = async (name: string): Promise<string> => {
+    await page.getByLabel('Name', { exact: true }).fill(name);
+    await page.getByRole('button', { name: 'Save', exact: true }).click();
+    await page.getByRole('heading', { name, level: 1 }).waitFor();
+    return (await system.client.schedules.get({ schedule_id: id })).requested_by;
+  };
+  expect(await save('first')).toBe(requested_by);
+  await page.getByLabel('Run it with the rights of my key').check();
+  expect(await save('second')).toBe((await system.client.keys.me()).id);
+  await page.getByLabel('Run it with the rights of my key').waitFor({ state: 'detached' });
+  expect(faults).toEqual([]);
+});
