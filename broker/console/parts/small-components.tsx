@@ -160,8 +160,9 @@ interface DialogProps {
 /** A dialog above the page. Escape or a click beside it closes it. */
 export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
+  // A field of the dialog may take the focus before effects run, so this is read when the dialog is first drawn.
+  const [before] = useState(() => document.activeElement);
   useEffect(() => {
-    const before = document.activeElement;
     element.current?.showModal();
     // showModal() gives the focus to the first button, so the focus is set again on the field that should
     // have it.
