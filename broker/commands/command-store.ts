@@ -67,6 +67,7 @@ const tables = [
   DROP INDEX commands_by_schedule;
   CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at, machine_id) WHERE schedule_id IS NOT NULL;
   ${createCounts(countedCommands)}`,
+  'CREATE INDEX commands_by_start ON commands (started_at, created_at)',
 ];
 
 const lasting =
