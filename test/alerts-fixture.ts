@@ -6,6 +6,7 @@ import type { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './commands-fixture.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
+import type { Receiver } from './webhook-receivers.ts';
 
 export type Rule = Awaited<ReturnType<Farhand['alertRules']['create']>>;
 export type Alert = Awaited<ReturnType<Farhand['alerts']['get']>>;
@@ -34,6 +35,8 @@ interface Values {
 export interface AlertMachine {
   id: string;
   agent: ScriptedAgent;
+  /** Sends a report. */
+  send(values: Values): void;
   /** Sends a report. Resolves once the broker has compared it with all rules. */
   report(values: Values): Promise<void>;
   /** Ends the link, as a machine does that is switched off. */
@@ -77,7 +80,12 @@ export function looksInto(client: Farhand) {
   };
 }
 
-async function machineOf(system: TestSystem, name = 'web-1', hello: object): Promise<AlertMachine> {
+/** Links a scripted machine. `hello` is read again at each link. */
+export async function machineOf(
+  system: Pick<TestSystem, 'grpc' | 'client' | 'joinToken'>,
+  name = 'web-1',
+  hello: object = {},
+): Promise<AlertMachine> {
   const identity = await joinScripted(system, name);
   const { machineId: machine_id } = identity;
   let recorded = 1_000;
@@ -95,10 +103,13 @@ async function machineOf(system: TestSystem, name = 'web-1', hello: object): Pro
   const machine: AlertMachine = {
     id: machine_id,
     agent: await link(),
-    async report(values) {
+    send(values) {
       recorded += 1_000;
       last = values;
       machine.agent.send({ heartbeat: { metrics: metricsOf(values, recorded) } });
+    },
+    async report(values) {
+      machine.send(values);
       const seen = async (): Promise<number> =>
         Date.parse((await system.client.machines.status({ machine_id })).recorded_at);
       await expect.poll(seen, { interval: 5 }).toBe(recorded);
@@ -114,4 +125,39 @@ async function machineOf(system: TestSystem, name = 'web-1', hello: object): Pro
     },
   };
   return machine;
+}
+
+/** Numbers of steps, by the alert or the name of its rule. */
+export type StepCounts = Record<string, Record<string, number>>;
+
+function countSteps(found: { of: string; step: string }[]): StepCounts {
+  const counts: StepCounts = {};
+  for (const { of, step } of found) {
+    counts[of] ??= {};
+    counts[of][step] = (counts[of][step] ?? 0) + 1;
+  }
+  return counts;
+}
+
+/** Counts the events of alerts. */
+export async function recordedSteps(client: Farhand, by: 'name' | 'alert_id'): Promise<StepCounts> {
+  const found = [];
+  for await (const { type, data } of client.events.list({ sort: 'created_at' }))
+    if (type.startsWith('alert.') && type !== 'alert.notified')
+      found.push({ of: String(data[by]), step: type.slice('alert.'.length) });
+  return countSteps(found);
+}
+
+/** Counts the steps in the notifications that a webhook got. A notification that came twice, with its id, counts once. */
+export function notifiedSteps({ got }: Receiver, by: 'name' | 'alert_id'): StepCounts {
+  const bodies = got.map(({ body }) => JSON.parse(body.toString()));
+  const unique = [...new Map(bodies.map((one) => [one.id, one])).values()];
+  return countSteps(
+    unique.flatMap(({ data }) =>
+      data.alerts.map((alert: Record<string, string>) => ({
+        of: String(alert[by]),
+        step: String(alert.step),
+      })),
+    ),
+  );
 }

@@ -153,6 +153,55 @@ test('a schedule whose last run failed before the rule existed opens an alert, a
   expect((await alerts())[0]?.reason).toBe('subject_removed');
 });
 
+test('a rule about schedules counts all runs before it, whatever other rules existed meanwhile', async () => {
+  const { rule, agent, client, alerts } = await startAlertSystem();
+  const { machineId: machine_id } = await agent();
+  const create = async (name: string, command: string): Promise<string> =>
+    (await client.schedules.create({ machine_id, name, command, cron: '0 0 29 2 *' })).id;
+  const run = async (schedule_id: string): Promise<void> => {
+    const total = async () => (await client.schedules.history({ schedule_id, until: new Date() })).total;
+    const before = await total();
+    await client.schedules.run({ schedule_id });
+    await expect.poll(total).toBe(before + 1);
+    await expect
+      .poll(async () => (await client.schedules.get({ schedule_id })).last_run?.status)
+      .not.toBe('running');
+  };
+  const [first, second] = [await create('first', 'false'), await create('second', 'true')];
+  await run(first);
+  await rule({ name: 'busy', kind: 'cpu', above: 50 });
+  await run(second);
+  const jobs = await rule({ name: 'jobs', kind: 'schedule' });
+  const found = async () => (await alerts()).map(({ subject, status }) => [subject, status]);
+  await expect.poll(found).toEqual([[first, 'open']]);
+  for (const { id: rule_id } of (await client.alertRules.list()).items)
+    await client.alertRules.remove({ rule_id });
+  await expect.poll(found).toEqual([[first, 'resolved']]);
+  expect((await alerts())[0]?.rule_id).toBe(jobs.id);
+  // Without rules no runs are followed.
+  await client.schedules.update({ schedule_id: first, command: 'true' });
+  await client.schedules.update({ schedule_id: second, command: 'false' });
+  for (const one of [first, second]) await run(one);
+  await rule({ name: 'jobs', kind: 'schedule' });
+  await expect.poll(found).toEqual([
+    [first, 'resolved'],
+    [second, 'open'],
+  ]);
+});
+
+test('expiry dates are checked every hour, also while other documents change', async () => {
+  const { rule, client, clock, statuses, machine } = await startAlertSystem();
+  const { id: machine_id } = await machine();
+  const expires_at = new Date(Date.now() + (14 * 24 + 1) * 60 * minute).toISOString();
+  await client.keys.create({ name: 'deploy', scopes: ['files:read'], expires_at });
+  await rule({ name: 'keys', kind: 'key' });
+  for (const tag of ['a', 'b', 'c']) {
+    clock.leap(40 * minute);
+    await client.machines.update({ machine_id, tags: [tag] });
+  }
+  await expect.poll(statuses).toEqual(['open']);
+});
+
 test('an agent older than the broker opens an alert, and its upgrade resolves it', async () => {
   const { rule, machine, statuses, alerts } = await startAlertSystem();
   await rule({ name: 'old', kind: 'agent_outdated' });

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
+import { type LeapingClock, startLeapingClock } from './leaping-clock.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { type AgentOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
@@ -139,57 +140,10 @@ async function lastEvent({ client }: Pick<TestSystem, 'client'>, command_id: str
   throw new Error('the stream of events ended without an exit');
 }
 
-/**
- * A clock that runs in real time and that a test can move forward. Timers that are due then fire at once, in
- * order. With `still` it moves only by leap(). `set` sets the wall clock, which affects no duration.
- */
-export function leapingClock({ still = false } = {}): { leap(ms: number): void; set(wall: number): void } {
-  let ahead = 0;
-  let turned = 0;
-  const timers = new Set<{ at: number; fire(): void; arm(): void }>();
-  const monotonic = (): number => (still ? 0 : performance.now()) + ahead;
-  setClock({
-    now: () => Date.now() + ahead + turned,
-    monotonic,
-    after(ms, run, hold = false) {
-      const at = monotonic() + ms;
-      let real: NodeJS.Timeout | undefined;
-      const cancel = (): void => {
-        clearTimeout(real);
-        timers.delete(timer);
-      };
-      const timer = {
-        at,
-        fire() {
-          cancel();
-          run();
-        },
-        arm() {
-          clearTimeout(real);
-          const left = at - monotonic();
-          if (left >= 2 ** 31) return;
-          real = setTimeout(timer.fire, Math.max(0, left));
-          if (!hold) real.unref();
-        },
-      };
-      timers.add(timer);
-      timer.arm();
-      return cancel;
-    },
-  });
+/** Replaces the clock of this process by a leaping one until the test ends. */
+export function leapingClock(options?: { still?: boolean }): LeapingClock {
   onTestFinished(() => setClock());
-  return {
-    set(wall) {
-      turned = wall - Date.now() - ahead;
-    },
-    leap(ms) {
-      ahead += ms;
-      const due = [...timers].filter(({ at }) => at <= monotonic()).sort((a, b) => a.at - b.at);
-      // One timer may have been cancelled by another.
-      for (const timer of due) if (timers.has(timer)) timer.fire();
-      for (const timer of timers) timer.arm();
-    },
-  };
+  return startLeapingClock(options);
 }
 
 /** Resolves with the next call of a method to a scripted agent. Acknowledgements of results are skipped. */

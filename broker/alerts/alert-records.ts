@@ -8,7 +8,7 @@ import type { AlertId, MachineId, RuleId, WindowId } from '../../shared/api/shar
 import { iso, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Events } from '../events.ts';
-import type { History, Row, RowReader } from '../history/history.ts';
+import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
 import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { AlertRule, State } from '../state/in-memory-state.ts';
@@ -141,7 +141,7 @@ export class AlertRecords {
     const values = names.map((name) => Reflect.get(alert, name) as string | number | null);
     const same = `SELECT ${columns} FROM alerts WHERE rule_id = ? AND subject = ?
       AND coalesce(machine_id, '') = ? AND resolved_at IS NULL`;
-    return this.#history.write(async (transaction) => {
+    return this.#write(alert, async (transaction) => {
       if (await transaction.get(insert, ...values)) {
         if (!isHeld) this.#emit('alert.opened', alert, transaction);
         return alert;
@@ -152,10 +152,10 @@ export class AlertRecords {
   }
 
   /** Opens an alert that was held back. Returns undefined if the alert was not held back. */
-  release(id: AlertId): Promise<Alert | undefined> {
+  release(held: Alert): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'open', opened_at = ? WHERE id = ? AND status = 'held' RETURNING ${columns}`;
-    return this.#history.write(async (transaction) => {
-      const row = await transaction.get(change, now(), id);
+    return this.#write(held, async (transaction) => {
+      const row = await transaction.get(change, now(), held.id);
       const alert = row && fromRow(row);
       if (alert) this.#emit('alert.opened', alert, transaction);
       return alert;
@@ -163,11 +163,11 @@ export class AlertRecords {
   }
 
   /** Resolves an alert that is not resolved yet. An alert that was never open gets no event. */
-  resolve(id: AlertId, reason: Reason): Promise<void> {
+  resolve(alert: Alert, reason: Reason): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
       WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
-    return this.#history.write(async (transaction) => {
-      const row = await transaction.get(change, now(), reason, id);
+    return this.#write(alert, async (transaction) => {
+      const row = await transaction.get(change, now(), reason, alert.id);
       if (row && row.opened_at !== null) this.#emit('alert.resolved', fromRow(row), transaction);
     });
   }
@@ -176,11 +176,12 @@ export class AlertRecords {
    * Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. If another broker has
    * repeated the alert meanwhile, returns it unchanged.
    */
-  repeat({ id, repeats }: Alert): Promise<Alert | undefined> {
+  repeat(alert: Alert): Promise<Alert | undefined> {
+    const { id, repeats } = alert;
     const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
       WHERE id = ? AND status = 'open' AND repeats = ? RETURNING ${columns}`;
     const same = `SELECT ${columns} FROM alerts WHERE id = ? AND status = 'open'`;
-    return this.#history.write(async (transaction) => {
+    return this.#write(alert, async (transaction) => {
       const row = await transaction.get(change, now(), id, repeats);
       if (row) this.#emit('alert.repeated', fromRow(row), transaction);
       const stored = row ?? (await transaction.get(same, id));
@@ -210,6 +211,15 @@ export class AlertRecords {
       input,
     );
     return { items: items.map(fromRow), total };
+  }
+
+  /** Writes a step that the monitor has decided. Fails if another broker owns the machine of the alert now. */
+  #write<T>({ machine_id }: Alert, change: (transaction: HistoryTransaction) => Promise<T>): Promise<T> {
+    return this.#history.write((transaction) => {
+      // A removed machine has no owner.
+      if (machine_id !== null && this.#context.state.machines.has(machine_id)) transaction.about(machine_id);
+      return change(transaction);
+    });
   }
 
   #emit(type: EventType, alert: Alert, transaction: Journal): void {

@@ -66,7 +66,10 @@ export class Alerts {
     this.windowHandlers = windows.handlers;
     this.#monitor = new Monitor(services, records, windows, log);
     services.cluster?.join(this.#monitor);
-    services.cluster?.claims.join({ names: () => [brokerRules], claimed: () => this.#monitor.claimed() });
+    services.cluster?.claims.join({
+      names: () => [brokerRules],
+      claimed: () => void this.#monitor.claimed(),
+    });
   }
 
   /** Opens the stored alerts. Resolved alerts are deleted `keepMs` milliseconds after they were opened. */

@@ -1,37 +1,21 @@
-// Evaluates alert rules, and opens, repeats and resolves alerts. A rule is evaluated when something changes:
-// a report, a link, a run of a schedule, or a declared document. If there are no rules, changes are not
-// followed.
-import { after, every, monotonic, now } from '../../shared/clock.ts';
+// Evaluates alert rules: decides when an alert opens and when it ends. A rule is evaluated when something changes: a
+// report, a link, a run of a schedule, or a declared document. If there are no rules, changes are not followed.
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
+import { after, every, monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { ScheduleRun } from '../schedules/run-records.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
-import { type ConditionServices, Conditions } from './rule-conditions.ts';
+import { brokerRules, type ConditionServices, Conditions } from './rule-conditions.ts';
 import { isAboutBroker, isMeasured } from './rule-handlers.ts';
-
-/** A pair of a rule and a subject. Either its condition holds, or its alert is not resolved yet. */
-interface Tracked {
-  rule: AlertRule;
-  subject: Subject;
-  /** Time at which the condition began to hold, in milliseconds of the monotonic clock. */
-  since: number;
-  message: string;
-  value: number | null;
-  alert: Alert | undefined;
-  /** The state that the alert should get. A Reason means: resolved for this reason. */
-  target: 'pending' | 'open' | Reason;
-  /** True while a step is being written. Steps of one alert are written one after another. */
-  busy: boolean;
-  cancelCheck(): void;
-  cancelNext(): void;
-}
+import { type Tracked, TrackedAlerts } from './tracked-alerts.ts';
 
 type Followed = Pick<Declared, 'alert_rules' | 'machines' | 'schedules' | 'keys' | 'maintenance_windows'>;
 
 /** Milliseconds between two checks of the expiry dates. */
 const expiryMs = 3_600_000;
-/** Milliseconds to wait after a failed read or write of the history. */
+/** Milliseconds to wait after a failed read of the history. */
 const retryMs = 5_000;
 
 const nothing = (): void => {};
@@ -41,14 +25,14 @@ export class Monitor {
   readonly #state: State;
   readonly #records: AlertRecords;
   readonly #conditions: Conditions;
-  readonly #windows: Windows;
   readonly #log: Logger;
-  readonly #tracked = new Map<string, Tracked>();
+  readonly #tracked: TrackedAlerts;
   /** The documents at the time of the last comparison. */
   #seen: Followed;
   /** Stops following changes. Is undefined if there are no rules, because changes are followed only for rules. */
   #unfollow: (() => void) | undefined;
-  #stopExpiries = nothing;
+  /** Stops the regular check of expiry dates; undefined without rules about them. */
+  #stopExpiries: (() => void) | undefined;
   #stopWatching = nothing;
   #stopped = false;
   #isStarted = false;
@@ -58,7 +42,8 @@ export class Monitor {
     this.#state = services.state;
     this.#records = records;
     this.#conditions = new Conditions(services);
-    this.#windows = windows;
+    const isElsewhere = (subject: Subject): boolean => this.#conditions.isElsewhere(subject);
+    this.#tracked = new TrackedAlerts(records, windows, isElsewhere, log);
     this.#log = log;
     const empty = new Map<never, never>();
     this.#seen = {
@@ -78,8 +63,8 @@ export class Monitor {
 
   /** Continues the alerts about machines that this broker owns from now on. */
   async adopt(machineIds: readonly string[]): Promise<void> {
-    for (const id of machineIds) this.#conditions.adopt(id);
-    if (!this.#isStarted || this.#state.alert_rules.size === 0) return;
+    await this.#conditions.adopt(machineIds);
+    if (!this.#isStarted) return;
     await this.#resume(await this.#records.unresolved(machineIds));
     for (const id of machineIds) this.#evaluateMachine(id, () => true);
   }
@@ -87,20 +72,30 @@ export class Monitor {
   /** Leaves the alerts about a machine to the broker that owns it now. */
   drop(machineId: string): void {
     this.#conditions.drop(machineId);
-    for (const tracked of this.#tracked.values())
-      if (tracked.subject.machineId === machineId) this.#leave(tracked);
+    for (const tracked of this.#tracked.all())
+      if (tracked.subject.machineId === machineId) this.#tracked.leave(tracked);
   }
 
-  /** Continues the alerts about keys and certificates, which another broker has evaluated so far. */
-  claimed(): void {
-    if (!this.#isStarted || this.#stopped || this.#state.alert_rules.size === 0) return;
-    void this.#records
-      .unresolved()
-      .then((alerts) => this.#resume(alerts.filter(({ machine_id }) => machine_id === null)))
-      .catch((err: unknown) =>
-        this.#log.error({ err }, 'alerts about keys and certificates could not be read'),
-      )
-      .finally(() => this.#checkExpiries());
+  /**
+   * Continues the alerts about keys, certificates and removed machines, for which another of several brokers was
+   * responsible so far. Does nothing unless this broker has claimed them.
+   */
+  async claimed(): Promise<void> {
+    const hasClaim = this.#services.cluster?.claims.has(brokerRules);
+    if (!hasClaim || !this.#isStarted || this.#stopped) return;
+    const isOwned = (machineId: MachineId | null): boolean =>
+      machineId !== null && this.#state.machines.has(machineId);
+    try {
+      const alerts = await this.#records.unresolved();
+      for (const tracked of this.#tracked.all())
+        if (!isOwned(tracked.subject.machineId)) this.#tracked.leave(tracked);
+      await this.#resume(alerts.filter(({ machine_id }) => !isOwned(machine_id)));
+    } catch (err) {
+      this.#log.error({ err }, 'alerts about keys and certificates could not be read; trying again');
+      after(retryMs, () => void this.claimed());
+      return;
+    }
+    this.#checkExpiries();
   }
 
   async #resume(alerts: readonly Alert[]): Promise<void> {
@@ -109,36 +104,24 @@ export class Monitor {
       if (this.#conditions.isElsewhere(subject)) continue;
       const rule = this.#state.alert_rules.get(alert.rule_id);
       if (!rule) {
-        await this.#records.resolve(alert.id, 'rule_removed');
+        await this.#records.resolve(alert, 'rule_removed');
         continue;
       }
-      const { message, value } = alert;
-      const tracked = this.#track(rule, subject, { message, value, since: monotonic() });
-      Object.assign(tracked, { alert, target: 'open' });
-      this.#armNext(tracked, alert);
+      this.#refresh(this.#tracked.resume(rule, alert), false);
     }
-  }
-
-  #leave(tracked: Tracked): void {
-    cancelTimers(tracked);
-    this.#tracked.delete(keyOf(tracked.rule.id, tracked.subject));
   }
 
   stop(): void {
     this.#stopped = true;
     this.#stopWatching();
     this.#unfollow?.();
-    this.#stopExpiries();
-    for (const tracked of this.#tracked.values()) cancelTimers(tracked);
+    this.#stopExpiries?.();
+    this.#tracked.stop();
   }
 
   /** Records that an alert was acknowledged, after which it is not repeated any more. */
   acknowledged(alert: Alert): void {
-    const subject = { id: alert.subject, machineId: alert.machine_id };
-    const tracked = this.#tracked.get(keyOf(alert.rule_id, subject));
-    if (tracked?.alert?.id !== alert.id) return;
-    tracked.alert = alert;
-    tracked.cancelNext();
+    this.#tracked.acknowledged(alert);
   }
 
   // ---- What is followed
@@ -153,8 +136,9 @@ export class Monitor {
     );
     if (isSame) return;
     const otherWindows = before.maintenance_windows !== maintenance_windows || before.machines !== machines;
-    for (const tracked of this.#tracked.values()) this.#refresh(tracked, otherWindows);
+    for (const tracked of this.#tracked.all()) this.#refresh(tracked, otherWindows);
     const changed = [...alert_rules.values()].filter((rule) => before.alert_rules.get(rule.id) !== rule);
+    if ([...before.machines.keys()].some((id) => !machines.has(id))) void this.claimed();
     this.#follow(alert_rules.size > 0);
     for (const rule of changed) void this.#evaluate(rule);
     if (alert_rules.size === 0) return;
@@ -167,11 +151,15 @@ export class Monitor {
   #follow(isNeeded: boolean): void {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
-    this.#stopExpiries();
-    this.#stopExpiries = expires ? every(expiryMs, () => this.#checkExpiries()) : nothing;
+    if (!expires) this.#stopExpiries?.();
+    // A change of other documents must not start the hour anew.
+    this.#stopExpiries = expires
+      ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
+      : undefined;
     if (!isNeeded) {
       this.#unfollow?.();
       this.#unfollow = undefined;
+      this.#conditions.unload();
     }
     if (!isNeeded || this.#unfollow) return;
     const stops = [
@@ -206,9 +194,9 @@ export class Monitor {
     const rule = this.#state.alert_rules.get(id);
     if (!rule?.enabled || this.#stopped) return;
     const subjects = this.#conditions.subjects(rule);
-    const keys = new Set(subjects.map((subject) => keyOf(id, subject)));
-    for (const [key, tracked] of this.#tracked)
-      if (tracked.rule.id === id && !keys.has(key)) this.#end(tracked, 'subject_removed');
+    const observed = new Set(subjects.map((subject) => this.#tracked.get(id, subject)));
+    for (const tracked of this.#tracked.all())
+      if (tracked.rule.id === id && !observed.has(tracked)) this.#tracked.end(tracked, 'subject_removed');
     for (const subject of subjects) this.#observe(rule, subject);
   }
 
@@ -237,42 +225,27 @@ export class Monitor {
 
   /** Checks whether the condition of a rule holds for a subject, and changes the alert if needed. */
   #observe(rule: AlertRule, subject: Subject): void {
-    const key = keyOf(rule.id, subject);
-    const known = this.#tracked.get(key);
+    const known = this.#tracked.get(rule.id, subject);
     if (!this.#conditions.covers(rule, subject)) return;
     const { holds, since = 0, value, message } = this.#conditions.observe(rule, subject);
     if (holds === true) {
       if (known?.target === 'open') return;
       const began = known?.target === 'pending' ? known.since : monotonic() - since;
-      this.#check(this.#track(rule, subject, { message, value, since: began }));
-    } else if (known && (holds === false || known.target === 'pending')) this.#end(known, 'recovered');
+      this.#check(this.#tracked.add(rule, subject, { message, value, since: began }));
+    } else if (known && (holds === false || known.target === 'pending'))
+      this.#tracked.end(known, 'recovered');
   }
 
   /** Opens the alert once its condition has held as long as the rule demands. */
   #check(tracked: Tracked): void {
     const { rule, subject } = tracked;
     const left = tracked.since + rule.for - monotonic();
-    if (left <= 0) {
-      tracked.target = 'open';
-      void this.#settle(tracked);
-    } else if (!isMeasured(rule.kind)) {
+    if (left <= 0) this.#tracked.open(tracked);
+    else if (!isMeasured(rule.kind)) {
       // A measured value is checked again with the next report.
       tracked.cancelCheck();
       tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
     }
-  }
-
-  #track(rule: AlertRule, subject: Subject, began: Pick<Tracked, 'message' | 'value' | 'since'>): Tracked {
-    const key = keyOf(rule.id, subject);
-    const known = this.#tracked.get(key);
-    const tracked: Tracked = known ?? {
-      ...{ rule, subject, alert: undefined, busy: false, target: 'pending' },
-      ...{ cancelCheck: nothing, cancelNext: nothing },
-      ...began,
-    };
-    Object.assign(tracked, began, { rule, target: 'pending' });
-    this.#tracked.set(key, tracked);
-    return tracked;
   }
 
   /**
@@ -284,8 +257,8 @@ export class Monitor {
     const isOther = tracked.rule !== rule;
     if (rule) tracked.rule = rule;
     const reason = this.#reasonToEnd(tracked, rule);
-    if (reason) this.#end(tracked, reason);
-    else if (tracked.alert && (isOther || otherWindows)) this.#armNext(tracked, tracked.alert);
+    if (reason) this.#tracked.end(tracked, reason);
+    else if (tracked.alert && (isOther || otherWindows)) this.#tracked.armNext(tracked, tracked.alert);
   }
 
   #reasonToEnd({ subject }: Tracked, rule: AlertRule | undefined): Reason | undefined {
@@ -293,90 +266,4 @@ export class Monitor {
     if (!this.#conditions.exists(rule.kind, subject)) return 'subject_removed';
     return rule.enabled && this.#conditions.covers(rule, subject) ? undefined : 'rule_changed';
   }
-
-  #end(tracked: Tracked, reason: Reason): void {
-    tracked.target = reason;
-    cancelTimers(tracked);
-    void this.#settle(tracked);
-  }
-
-  // ---- Steps
-
-  /** Writes steps of the alert until it has its target state. */
-  async #settle(tracked: Tracked): Promise<void> {
-    if (tracked.busy) return;
-    tracked.busy = true;
-    try {
-      for (let more = true; more && !this.#stopped; ) more = await this.#step(tracked);
-    } catch (error) {
-      this.#log.error(
-        { err: error, rule_id: tracked.rule.id },
-        'a step of an alert could not be written; trying again',
-      );
-      tracked.cancelCheck = after(retryMs, () => void this.#settle(tracked));
-      return;
-    } finally {
-      tracked.busy = false;
-    }
-    const key = keyOf(tracked.rule.id, tracked.subject);
-    const isDone = !tracked.alert && tracked.target !== 'open' && tracked.target !== 'pending';
-    if (isDone && this.#tracked.get(key) === tracked) this.#tracked.delete(key);
-  }
-
-  /** Writes the next step. Returns false if there is none. */
-  async #step(tracked: Tracked): Promise<boolean> {
-    const { rule, subject, alert, target, message, value } = tracked;
-    if (target === 'pending') return false;
-    if (target === 'open') {
-      if (alert) return false;
-      const window_id = this.#windows.holding(subject)?.id ?? null;
-      tracked.alert = await this.#records.create(rule, subject, { message, value, window_id });
-      this.#armNext(tracked, tracked.alert);
-      return true;
-    }
-    if (!alert) return false;
-    await this.#records.resolve(alert.id, target);
-    tracked.alert = undefined;
-    return true;
-  }
-
-  /** Starts the timer that opens an alert that is held back, or that repeats an open alert. */
-  #armNext(tracked: Tracked, alert: Alert): void {
-    tracked.cancelNext();
-    tracked.cancelNext = nothing;
-    const { repeat_every } = tracked.rule;
-    const isHeld = alert.status === 'held';
-    if (!isHeld && (repeat_every === null || alert.status !== 'open')) return;
-    const repeat = (alert.repeated_at ?? alert.opened_at ?? alert.created_at) + (repeat_every ?? 0);
-    const due = Math.max(isHeld ? 0 : repeat, this.#windows.holding(tracked.subject)?.until ?? 0);
-    tracked.cancelNext = after(Math.max(0, due - now()), () => void this.#next(tracked, alert));
-  }
-
-  async #next(tracked: Tracked, alert: Alert): Promise<void> {
-    const { id, status } = alert;
-    const isCurrent = (): boolean => tracked.alert?.id === id && tracked.target === 'open';
-    if (this.#stopped || !isCurrent()) return;
-    if (this.#conditions.isElsewhere(tracked.subject)) return this.#leave(tracked);
-    // Another maintenance window may have begun meanwhile.
-    if (this.#windows.holding(tracked.subject)) {
-      this.#armNext(tracked, alert);
-      return;
-    }
-    try {
-      const changed = await (status === 'held' ? this.#records.release(id) : this.#records.repeat(alert));
-      if (!changed || !isCurrent()) return;
-      tracked.alert = changed;
-      this.#armNext(tracked, changed);
-    } catch (error) {
-      this.#log.error({ err: error, alert_id: id }, 'a step of an alert could not be written; trying again');
-      tracked.cancelNext = after(retryMs, () => void this.#next(tracked, alert));
-    }
-  }
 }
-
-function cancelTimers(tracked: Tracked): void {
-  tracked.cancelCheck();
-  tracked.cancelNext();
-}
-
-const keyOf = (ruleId: string, { id, machineId }: Subject): string => `${ruleId} ${id} ${machineId ?? ''}`;

@@ -72,6 +72,7 @@ export class Digest {
   #latest: number | undefined;
   #cancel = (): void => {};
   #stopMarks = (): void => {};
+  readonly #stopListening: () => void;
 
   private constructor(services: DigestServices, times: DigestTimes, log: Logger) {
     this.#services = services;
@@ -81,10 +82,12 @@ export class Digest {
     // A notice is committed in one transaction with its step, and a delivery with its notification.
     events.within(({ id, type }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
-      return (transaction) => {
+      return (transaction) =>
         transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
-        transaction.committed(() => this.#noticed());
-      };
+    });
+    // Steps that other brokers have written count too. If their broker is killed, this one sends them in time.
+    this.#stopListening = events.listen(({ type }) => {
+      if (steps[type] && state.alert_channels.size > 0) this.#noticed();
     });
     events.within(({ id, type, timestamp, data }, machineId) => {
       if (type !== 'alert.notified') return undefined;
@@ -122,7 +125,7 @@ export class Digest {
     });
   }
 
-  /** Sends notifications that another broker has not sent, perhaps because it has ended. */
+  /** Sends steps that wait although neither this broker nor another one has sent them in time. */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
       .get('SELECT 1 AS n FROM alert_notices LIMIT 1')
@@ -131,6 +134,7 @@ export class Digest {
   }
 
   stop(): void {
+    this.#stopListening();
     this.#stopMarks();
     this.#cancel();
   }

@@ -27,10 +27,13 @@ export interface ConditionServices {
   scheduleRuns: ScheduleRecords;
   certificates(): Promise<Certificate[]>;
   /** The other brokers of the database; undefined if there are none. */
-  cluster: Pick<Cluster, 'claims' | 'ownerElsewhere'> | undefined;
+  cluster: Pick<Cluster, 'claims' | 'owns'> | undefined;
 }
 
-/** Name of the task to evaluate rules about keys and certificates. Only one of several brokers claims this task. */
+/**
+ * Name of the task to evaluate rules about keys and certificates, and to resolve alerts about removed machines. Only one
+ * of several brokers claims this task.
+ */
 export const brokerRules = 'broker-rules';
 
 export interface Observation {
@@ -54,10 +57,10 @@ export class Conditions {
   readonly #started = monotonic();
   /** Time at which this broker took over a machine from another broker, in milliseconds of the monotonic clock. */
   readonly #adoptedAt = new Map<string, number>();
-  /**
-   * The last run that succeeded or failed, by schedule and machine. Is empty until a rule about schedules exists.
-   */
-  readonly #runs = new Map<string, ScheduleRun>();
+  /** The last run that succeeded or failed, by schedule and machine; undefined until a rule about schedules exists. */
+  #runs: Map<string, ScheduleRun> | undefined;
+  /** Settles when the runs are read. */
+  #loading: Promise<void> | undefined;
   #certificates: readonly Certificate[] = [];
 
   constructor(services: ConditionServices) {
@@ -66,17 +69,38 @@ export class Conditions {
 
   /** Reads the data that a kind of rule needs. Runs of schedules are not read again if they are in memory. */
   async load(kind: AlertRule['kind']): Promise<void> {
-    const { certificates, scheduleRuns } = this.#services;
-    if (kind === 'certificate') this.#certificates = await certificates();
-    if (kind !== 'schedule' || this.#runs.size > 0) return;
-    const on = this.#scheduled().map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
-    for (const run of await scheduleRuns.lastOutcomes(on))
-      if (!this.#runs.has(keyOfRun(run))) this.#runs.set(keyOfRun(run), run);
+    if (kind === 'certificate') this.#certificates = await this.#services.certificates();
+    if (kind !== 'schedule') return;
+    this.#runs ??= new Map();
+    // Rules that are evaluated at the same time share one read.
+    this.#loading ??= this.#readRuns(this.#scheduled());
+    await this.#loading.catch((error: unknown) => {
+      this.unload();
+      throw error;
+    });
   }
 
-  /** Records that this broker evaluates the rules about a machine from now on. */
-  adopt(machineId: string): void {
-    this.#adoptedAt.set(machineId, monotonic());
+  /** Forgets the runs of schedules. Call it when runs are no longer passed to ran(). */
+  unload(): void {
+    this.#runs = undefined;
+    this.#loading = undefined;
+  }
+
+  /** Records that this broker evaluates the rules about these machines from now on. */
+  async adopt(machineIds: readonly string[]): Promise<void> {
+    for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
+    if (!this.#runs) return;
+    // The former owner has recorded runs that this broker has not seen.
+    const adopted = new Set(machineIds);
+    for (const [key, { machine_id }] of this.#runs) if (adopted.has(machine_id)) this.#runs.delete(key);
+    await this.#readRuns(this.#scheduled().filter(({ machineId }) => adopted.has(machineId)));
+  }
+
+  async #readRuns(scheduled: { id: string; machineId: MachineId }[]): Promise<void> {
+    const on = scheduled.map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
+    const runs = await this.#services.scheduleRuns.lastOutcomes(on);
+    // A run that has ended during the read is newer.
+    for (const run of runs) if (!this.#runs?.has(keyOfRun(run))) this.#runs?.set(keyOfRun(run), run);
   }
 
   drop(machineId: string): void {
@@ -85,16 +109,15 @@ export class Conditions {
 
   /** True if another broker evaluates the rules about a subject. */
   isElsewhere({ machineId }: Subject): boolean {
-    const { cluster } = this.#services;
+    const { cluster, state } = this.#services;
     if (!cluster) return false;
-    return machineId === null
-      ? !cluster.claims.has(brokerRules)
-      : cluster.ownerElsewhere(machineId) !== undefined;
+    const isOfMachine = machineId !== null && state.machines.has(machineId);
+    return isOfMachine ? !cluster.owns(machineId) : !cluster.claims.has(brokerRules);
   }
 
   /** Records the outcome of a run. */
   ran(run: ScheduleRun): void {
-    if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs.set(keyOfRun(run), run);
+    if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs?.set(keyOfRun(run), run);
   }
 
   /** Returns all subjects of a rule. */
@@ -183,7 +206,7 @@ export class Conditions {
 
   #schedule({ id, machineId }: Subject): Observation {
     const schedule = this.#services.state.schedules.get(id);
-    const run = this.#runs.get(`${id} ${machineId}`);
+    const run = this.#runs?.get(`${id} ${machineId}`);
     if (!schedule || !run || machineId === null) return unclear;
     if (run.status === 'completed') return fine;
     const name = `schedule ${schedule.name} on ${this.#nameOf(machineId)}`;

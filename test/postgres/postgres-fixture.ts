@@ -1,5 +1,7 @@
 // Starts a PostgreSQL server for the tests of one file, and brokers that each have a database of their own on
 // it.
+import { copyFileSync, readdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe } from 'vitest';
 import { atEnd } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
@@ -29,3 +31,13 @@ export const databaseOf = (url: string): string => new URL(url).pathname.slice(1
 /** Starts a broker again on its data directory and database. */
 export const startAgain = (dataDir: string, url: string) =>
   startFarhand({ dataDir, flags: ['--database-url', url] });
+
+/** Returns a data directory with the authority and keys of another broker, for one more broker of its database. */
+export function copyOf(dataDir: string): string {
+  const folder = temporaryFolder('broker');
+  for (const name of readdirSync(dataDir).filter((one) =>
+    /^(authority\.json|.*\.key|.*-key\.json)$/.test(one),
+  ))
+    copyFileSync(join(dataDir, name), join(folder, name));
+  return folder;
+}

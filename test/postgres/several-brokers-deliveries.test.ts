@@ -1,25 +1,14 @@
 // What one of several brokers does for all: sending deliveries, and rules about keys. And what they count together.
-import { copyFileSync, readdirSync } from 'node:fs';
-import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { soon as times } from '../alerts-fixture.ts';
 import { shared } from '../close-after-tests.ts';
 import { soon } from '../commands-fixture.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { type Receiver, startReceiver } from '../webhook-receivers.ts';
-import { createServer, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
-
-function copyOf(dataDir: string): string {
-  const folder = temporaryFolder('broker');
-  for (const name of readdirSync(dataDir).filter((one) =>
-    /^(authority\.json|.*\.key|.*-key\.json)$/.test(one),
-  ))
-    copyFileSync(join(dataDir, name), join(folder, name));
-  return folder;
-}
 
 async function startTwo(more: string[] = []) {
   const url = await (await server()).createDatabase();

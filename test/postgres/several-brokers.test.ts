@@ -1,6 +1,6 @@
 // Several brokers on one database: what each learns of the others, which of them owns a machine, and what happens to
 // the machine's work if the owner is killed, frozen or disconnected.
-import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -13,20 +13,10 @@ import { clientOf, type PostgresServer } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { packageOf, signingKey, upgradesOf } from '../upgrades-fixture.ts';
-import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const peer = ['--peer-listen', '127.0.0.1:0'];
-
-/** A data directory with the authority and keys of another one. */
-function copyOf(dataDir: string): string {
-  const folder = temporaryFolder('broker');
-  for (const name of readdirSync(dataDir).filter((one) =>
-    /^(authority\.json|.*\.key|.*-key\.json)$/.test(one),
-  ))
-    copyFileSync(join(dataDir, name), join(folder, name));
-  return folder;
-}
 
 /** Two brokers on one empty database, both in this process. */
 async function startTwo({ createDatabase }: PostgresServer) {

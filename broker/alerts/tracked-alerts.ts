@@ -1,0 +1,193 @@
+// The alerts that are not resolved yet, and the conditions that hold but have not lasted long enough. Writes the steps of
+// each alert one after another: open, repeat, resolve.
+import { after, monotonic, now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { AlertRule } from '../state/in-memory-state.ts';
+import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
+import type { Windows } from './maintenance-windows.ts';
+
+/** A pair of a rule and a subject. Either its condition holds, or its alert is not resolved yet. */
+export interface Tracked {
+  rule: AlertRule;
+  subject: Subject;
+  /** Time at which the condition began to hold, in milliseconds of the monotonic clock. */
+  since: number;
+  message: string;
+  value: number | null;
+  alert: Alert | undefined;
+  /** The state that the alert should get. A Reason means: resolved for this reason. */
+  target: 'pending' | 'open' | Reason;
+  /** True while a step is being written. Steps of one alert are written one after another. */
+  busy: boolean;
+  cancelCheck(): void;
+  cancelNext(): void;
+}
+
+/** Milliseconds to wait after a failed write of the history. */
+const retryMs = 5_000;
+
+const nothing = (): void => {};
+
+export class TrackedAlerts {
+  readonly #records: AlertRecords;
+  readonly #windows: Windows;
+  readonly #isElsewhere: (subject: Subject) => boolean;
+  readonly #log: Logger;
+  readonly #tracked = new Map<string, Tracked>();
+  #stopped = false;
+
+  /** `isElsewhere` says whether another broker evaluates the rules about a subject. */
+  constructor(
+    records: AlertRecords,
+    windows: Windows,
+    isElsewhere: (subject: Subject) => boolean,
+    log: Logger,
+  ) {
+    this.#records = records;
+    this.#windows = windows;
+    this.#isElsewhere = isElsewhere;
+    this.#log = log;
+  }
+
+  get(ruleId: string, subject: Subject): Tracked | undefined {
+    return this.#tracked.get(keyOf(ruleId, subject));
+  }
+
+  all(): Iterable<Tracked> {
+    return this.#tracked.values();
+  }
+
+  /** Records that the condition of a rule holds for a subject. */
+  add(rule: AlertRule, subject: Subject, began: Pick<Tracked, 'message' | 'value' | 'since'>): Tracked {
+    const tracked: Tracked = this.get(rule.id, subject) ?? {
+      ...{ rule, subject, alert: undefined, busy: false, target: 'pending' },
+      ...{ cancelCheck: nothing, cancelNext: nothing },
+      ...began,
+    };
+    Object.assign(tracked, began, { rule, target: 'pending' });
+    this.#tracked.set(keyOf(rule.id, subject), tracked);
+    return tracked;
+  }
+
+  /** Continues an alert that an earlier process or another broker has opened. */
+  resume(rule: AlertRule, alert: Alert): Tracked {
+    const { message, value, subject: id, machine_id: machineId } = alert;
+    const tracked = this.add(rule, { id, machineId }, { message, value, since: monotonic() });
+    Object.assign(tracked, { alert, target: 'open' });
+    this.armNext(tracked, alert);
+    return tracked;
+  }
+
+  /** Leaves an alert to another broker. */
+  leave(tracked: Tracked): void {
+    cancelTimers(tracked);
+    if (this.#has(tracked)) this.#tracked.delete(keyOf(tracked.rule.id, tracked.subject));
+  }
+
+  /** Opens an alert whose condition has lasted as long as its rule demands. */
+  open(tracked: Tracked): void {
+    tracked.target = 'open';
+    void this.#settle(tracked);
+  }
+
+  end(tracked: Tracked, reason: Reason): void {
+    tracked.target = reason;
+    cancelTimers(tracked);
+    void this.#settle(tracked);
+  }
+
+  /** Records that an alert was acknowledged, after which it is not repeated any more. */
+  acknowledged(alert: Alert): void {
+    const tracked = this.get(alert.rule_id, { id: alert.subject, machineId: alert.machine_id });
+    if (tracked?.alert?.id !== alert.id) return;
+    tracked.alert = alert;
+    tracked.cancelNext();
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    for (const tracked of this.#tracked.values()) cancelTimers(tracked);
+  }
+
+  #has(tracked: Tracked): boolean {
+    return this.get(tracked.rule.id, tracked.subject) === tracked;
+  }
+
+  /** Writes steps of the alert until it has its target state. */
+  async #settle(tracked: Tracked): Promise<void> {
+    if (tracked.busy) return;
+    tracked.busy = true;
+    try {
+      for (let more = true; more && !this.#stopped; ) more = await this.#step(tracked);
+    } catch (error) {
+      if (!this.#has(tracked)) return;
+      this.#log.error(
+        { err: error, rule_id: tracked.rule.id },
+        'a step of an alert could not be written; trying again',
+      );
+      tracked.cancelCheck = after(retryMs, () => void this.#settle(tracked));
+      return;
+    } finally {
+      tracked.busy = false;
+    }
+    if (!tracked.alert && tracked.target !== 'open' && tracked.target !== 'pending') this.leave(tracked);
+  }
+
+  /** Writes the next step. Returns false if there is none. */
+  async #step(tracked: Tracked): Promise<boolean> {
+    const { rule, subject, alert, target, message, value } = tracked;
+    if (target === 'pending') return false;
+    if (target === 'open') {
+      if (alert) return false;
+      const window_id = this.#windows.holding(subject)?.id ?? null;
+      tracked.alert = await this.#records.create(rule, subject, { message, value, window_id });
+      if (this.#has(tracked)) this.armNext(tracked, tracked.alert);
+      return true;
+    }
+    if (!alert) return false;
+    await this.#records.resolve(alert, target);
+    tracked.alert = undefined;
+    return true;
+  }
+
+  /** Starts the timer that opens an alert that is held back, or that repeats an open alert. */
+  armNext(tracked: Tracked, alert: Alert): void {
+    tracked.cancelNext();
+    tracked.cancelNext = nothing;
+    const { repeat_every } = tracked.rule;
+    const isHeld = alert.status === 'held';
+    if (!isHeld && (repeat_every === null || alert.status !== 'open')) return;
+    const repeat = (alert.repeated_at ?? alert.opened_at ?? alert.created_at) + (repeat_every ?? 0);
+    const due = Math.max(isHeld ? 0 : repeat, this.#windows.holding(tracked.subject)?.until ?? 0);
+    tracked.cancelNext = after(Math.max(0, due - now()), () => void this.#next(tracked, alert));
+  }
+
+  async #next(tracked: Tracked, alert: Alert): Promise<void> {
+    const { id, status } = alert;
+    const isCurrent = (): boolean =>
+      this.#has(tracked) && tracked.alert?.id === id && tracked.target === 'open';
+    if (this.#stopped || !isCurrent()) return;
+    if (this.#isElsewhere(tracked.subject)) return this.leave(tracked);
+    // Another maintenance window may have begun meanwhile.
+    if (this.#windows.holding(tracked.subject)) {
+      this.armNext(tracked, alert);
+      return;
+    }
+    try {
+      const changed = await (status === 'held' ? this.#records.release(alert) : this.#records.repeat(alert));
+      if (!changed || !isCurrent()) return;
+      tracked.alert = changed;
+      this.armNext(tracked, changed);
+    } catch (error) {
+      this.#log.error({ err: error, alert_id: id }, 'a step of an alert could not be written; trying again');
+      tracked.cancelNext = after(retryMs, () => void this.#next(tracked, alert));
+    }
+  }
+}
+
+function cancelTimers(tracked: Tracked): void {
+  tracked.cancelCheck();
+  tracked.cancelNext();
+}
+
+const keyOf = (ruleId: string, { id, machineId }: Subject): string => `${ruleId} ${id} ${machineId ?? ''}`;

@@ -1,0 +1,73 @@
+// Brokers that a test kills with kill -9 and starts again, each in a process of its own with a clock that the test moves.
+import { type ChildProcess, fork } from 'node:child_process';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import { Agent } from 'undici';
+import { onTestFinished } from 'vitest';
+import { through } from '../broker/cli/transport.ts';
+import type { Tuning } from '../broker/start/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
+import { freeAddress } from './find-free-ports.ts';
+import type { BrokerProcessOptions } from './killable-broker-process.ts';
+import { temporaryFolder } from './start-farhand.ts';
+import { databaseFlags } from './start-postgres.ts';
+
+export interface KillableBroker {
+  dataDir: string;
+  grpc: string;
+  /** A client with all rights, over the socket file. It works again after each start. */
+  client: Farhand;
+  joinToken(): Promise<string>;
+  /** Starts the broker with these times of notifications, and with a clock that is `passed` milliseconds later. */
+  start(alerts?: Tuning['alerts'], passed?: number): Promise<void>;
+  /** Ends the broker with kill -9. */
+  kill(): Promise<void>;
+  signal(name: NodeJS.Signals): void;
+  /** Moves the clock of the broker. */
+  leap(ms: number): Promise<void>;
+}
+
+/** Prepares a broker. start() starts it. */
+export async function prepareBroker(
+  options: { dataDir?: string; flags?: string[] } = {},
+): Promise<KillableBroker> {
+  const dataDir = options.dataDir ?? temporaryFolder('broker');
+  const [http, grpc] = [await freeAddress(), await freeAddress()];
+  const more = options.flags ?? [];
+  const database = more.includes('--database-url') ? [] : await databaseFlags(dataDir);
+  const flags = ['--data-dir', dataDir, '--http', http, '--grpc', grpc, ...database, ...more];
+  const dispatcher = new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } });
+  const { options: transport, close } = through(dispatcher);
+  const client = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...transport });
+  let child: ChildProcess | undefined;
+  let ahead = 0;
+  const kill = async (): Promise<void> => {
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    const ended = once(child, 'exit');
+    child.kill('SIGKILL');
+    await ended;
+  };
+  onTestFinished(async () => {
+    await kill();
+    await close();
+  });
+  return {
+    ...{ dataDir, grpc, client, kill },
+    signal: (name) => void child?.kill(name),
+    joinToken: async () => (await client.joinTokens.create({ uses: 1 })).token,
+    async start(alerts = {}, passed = 0) {
+      ahead += passed;
+      const params: BrokerProcessOptions = { flags, alerts, ahead };
+      child = fork(join(import.meta.dirname, 'killable-broker-process.ts'), [JSON.stringify(params)]);
+      const [message] = await Promise.race([once(child, 'message'), once(child, 'exit')]);
+      if (message !== 'started') throw new Error(`the broker ended with ${message} before it was up`);
+    },
+    async leap(ms) {
+      ahead += ms;
+      if (!child) return;
+      const leapt = once(child, 'message');
+      child.send(ms);
+      await leapt;
+    },
+  };
+}

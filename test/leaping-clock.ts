@@ -1,0 +1,59 @@
+// A clock for tests that runs in real time and leaps when the test says so. Also for brokers in processes of their own.
+import { setClock } from '../shared/clock.ts';
+
+export interface LeapingClock {
+  leap(ms: number): void;
+  set(wall: number): void;
+}
+
+/**
+ * A clock that runs in real time and that a test can move forward. Timers that are due then fire at once, in
+ * order. With `still` it moves only by leap(). `set` sets the wall clock, which affects no duration.
+ */
+export function startLeapingClock({ still = false } = {}): LeapingClock {
+  let ahead = 0;
+  let turned = 0;
+  const timers = new Set<{ at: number; fire(): void; arm(): void }>();
+  const monotonic = (): number => (still ? 0 : performance.now()) + ahead;
+  setClock({
+    now: () => Date.now() + ahead + turned,
+    monotonic,
+    after(ms, run, hold = false) {
+      const at = monotonic() + ms;
+      let real: NodeJS.Timeout | undefined;
+      const cancel = (): void => {
+        clearTimeout(real);
+        timers.delete(timer);
+      };
+      const timer = {
+        at,
+        fire() {
+          cancel();
+          run();
+        },
+        arm() {
+          clearTimeout(real);
+          const left = at - monotonic();
+          if (left >= 2 ** 31) return;
+          real = setTimeout(timer.fire, Math.max(0, left));
+          if (!hold) real.unref();
+        },
+      };
+      timers.add(timer);
+      timer.arm();
+      return cancel;
+    },
+  });
+  return {
+    set(wall) {
+      turned = wall - Date.now() - ahead;
+    },
+    leap(ms) {
+      ahead += ms;
+      const due = [...timers].filter(({ at }) => at <= monotonic()).sort((a, b) => a.at - b.at);
+      // One timer may have been cancelled by another.
+      for (const timer of due) if (timers.has(timer)) timer.fire();
+      for (const timer of timers) timer.arm();
+    },
+  };
+}
