@@ -3,11 +3,11 @@ import type { Command } from 'commander';
 import { sleep } from '../../shared/clock.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { given, verb } from './declare-verb.ts';
+import { given, type Options, verb } from './declare-verb.ts';
 import { findMachine, findSavedCommand, machineNames } from './find-by-name.ts';
 import { Exit } from './output-and-signals.ts';
 import { clean, print } from './print.ts';
-import { routeVerb } from './verb-from-route.ts';
+import { printView, routeVerb } from './verb-from-route.ts';
 
 type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
 type Creation = Parameters<Farhand['savedCommands']['create']>[0];
@@ -49,18 +49,41 @@ export function addSavedCommands(program: Command): void {
     flags,
   };
   verb(saved, 'create <name> <argv...>', create, async (client, name, argv, options) => {
-    const { parameter, output, description, user, cwd, timeout } = options;
-    const parameters = parameter?.map(parameterOf);
-    const made = await client.savedCommands.create({
-      ...{ name, argv },
-      ...given({ parameters, description, user, cwd, timeout }),
-    });
-    await print(output, made, () => [made.id]);
+    const made = await client.savedCommands.create({ name, argv, ...settingsOf(options) });
+    await print(options.output, made, () => [made.id]);
   });
+  addUpdate(saved);
   routeVerb(saved, 'delete', 'savedCommands', 'remove', {
     destroys: ['remove the saved command', 'removed'],
   });
   addRun(saved);
+}
+
+function addUpdate(saved: Command): void {
+  const spec = {
+    about: 'change the settings that are given as flags, and the program and its arguments if they are given',
+    examples: [
+      'farhand saved-commands update restart --timeout 2m',
+      "farhand saved-commands update restart --parameter 'unit:nginx|redis' -- systemctl reload '{{unit}}'",
+    ],
+    flags: { ...flags, '--name <name>': 'new name' },
+    notes: '\n--parameter replaces all parameters, so give each of them.\n',
+  } as const;
+  verb(saved, 'update <saved-command> [argv...]', spec, async (client, text, argv, options) => {
+    const saved_command_id = await findSavedCommand(client, text);
+    const changes = {
+      ...given({ name: options.name, argv: argv.length > 0 ? argv : undefined }),
+      ...settingsOf(options),
+    };
+    if (Object.keys(changes).length === 0)
+      throw new UsageError('say what to change: give a flag, or a program and its arguments after "--"');
+    const changed = await client.savedCommands.update({ saved_command_id, ...changes });
+    await printView(client, options.output, changed);
+  });
+}
+
+function settingsOf({ parameter, description, user, cwd, timeout }: Options<typeof flags>) {
+  return given({ parameters: parameter?.map(parameterOf), description, user, cwd, timeout });
 }
 
 function addRun(saved: Command): void {

@@ -32,6 +32,21 @@ test('saved commands are created, listed, run on machines, used by schedules and
       .toSorted((a, b) => a.localeCompare(b)),
   ).toEqual(['web-1: two 5', 'web-2: two 5']);
 
+  const nothing = await farhand('saved-commands update', ['greet']);
+  expect([nothing.code, nothing.err]).toEqual([2, expect.stringContaining('say what to change')]);
+  const unknown = await farhand('saved-commands update', ['nobody', '--timeout', '1m']);
+  expect([unknown.code, unknown.err]).toEqual([1, expect.stringContaining('nobody')]);
+  const timed = await farhand.json('saved-commands update', ['greet', '--timeout', '1m', '--name', 'hello']);
+  expect(timed).toMatchObject({ name: 'hello', timeout: 60_000, argv: ['echo', '{{word}} {{count}}'] });
+  expect(timed.parameters).toHaveLength(2);
+  const changed = await farhand('saved-commands update', [
+    ...['hello', '--name', 'greet', '--parameter', 'word:one|two,count:integer=2'],
+    ...['--', 'printf', '%s\\n', '{{count}} {{word}}'],
+  ]);
+  expect([changed.code, changed.out]).toEqual([0, expect.stringMatching(/^name +greet$/m)]);
+  const after = await farhand('saved-commands run', ['greet', '--machine', 'web-1', '--param', 'word=two']);
+  expect(after).toMatchObject({ code: 0, out: '2 two\n' });
+
   const schedule = await farhand.json('schedules create', [
     ...[
       '--name',
