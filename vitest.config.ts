@@ -21,13 +21,17 @@ const sharedProcess = ['default', 'cli'];
 
 /** Test files that take longest. They start first, so that none of them runs alone at the end. */
 const slowest = [
+  'box/upgrades',
   'box/installed-packages',
-  'box/service-container',
   'postgres/several-brokers',
+  'box/service-container',
   'console/pages-accessibility',
-  'postgres/docs',
-  'console/broker-restart',
+  'box/service-packages',
+  'faults/upgrade-fleet',
   'faults/commands-survive-failures',
+  'faults/schedules-survive-kills',
+  'console/broker-restart',
+  'agent/processes',
 ];
 
 class SlowestFirst extends BaseSequencer {
