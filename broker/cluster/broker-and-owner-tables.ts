@@ -22,10 +22,11 @@ export const tables = [
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
   // The secrets of an existing broker for a new one, encrypted with a key that only the token contains.
   `CREATE TABLE broker_tokens (id TEXT PRIMARY KEY, secrets TEXT NOT NULL, valid_until TIMESTAMPTZ NOT NULL)
-    WITHOUT ROWID`,
+    WITHOUT ROWID;
+  ALTER TABLE brokers ADD COLUMN directory_id TEXT`,
 ];
 
-export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + interval '${leaseMs} ms')
+export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + interval '${leaseMs} ms', $3)
   ON CONFLICT (id) DO UPDATE SET url = excluded.url, lease_until = excluded.lease_until`;
 export const releasing = 'DELETE FROM brokers WHERE id = $1';
 /** The epoch of a machine increases with each new owner. Writes with an older epoch are refused. */
@@ -57,7 +58,7 @@ export const claimingTasks = `WITH gone AS (DELETE FROM tasks WHERE broker_id = 
 export const readingTasks = 'SELECT name FROM tasks WHERE broker_id = $1';
 /** `ms` is the number of milliseconds until each lease ends. */
 export const readingBrokers =
-  'SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
+  'SELECT id, url, directory_id, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
 /** Reads the id of the oldest transaction in progress. */
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =

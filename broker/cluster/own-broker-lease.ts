@@ -11,6 +11,8 @@ export class Lease {
   readonly brokerId: string;
   /** URL of the peer port of this broker. */
   url: string;
+  /** Id of this broker's data directory. */
+  readonly directoryId: string;
   readonly #connection: PostgresListener;
   /**
    * `#until` is the end of the lease. `#steadySince` is the time since which the lease has been valid without a break.
@@ -19,10 +21,14 @@ export class Lease {
   #until = 0;
   #steadySince = 0;
 
-  constructor(connection: PostgresListener, brokerId: string, url: string) {
+  constructor(
+    connection: PostgresListener,
+    { brokerId, url, directoryId }: Pick<Lease, 'brokerId' | 'url' | 'directoryId'>,
+  ) {
     this.#connection = connection;
     this.brokerId = brokerId;
     this.url = url;
+    this.directoryId = directoryId;
   }
 
   get isGood(): boolean {
@@ -43,7 +49,7 @@ export class Lease {
    */
   async renew(): Promise<number> {
     const sent = monotonic();
-    await this.#connection.query(renewal, [this.brokerId, this.url]);
+    await this.#connection.query(renewal, [this.brokerId, this.url, this.directoryId]);
     if (sent > this.#until) this.#steadySince = sent;
     this.#until = sent + leaseMs - marginMs;
     return sent;

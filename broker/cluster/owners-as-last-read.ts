@@ -18,7 +18,7 @@ export class OwnersAsLastRead {
   readonly #brokerId: string;
   readonly #owners = new Map<string, Owner>();
   /** All brokers, with the monotonic time at which each broker's lease ends. */
-  #brokers = new Map<string, { url: string; until: number }>();
+  #brokers = new Map<string, { url: string; directoryId: unknown; until: number }>();
   /** The monotonic time when the brokers were last read, and the brokers that were alive then, as JSON. */
   #readAt = 0;
   #living = '';
@@ -61,6 +61,10 @@ export class OwnersAsLastRead {
     return others.map(([brokerId, { url }]) => ({ brokerId, url }));
   }
 
+  withDirectory(directoryId: string): Peer | undefined {
+    return this.peers().find(({ brokerId }) => this.#brokers.get(brokerId)?.directoryId === directoryId);
+  }
+
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
    * link. `isOther` is true if anything differs from the last read.
@@ -69,7 +73,10 @@ export class OwnersAsLastRead {
     const at = monotonic();
     const brokers = await this.#connection.query(readingBrokers);
     this.#brokers = new Map(
-      brokers.map(({ id, url, ms }) => [String(id), { url: String(url), until: at + Number(ms) }]),
+      brokers.map(({ id, url, directory_id: directoryId, ms }) => [
+        String(id),
+        { url: String(url), directoryId, until: at + Number(ms) },
+      ]),
     );
     this.#readAt = at;
     const before = this.#living;

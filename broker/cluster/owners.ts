@@ -41,6 +41,8 @@ interface Options {
   address: PostgresAddress;
   brokerId: string;
   url: string;
+  /** Id of the data directory. */
+  directoryId: string;
   log: Logger;
 }
 
@@ -69,8 +71,9 @@ export class Cluster implements Owners {
   #stops: (() => void)[] = [];
   #isClosed = false;
 
-  private constructor({ brokerId, url, log }: Options, connection: PostgresListener, state: State) {
-    this.#lease = new Lease(connection, brokerId, url);
+  private constructor(options: Options, connection: PostgresListener, state: State) {
+    const { brokerId, log } = options;
+    this.#lease = new Lease(connection, options);
     this.#owners = new OwnersAsLastRead(connection, brokerId);
     this.claims = new Claims(connection, brokerId);
     this.#log = log;
@@ -112,6 +115,10 @@ export class Cluster implements Owners {
     return this.#lease.brokerId;
   }
 
+  get directoryId(): string {
+    return this.#lease.directoryId;
+  }
+
   /**
    * False if the lease of this broker is over because it could not be renewed. Another broker may own its
    * machines then.
@@ -133,6 +140,10 @@ export class Cluster implements Owners {
     return (
       this.ownerElsewhere(machineId) !== undefined && (this.#owners.of(machineId)?.linkId ?? null) !== null
     );
+  }
+
+  withDirectory(directoryId: string): Peer | undefined {
+    return this.#owners.withDirectory(directoryId);
   }
 
   hasEnded(brokerId: string): boolean {

@@ -34,6 +34,8 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   cancel: boolean;
   /** Bytes of output in files on the broker's disk. */
   kept_bytes: number;
+  /** Id of the data directory with these files; null if the broker is the only one of its database. */
+  output_directory: string | null;
 }
 
 /** Fields of the REST record that Command has in another form, or that are computed for REST only. */
@@ -82,7 +84,14 @@ const nothing = Buffer.alloc(0);
 const unreported = {
   ...{ status: 'queued' as const, exit_code: null, signal: null, stdout: nothing, stderr: nothing },
   ...{ stdout_bytes: 0, stderr_bytes: 0, stdout_start: 0, stderr_start: 0, kept_bytes: 0 },
-  ...{ started_at: null, finished_at: null, reason: null, journal_id: '', cancel: false },
+  ...{
+    started_at: null,
+    finished_at: null,
+    reason: null,
+    journal_id: '',
+    cancel: false,
+    output_directory: null,
+  },
 };
 
 /** Creates the record of a new command, which no agent has yet. */

@@ -15,90 +15,31 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 import { allOf, among, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
 import { BatchStore, isOpen } from './batch-store.ts';
 import type { Command, Spec } from './command-record.ts';
+import {
+  assignments,
+  changing,
+  columns,
+  countedCommands,
+  dropFiles,
+  ended,
+  fromRow,
+  lineIn,
+  rowOf,
+  stored,
+  tables,
+  withTails,
+} from './command-tables.ts';
 import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
-export const countedCommands: CountedTable = {
-  ...{ table: 'commands', time: 'created_at', number: 'rowid' },
-  columns: ['status', 'stdout_truncated', 'stderr_truncated'],
-};
-/** SQL conditions for commands that have ended but not completed. */
-const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
-  (status) => `status = '${status}'`,
-);
-
-// The table command_tails has the output beyond listedBytes, so that lists read short rows. An index that finds only
-// few rows is partial, because each insert must write to every full index.
-const tables = [
-  `CREATE TABLE commands (
-    id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
-    status TEXT NOT NULL, exit_code INTEGER, signal TEXT, stdout BLOB NOT NULL, stderr BLOB NOT NULL,
-    stdout_bytes INTEGER NOT NULL, stderr_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, started_at INTEGER,
-    finished_at INTEGER, reason TEXT, requested_by TEXT NOT NULL, journal_id TEXT NOT NULL, cancel INTEGER NOT NULL,
-    stdout_start INTEGER NOT NULL, stderr_start INTEGER NOT NULL, kept_bytes INTEGER NOT NULL, schedule_id TEXT,
-    batch_id TEXT, queue_until INTEGER, spec TEXT
-  );
-  CREATE INDEX commands_by_time ON commands (created_at, id);
-  CREATE INDEX commands_by_machine ON commands (machine_id, created_at);
-  CREATE INDEX commands_open ON commands (created_at) WHERE finished_at IS NULL;
-  CREATE INDEX commands_kept ON commands (finished_at) WHERE kept_bytes > 0;
-  CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at) WHERE schedule_id IS NOT NULL;
-  CREATE INDEX commands_by_batch ON commands (batch_id) WHERE batch_id IS NOT NULL;
-  CREATE TABLE command_tails (id TEXT NOT NULL UNIQUE, stdout BLOB NOT NULL, stderr BLOB NOT NULL);
-  CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
-    DELETE FROM command_tails WHERE id = old.id;
-  END`,
-  'CREATE INDEX commands_by_status ON commands (status, created_at)',
-  // Rows with the same time are listed in the order of their rowids. Open commands are found by their status.
-  `${dropOldCounts('commands')} DROP INDEX IF EXISTS commands_stdout_cut; DROP INDEX IF EXISTS commands_stderr_cut;
-  DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
-  ALTER TABLE commands ADD COLUMN stdout_truncated INTEGER AS (stdout_bytes > length(stdout));
-  ALTER TABLE commands ADD COLUMN stderr_truncated INTEGER AS (stderr_bytes > length(stderr));
-  CREATE INDEX commands_stdout_truncated ON commands (created_at) WHERE stdout_truncated = 1;
-  CREATE INDEX commands_stderr_truncated ON commands (created_at) WHERE stderr_truncated = 1;
-  CREATE INDEX commands_failed ON commands (machine_id, status, created_at) WHERE ${failures.join(' OR ')};
-  DROP INDEX commands_by_schedule;
-  CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at, machine_id) WHERE schedule_id IS NOT NULL;
-  ${createCounts(countedCommands)}`,
-  'CREATE INDEX commands_by_start ON commands (started_at, created_at)',
-];
-
-const lasting =
-  'id, machine_id, command, args, cwd, "user", created_at, requested_by, schedule_id, batch_id, queue_until';
-const changing = [
-  ...(['status', 'exit_code', 'signal', 'stdout', 'stderr', 'stdout_bytes', 'stderr_bytes'] as const),
-  ...(['stdout_start', 'stderr_start', 'started_at', 'finished_at', 'reason', 'journal_id'] as const),
-  ...(['cancel', 'kept_bytes'] as const),
-];
-const stored = `${lasting}, ${changing.join(', ')}`;
-/** Selects a column that all commands of a batch share. Its value is stored once, in the row of the batch. */
-const ofBatch = (column: string): string =>
-  `CASE WHEN batch_id IS NULL THEN ${column} ELSE (SELECT ${column} FROM batches WHERE batches.id = batch_id) END AS ${column}`;
-/** The columns of a command, with only the last listedBytes of each output stream. */
-export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
-
-const assignments = changing.map((column) => `${column} = ?`).join(', ');
-/** The columns of a command, with all output that the database has. */
-const withTails = columns.replace('stdout, stderr', `${ofTail('stdout')}, ${ofTail('stderr')}`);
-
-function ofTail(stream: 'stdout' | 'stderr'): string {
-  return `coalesce((SELECT ${stream} FROM command_tails t WHERE t.id = commands.id), ${stream}) AS ${stream}`;
-}
-
-/** Marks a command's output files as removed, so that only the output in the database remains. */
-const dropFiles = `UPDATE commands SET kept_bytes = 0,
-  stdout_start = stdout_bytes - coalesce((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
-  stderr_start = stderr_bytes - coalesce((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
-  WHERE id = ?`;
-
-const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
+/** Milliseconds for which a command is stored longer if only the other broker that has its files may remove it. */
+const longerMs = 86_400_000;
 
 /** The parts of the broker that commands use. */
 export interface CommandServices {
@@ -110,15 +51,15 @@ export interface CommandServices {
   presence: Presence;
   machineFacts: MachineFacts;
   /** The other brokers of the database; undefined if there are none. */
-  cluster?: Pick<Cluster, 'join' | 'follow' | 'brokerId'> | undefined;
+  cluster?: Pick<Cluster, 'join' | 'follow' | 'brokerId' | 'directoryId'> | undefined;
   others?: OtherBrokers | undefined;
   /** True if the key that requested the command may still run commands on its machine. */
   mayRun(command: Command): boolean;
 }
 
 /**
- * Commands are removed `keepMs` milliseconds after their end. If all output files together exceed `keepBytes`, the
- * oldest ones are removed.
+ * Commands are removed `keepMs` milliseconds after their end. If the output files of this broker exceed `keepBytes`
+ * together, the oldest ones are removed.
  */
 export interface CommandSettings {
   /** Directory for the output of commands. */
@@ -136,23 +77,22 @@ export class CommandStore {
   readonly #services: CommandServices;
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
-  /** Bytes in the output files of all commands that have ended. */
-  #storedBytes: number;
+  /** SQL condition for commands whose output files this broker has. */
+  readonly #filesAreHere: string;
+  /** Bytes in the output files that this broker has of commands that have ended. */
+  #storedBytes = 0;
   #dropping = false;
   readonly #watchers = new Set<(command: Command) => void>();
 
-  private constructor(
-    services: CommandServices,
-    outputs: OutputDirectory,
-    keepBytes: number,
-    storedBytes: number,
-  ) {
+  private constructor(services: CommandServices, outputs: OutputDirectory, keepBytes: number) {
     this.history = services.history;
     this.batches = new BatchStore(services.history, services.cluster?.brokerId, outputs.log);
     this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
-    this.#storedBytes = storedBytes;
+    // The id is hexadecimal.
+    const id = services.cluster?.directoryId;
+    this.#filesAreHere = id === undefined ? 'TRUE' : `output_directory = '${id}'`;
   }
 
   static async open(
@@ -165,13 +105,21 @@ export class CommandStore {
     await history.migrate('commands', tables, 3);
     history.count(countedCommands);
     await BatchStore.migrate(history, keepMs);
-    const stored = await history.get(`SELECT coalesce(sum(kept_bytes), 0) AS n FROM commands WHERE ${ended}`);
-    const store = new CommandStore(services, outputs, keepBytes, Number(stored?.n));
+    const store = new CommandStore(services, outputs, keepBytes);
+    await store.#claimFiles();
+    const here = store.#filesAreHere;
+    const stored = await history.get(
+      `SELECT coalesce(sum(kept_bytes), 0) AS n FROM commands WHERE ${ended} AND ${here}`,
+    );
+    store.#storedBytes = Number(stored?.n);
     const removed = (rows: Row[]): void => {
-      for (const row of rows) store.#storedBytes -= Number(row.kept_bytes);
-      outputs.remove(rows.map((row) => textIn(row, 'id')));
+      const directory = services.cluster?.directoryId;
+      const own = rows.filter((row) => directory === undefined || row.output_directory === directory);
+      for (const row of own) store.#storedBytes -= Number(row.kept_bytes);
+      outputs.remove(own.map((row) => textIn(row, 'id')));
     };
-    const where = 'finished_at < ?1';
+    // The broker that has files removes them together with the row. If that broker is away, another one removes the row.
+    const where = `finished_at < ?1 AND (kept_bytes = 0 OR ${here} OR finished_at < ?1 - ${longerMs})`;
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
     return store;
   }
@@ -210,7 +158,7 @@ export class CommandStore {
   update(command: Command, transaction: HistoryTransaction): void {
     const { id, stdout, stderr, status, batch_id } = command;
     transaction.about(command.machine_id);
-    const row = rowOf(command);
+    const row = { ...rowOf(command), output_directory: this.#services.cluster?.directoryId ?? null };
     if (batch_id !== null) transaction.committed(() => this.batches.countChange(batch_id));
     transaction.run(
       `UPDATE commands SET ${assignments}, spec = CASE WHEN ? THEN spec ELSE NULL END WHERE id = ?`,
@@ -278,9 +226,16 @@ export class CommandStore {
     return (await this.history.all(some, JSON.stringify(ids))).map(fromRow);
   }
 
-  async machineOf(id: string): Promise<MachineId | undefined> {
-    const row = await this.history.get('SELECT machine_id FROM commands WHERE id = ?', id);
-    return row && (textIn(row, 'machine_id') as MachineId);
+  /** Returns the machine of a command, and the data directory with its output files if there are several brokers. */
+  async whereIs(id: string): Promise<{ machine: MachineId; directory?: string } | undefined> {
+    const row = await this.history.get(
+      'SELECT machine_id, kept_bytes, output_directory FROM commands WHERE id = ?',
+      id,
+    );
+    if (!row) return undefined;
+    const machine = textIn(row, 'machine_id') as MachineId;
+    const hasFiles = this.#services.cluster && Number(row.kept_bytes) > 0 && row.output_directory !== null;
+    return { machine, ...(hasFiles && { directory: textIn(row, 'output_directory') }) };
   }
 
   async specOf(id: string, reader: RowReader = this.history): Promise<Spec | undefined> {
@@ -315,9 +270,21 @@ export class CommandStore {
     });
   }
 
-  /** Ids of commands that may have output files. */
+  /** Records that this broker has the files of commands that ended while it was the only one of its database. */
+  async #claimFiles(): Promise<void> {
+    const { history, cluster } = this.#services;
+    if (!cluster) return;
+    const claim = `UPDATE commands SET output_directory = ? WHERE ${ended} AND output_directory IS NULL
+      AND id IN (SELECT value FROM json_each(?))`;
+    const ids = JSON.stringify(await this.#outputs.ids());
+    await history.write((transaction) => transaction.run(claim, cluster.directoryId, ids));
+  }
+
+  /** Ids of commands that may have output files here. */
   async withFiles(): Promise<Set<string>> {
-    const rows = await this.history.all(`SELECT id FROM commands WHERE ${isOpen} OR kept_bytes > 0`);
+    const rows = await this.history.all(
+      `SELECT id FROM commands WHERE ${isOpen} OR (kept_bytes > 0 AND ${this.#filesAreHere})`,
+    );
     return new Set(rows.map((row) => textIn(row, 'id')));
   }
 
@@ -337,7 +304,7 @@ export class CommandStore {
   }
 
   async #dropOldest(): Promise<void> {
-    const oldest = `SELECT id, kept_bytes FROM commands WHERE ${ended} ORDER BY finished_at LIMIT 1`;
+    const oldest = `SELECT id, kept_bytes FROM commands WHERE ${ended} AND ${this.#filesAreHere} ORDER BY finished_at LIMIT 1`;
     while (this.#storedBytes > this.#keepBytes) {
       // The size is read inside the transaction, because the row may be deleted for its age at the same time.
       const dropped = await this.history.write(async (transaction) => {
@@ -361,33 +328,4 @@ export class CommandStore {
     );
     return rows.map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
   }
-}
-
-/** Converts a command to a row. The command line of a member of a batch is in the row of the batch. */
-function rowOf({ command, args, stdout, stderr, cancel, ...rest }: Command) {
-  return {
-    ...rest,
-    ...(rest.batch_id === null
-      ? { command, args: args && JSON.stringify(args) }
-      : { command: '', args: null }),
-    stdout: stdout.subarray(-listedBytes),
-    stderr: stderr.subarray(-listedBytes),
-    cancel: Number(cancel),
-  };
-}
-
-function lineIn(row: Row): Pick<Command, 'command' | 'args'> {
-  const args = row.args === null ? null : (jsonIn(row, 'args') as string[]);
-  return { command: textIn(row, 'command'), args };
-}
-
-/** Converts a row to a command; the columns are those that insert() and update() write. */
-export function fromRow(row: Row): Command {
-  return {
-    ...(row as unknown as Command),
-    args: row.args === null ? null : (jsonIn(row, 'args') as string[]),
-    stdout: Buffer.from(row.stdout as Uint8Array),
-    stderr: Buffer.from(row.stderr as Uint8Array),
-    cancel: row.cancel === 1,
-  };
 }

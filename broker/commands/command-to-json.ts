@@ -17,7 +17,14 @@ export function serializeListed(command: Command, most = listedBytes): CommandRe
 
 /** Serializes a command with all of the output in its record. */
 export function serialize(command: Command): CommandRecord {
-  const { cancel: _, journal_id: __, kept_bytes: ___, queue_until, ...rest } = command;
+  const {
+    cancel: _,
+    journal_id: __,
+    kept_bytes: ___,
+    output_directory: ____,
+    queue_until,
+    ...rest
+  } = command;
   const { started_at, finished_at, status } = command;
   return {
     ...rest,

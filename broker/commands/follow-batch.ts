@@ -2,6 +2,7 @@
 import { mostFollowed } from '../../shared/api/batches.ts';
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { OutputLog } from '../../shared/output-log.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import type { Command } from './command-record.ts';
 import { eventOf, partsFrom, type Source } from './read-output.ts';
@@ -24,8 +25,10 @@ export function followMembers(
 ): AsyncGenerator<Sent> {
   async function* follow({ id: command_id, machine_id }: Command): AsyncGenerator<Sent> {
     const source = await sourceOf(command_id);
-    const { stdout, stderr } = source.output;
-    const from = { stdout: Math.max(0, stdout.end - tail), stderr: Math.max(0, stderr.end - tail) };
+    const { output, away } = source;
+    // Output that only a broker has which does not run is left out.
+    const firstOf = ({ start, end }: OutputLog): number => Math.max(away ? start : 0, end - tail);
+    const from = { stdout: firstOf(output.stdout), stderr: firstOf(output.stderr) };
     for await (const part of partsFrom(source, from, caller.signal, true, pieceBytes)) {
       if (!caller.reaches(machine_id)) return;
       const { event, data } = eventOf(part);

@@ -20,14 +20,8 @@ import {
   type Status,
   specOf,
 } from './command-record.ts';
-import {
-  type CommandServices,
-  type CommandSettings,
-  CommandStore,
-  columns,
-  countedCommands,
-  fromRow,
-} from './command-store.ts';
+import { type CommandServices, type CommandSettings, CommandStore } from './command-store.ts';
+import { columns, countedCommands, fromRow } from './command-tables.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './command-to-json.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
@@ -185,8 +179,13 @@ export class Commands {
   /** Finds the machine of a command: `open` for an open command, `stored` for a command in the history. */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
-    stored: (id: string): Promise<MachineId | undefined> => this.#parts.store.machineOf(id),
+    stored: async (id: string): Promise<MachineId | undefined> => (await this.whereIs(id))?.machine,
   };
+
+  /** Finds the machine of a command in the history, and the data directory that has its output files. */
+  whereIs(id: string): ReturnType<CommandStore['whereIs']> {
+    return this.#parts.store.whereIs(id);
+  }
 
   /**
    * Reads both output streams, beginning at these byte offsets. The last part reports the end of the command.

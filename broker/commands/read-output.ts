@@ -13,6 +13,11 @@ export interface Source {
   readonly output: Output;
   /** The command's record once its end is on disk; `output` is then complete. */
   readonly ended: Command | undefined;
+  /**
+   * Set if only another broker, which does not run now, has files of this output: the offsets of the first bytes in
+   * them.
+   */
+  readonly away?: Record<Stream, number> | undefined;
 }
 
 /** A piece of output, or a gap: bytes that the broker no longer has. */
@@ -30,8 +35,8 @@ const eventBytes = 64 * 1024;
 
 /**
  * Reads one stream from an offset to its present end. With `follow`, reads on to the end of the command.
- * Throws range_not_satisfiable for bytes that were deleted or are beyond the end. If bytes are deleted before
- * they are sent, the answer is cut off.
+ * Throws range_not_satisfiable for bytes that were deleted or are beyond the end, and unavailable for bytes that only
+ * another broker has. If bytes are deleted before they are sent, the answer is cut off.
  */
 export function bytesOf(
   source: Source,
@@ -39,7 +44,8 @@ export function bytesOf(
   signal: AbortSignal,
 ): { reply: BytesReply; from: number } {
   const { start, end } = source.output[stream];
-  const from = offset ?? start;
+  const from = offset ?? source.away?.[stream] ?? start;
+  assertNotAway(source, stream, from);
   // With `follow`, the offset may be beyond the present end, because more bytes may still be written.
   if (from < start || (from > end && (!follow || source.ended))) throw outOfRange(stream, start, end);
   const to = follow ? Number.POSITIVE_INFINITY : end;
@@ -73,15 +79,37 @@ async function* bytesBetween(
   }
 }
 
+interface OutputServices {
+  scheduler: Scheduler;
+  store: CommandStore;
+  outputs: OutputDirectory;
+  cluster?: { readonly directoryId: string } | undefined;
+}
+
 /** Finds the output of a command. The output grows while the command runs. */
 export async function sourceOf(
-  { scheduler, store, outputs }: { scheduler: Scheduler; store: CommandStore; outputs: OutputDirectory },
+  { scheduler, store, outputs, cluster }: OutputServices,
   id: string,
 ): Promise<Source> {
   const open = scheduler.get(id);
   if (open) return open;
   const ended = await store.get(id);
-  return { output: await outputs.ofEnded(ended), ended };
+  const { kept_bytes, output_directory, stdout_start: stdout, stderr_start: stderr } = ended;
+  const here = !cluster || output_directory === null || output_directory === cluster.directoryId;
+  if (here || kept_bytes === 0) return { output: await outputs.ofEnded(ended), ended };
+  const output = await outputs.ofEnded({ ...ended, kept_bytes: 0 });
+  return { output, ended, away: { stdout, stderr } };
+}
+
+/** Throws unavailable if bytes from this offset on are only in files of another broker. */
+function assertNotAway({ output, away }: Source, stream: Stream, from: number): void {
+  const { start } = output[stream];
+  if (!away || from < away[stream] || from >= start) return;
+  throw new AppError(
+    'unavailable',
+    `the first ${start} bytes of ${stream} are stored by another broker, which does not answer: start that broker, or read on from byte ${start}`,
+    { stream, start, retry_after: 1 },
+  );
 }
 
 /** Converts a part to an event. */
@@ -128,7 +156,7 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 /**
  * Reads both streams from `from` on in pieces of at most `most` bytes. The last part is the end of the command. With
  * `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the end of the output if the
- * command has ended.
+ * command has ended, and unavailable for bytes that only another broker has.
  */
 export function partsFrom(
   source: Source,
@@ -140,6 +168,7 @@ export function partsFrom(
   for (const stream of streams) {
     const { start, end } = source.output[stream];
     if (source.ended && from[stream] > end) throw outOfRange(stream, start, end);
+    assertNotAway(source, stream, Math.max(from[stream], source.away?.[stream] ?? 0));
   }
   return parts(source, from, signal, { most, whole });
 }

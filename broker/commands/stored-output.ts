@@ -199,10 +199,14 @@ export class OutputDirectory {
    * deleted a record without its files.
    */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
-    // The directory exists only if some output was written to a file.
-    for (const id of await readdir(this.#directory).catch(() => [])) {
+    for (const id of await this.ids())
       if (!ids.has(id)) await rm(join(this.#directory, id), { recursive: true, force: true });
-    }
+  }
+
+  /** The ids of the commands that have files. */
+  ids(): Promise<string[]> {
+    // The directory exists only if some output was written to a file.
+    return readdir(this.#directory).catch(() => []);
   }
 
   /** True if the disk has space for this many more bytes. A runaway command must not fill the disk. */

@@ -174,8 +174,8 @@ export class Call<M extends Method = Method> {
     try {
       const { opening } = await this.#open(first);
       const parts = raw?.(opening) ?? partsOf(guard.route, opening);
-      const machine = await peers.machineOf(guard.parser.ids({ ...nothing, ...parts }));
-      return machine && peers.elsewhere(machine);
+      const subject = await peers.subjectOf(guard.parser.ids({ ...nothing, ...parts }));
+      return subject && peers.elsewhere(subject);
     } catch {
       // If the first message cannot be read, this broker refuses the call and writes its audit record.
       return undefined;

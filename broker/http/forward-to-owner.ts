@@ -1,8 +1,7 @@
 // Forwards each request about a machine of another broker to that broker.
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
-import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import type { Peers } from '../cluster/peers/route-to-owner.ts';
+import type { Peers, RequestSubject } from '../cluster/peers/route-to-owner.ts';
 import { holds } from '../keys/rights.ts';
 import type { Client } from '../request-checks/authenticate.ts';
 import type { Guard } from '../request-checks/authorize.ts';
@@ -29,18 +28,18 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
 
   async function find(client: Client, { read, readJson }: Parts): Promise<Found> {
     const raw = read();
-    const named = await peers.machineOf(parser.ids(raw));
-    if (named) return { machine: named };
+    const named = await peers.subjectOf(parser.ids(raw));
+    if (named) return { subject: named };
     const body = inBody && mayCall(client, route) ? await readJson() : undefined;
-    const inside = body && (await peers.machineOf(parser.ids({ ...raw, body: body.value })));
-    return { machine: inside ?? (route.impliesMachine ? peers.onlyMachine : undefined), body: body?.bytes };
+    const inside = body && (await peers.subjectOf(parser.ids({ ...raw, body: body.value })));
+    return { subject: inside ?? (route.impliesMachine ? peers.onlyMachine : undefined), body: body?.bytes };
   }
 
   return async (ctx, client, parts) => {
     if (client.quota?.refusal) return false;
     // If the request cannot be read, this broker refuses it and writes its audit record.
-    const { machine, body } = await find(client, parts).catch((): Found => ({}));
-    const elsewhere = machine && peers.elsewhere(machine);
+    const { subject, body } = await find(client, parts).catch((): Found => ({}));
+    const elsewhere = subject && peers.elsewhere(subject);
     if (!elsewhere) return false;
     await elsewhere.forward(ctx.req, ctx.res, { client, requestId: String(ctx.state.requestId), body });
     ctx.respond = false;
@@ -49,7 +48,7 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
 }
 
 interface Found {
-  machine?: MachineId | undefined;
+  subject?: RequestSubject | undefined;
   /** The body, if it was read. */
   body?: Buffer | undefined;
 }

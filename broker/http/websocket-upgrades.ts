@@ -148,10 +148,10 @@ async function forwardTo(
   // Node has removed its own listener, and an error event without one would end the process.
   socket.on('error', () => socket.destroy());
   const ids = [{ noun: 'session' as const, id: session, listed: false, filters: false }];
-  const machine = await peers.machineOf(ids).finally(looked);
+  const subject = await peers.subjectOf(ids).finally(looked);
   // The timeout of the socket is turned off, because the pings of the terminal find a client that is gone.
   request.socket.setTimeout(0);
-  const elsewhere = machine && peers.elsewhere(machine);
+  const elsewhere = subject && peers.elsewhere(subject);
   if (!elsewhere) throw unknownTicket;
   const requestId = requestIdFrom(String(request.headers['x-request-id'] ?? ''));
   return elsewhere.upgrade(request, socket, head, { requestId });

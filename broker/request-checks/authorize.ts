@@ -19,7 +19,12 @@ import { type FoundId, type RawInput, RequestParser, type Subject } from './pars
  * The machines that an id belongs to. A key must be allowed to use at least one of them. If they are found by tags,
  * there may be none at the moment. Then only the object's own key and keys without limits may use the object.
  */
-type Found = { machines?: readonly MachineId[]; ownKey?: KeyId };
+type Found = {
+  machines?: readonly MachineId[];
+  ownKey?: KeyId;
+  /** Id of the broker's data directory that has output files of an ended command, if there are several brokers. */
+  directory?: string | undefined;
+};
 
 /**
  * Finds the objects of one kind by id. Both functions return undefined for an unknown id. With `filters`, the id may

@@ -326,11 +326,11 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     command: {
       present: (id) => belongingTo(commands.machineOf.open(id)),
       // A run can be found by the id of its command, even if the command itself was deleted.
-      stored: async (id, filters) =>
-        belongingTo(
-          (await commands.machineOf.stored(id)) ??
-            (filters ? await schedules.machineOfCommand(id) : undefined),
-        ),
+      async stored(id, filters) {
+        const { machine, directory } = (await commands.whereIs(id)) ?? {};
+        const found = belongingTo(machine ?? (filters ? await schedules.machineOfCommand(id) : undefined));
+        return found && { ...found, directory };
+      },
     },
     upgrade: { stored: async (id) => belongingTo(...(await upgrades.machinesOf(id))) },
     batch: { stored: async (id) => belongingTo(...(await commands.batches.machinesOf(id))) },

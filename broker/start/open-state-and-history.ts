@@ -87,7 +87,9 @@ async function createInDatabase(
   await database.writer.claim();
   const stores = { state, history, untouched: state.generation === 1 };
   if (!several || brokerId === undefined) return stores;
-  const options = { address: addressOf(address), brokerId, url: peerUrlOf(settings), log };
+  const { dataDirectoryId } = await import('../cluster/data-directory-id.ts');
+  const directoryId = await dataDirectoryId(data_dir);
+  const options = { address: addressOf(address), brokerId, url: peerUrlOf(settings), directoryId, log };
   const cluster = await several.Cluster.open(options, state, history);
   closers.push(() => cluster.close());
   return {

@@ -18,6 +18,8 @@ function createOwners() {
       const owner = moved.get(machineId)?.(name) ?? 'owner';
       return owner === name ? undefined : { brokerId: owner, url: urls.get(owner) ?? '' };
     },
+    directoryId: name,
+    withDirectory: () => undefined,
     peers: () => [],
     hasEnded: () => false,
     watch: () => () => {},

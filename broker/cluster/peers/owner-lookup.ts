@@ -12,6 +12,10 @@ export interface Peer {
 export interface Owners {
   /** Returns the living broker that owns the machine, if it is not this broker. */
   ownerElsewhere(machineId: string): Peer | undefined;
+  /** Id of this broker's data directory. */
+  readonly directoryId: string;
+  /** Returns the other living broker with this data directory. */
+  withDirectory(directoryId: string): Peer | undefined;
   /** The other living brokers. */
   peers(): readonly Peer[];
   /** True once the lease of a broker is over, by the clock of the database. */

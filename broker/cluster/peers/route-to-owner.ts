@@ -15,7 +15,7 @@ import type { Owners, Peer } from './owner-lookup.ts';
 export type { Forwarded, PeerCall };
 
 interface Services {
-  owners: Pick<Owners, 'ownerElsewhere'>;
+  owners: Pick<Owners, 'ownerElsewhere' | 'directoryId' | 'withDirectory'>;
   lookups: Lookups;
   state: State;
 }
@@ -25,6 +25,13 @@ interface Services {
  * among them, because a batch can have many machines.
  */
 const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run'];
+
+/** What a request is about. It decides which broker answers the request. */
+export interface RequestSubject {
+  machine: MachineId;
+  /** Id of the data directory with the output files of an ended command. Its broker answers requests about the command. */
+  directory?: string | undefined;
+}
 
 /** A request about the machine of another broker. */
 export interface Elsewhere {
@@ -60,58 +67,61 @@ export class Peers {
   }
 
   /**
-   * Returns the machine that a request is about; undefined if its ids belong to no machine. Ids in lists and
-   * filters do not count.
+   * Returns what a request is about; undefined if its ids belong to no machine. Ids in lists and filters do not count.
    */
-  async machineOf(ids: readonly FoundId[]): Promise<MachineId | undefined> {
+  async subjectOf(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     for (const { noun, id, listed, filters } of ids) {
       if (listed || filters) continue;
       // The cast is safe: no broker owns a machine that does not exist.
-      if (noun === 'machine') return id as MachineId;
+      if (noun === 'machine') return { machine: id as MachineId };
       if (!withMachine.includes(noun)) continue;
-      const machine = (await this.#machineOf(noun, id)) ?? (await this.#machineOfNew(noun, id));
-      if (machine) return machine;
+      const subject = (await this.#find(noun, id)) ?? (await this.#findNew(noun, id));
+      if (subject) return subject;
     }
     return undefined;
   }
 
-  async #machineOf(noun: IdNoun, id: string): Promise<MachineId | undefined> {
+  async #find(noun: IdNoun, id: string): Promise<RequestSubject | undefined> {
     const { lookups, state } = this.#services;
     const { present, stored } = lookups[noun];
     const found = present?.(id, state, false) ?? (await stored?.(id, false));
-    return found?.machines?.[0];
+    const [machine] = found?.machines ?? [];
+    return machine && { machine, directory: found?.directory };
   }
 
   /** Reads the newest documents and looks again, because another broker may just have created the object. */
-  async #machineOfNew(noun: IdNoun, id: string): Promise<MachineId | undefined> {
+  async #findNew(noun: IdNoun, id: string): Promise<RequestSubject | undefined> {
     await this.#services.state.refresh();
-    return this.#machineOf(noun, id);
+    return this.#find(noun, id);
   }
 
   /**
    * The machine that a request without a machine id is about: the only registered machine; undefined if there are none
    * or several.
    */
-  get onlyMachine(): MachineId | undefined {
+  get onlyMachine(): RequestSubject | undefined {
     const { machines } = this.#services.state;
     const [only] = machines.size === 1 ? machines.keys() : [];
     // The cast is safe: the keys are the ids of the machines.
-    return only as MachineId | undefined;
+    return only === undefined ? undefined : { machine: only as MachineId };
   }
 
   /** True if a session is open at this broker. */
   hasSession(id: string): boolean {
     const { lookups, state } = this.#services;
     const [machine] = lookups.session.present?.(id, state, false)?.machines ?? [];
-    return machine !== undefined && !this.elsewhere(machine);
+    return machine !== undefined && !this.elsewhere({ machine });
   }
 
   /**
-   * Returns the functions that send a request about this machine to its owner; undefined if this broker answers the
-   * request.
+   * Returns the functions that send a request to the broker that answers it; undefined if this broker does. Without the
+   * broker that has the output files, the owner of the machine answers.
    */
-  elsewhere(machine: MachineId): Elsewhere | undefined {
-    const peer = this.#services.owners.ownerElsewhere(machine);
+  elsewhere({ machine, directory }: RequestSubject): Elsewhere | undefined {
+    const { owners } = this.#services;
+    if (directory === owners.directoryId) return undefined;
+    const withFiles = directory === undefined ? undefined : owners.withDirectory(directory);
+    const peer = withFiles ?? owners.ownerElsewhere(machine);
     if (!peer) return undefined;
     if (!this.#clients) return missed(peer, machine);
     const { http, grpc } = this.#clients;
