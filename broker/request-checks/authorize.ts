@@ -6,6 +6,7 @@ import type { Route } from '../../shared/api/route.ts';
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
 import type { IdNoun, KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, isUnlimited, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { assertConfirmed, assertLogin } from '../logins/login-validity.ts';
@@ -44,6 +45,8 @@ export interface AccessServices {
   keys: Keys;
   lookups: Lookups;
   recorder: Recorder;
+  /** The other brokers of the database; undefined if there are none. */
+  cluster?: Pick<Cluster, 'isAlive'> | undefined;
 }
 
 /** A route, with the parser and services that its requests are checked with. */
@@ -190,10 +193,16 @@ export class AuthorizedRequest<R extends Route> {
     return this.#guard.parser.parse(this.#raw);
   }
 
-  #lookUp(raw: RawInput): Promise<void> {
+  async #lookUp(raw: RawInput): Promise<void> {
     const { parser, services } = this.#guard;
+    const { lookups, state, cluster } = services;
     this.#raw = raw;
-    return this.#storedIds.lookUp(parser.ids(raw), services.lookups, services.state);
+    const ids = parser.ids(raw);
+    await this.#storedIds.lookUp(ids, lookups, state);
+    if (!cluster || this.#find(state).every(({ named }) => named)) return;
+    // Another broker may have created the object a moment ago. Requests with unknown ids share these reads.
+    await state.refresh();
+    await this.#storedIds.lookUp(ids, lookups, state);
   }
 
   #find(declared: Declared): Subject[] {

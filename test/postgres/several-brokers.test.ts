@@ -1,14 +1,17 @@
 // Several brokers on one database: what each learns of the others, which of them owns a machine, and what happens to
 // the machine's work if the owner is killed, frozen or disconnected.
+import { randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import { enrollWith } from '../../agent/link/dial.ts';
 import { expiringTokens, pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
+import { parseJoinToken } from '../../shared/join-token.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { gate, leapingClock, soon } from '../commands-fixture.ts';
-import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { call, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { clientOf, type PostgresServer } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
@@ -25,6 +28,14 @@ async function startTwo({ createDatabase }: PostgresServer) {
   const one = await startFarhand({ flags });
   const two = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
   return { one, two, url, database: databaseOf(url) };
+}
+
+/** Registers a machine that does not link. Returns its id. */
+async function enroll({ grpc, dataDir }: TestSystem, token: string, name: string): Promise<string> {
+  const { certificate } = JSON.parse(readFileSync(join(dataDir, 'authority.json'), 'utf8'));
+  const host = { hostname: name, os: 'linux', arch: 'x64' };
+  const request = { token, public_key: randomBytes(32), name, tags: [], host, agent_version: '0.0.0' };
+  return (await enrollWith(grpc, certificate, request)).machine_id;
 }
 
 withPostgres('two brokers', () => {
@@ -119,6 +130,24 @@ withPostgres('two brokers', () => {
       for (const pid of pids) process.kill(pid, 'SIGCONT');
     }
   });
+
+  test('find at once what the other has just created, and answer unknown ids with 404', async () => {
+    const { one, two } = await startTwo(await server());
+    const { token } = await one.client.joinTokens.create({ uses: 100 });
+    const { secret } = parseJoinToken(token);
+    for (let n = 0; n < 20; n += 1) {
+      const saved = await one.client.savedCommands.create({ name: `saved-${n}`, argv: ['true'] });
+      expect((await two.call('GET', `/saved-commands/${saved.id}`)).status).toBe(200);
+      const id = await enroll(one, secret, `machine-${n}`);
+      expect((await two.call('GET', `/machines/${id}`)).status).toBe(200);
+      const next = await enroll(one, secret, `next-${n}`);
+      expect((await two.call('GET', `/machines/${next}/commands`)).status).toBe(200);
+    }
+    const unknown = Array.from({ length: 50 }, (_, n) =>
+      two.call('GET', `/machines/mach_${'0'.repeat(20)}${n + 10}`),
+    );
+    for (const { status } of await Promise.all(unknown)) expect(status).toBe(404);
+  }, 30_000);
 
   test('upgrade the machines of each other, a wave at a time', async () => {
     const { one, two } = await startTwo(await server());
