@@ -5,6 +5,7 @@ import { readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, test } from 'vitest';
+import { cluster } from '../../broker/cluster/token-and-join-verbs.ts';
 import { shared } from '../close-after-tests.ts';
 import { soon } from '../commands-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
@@ -14,86 +15,91 @@ import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const main = join(import.meta.dirname, '../../broker/main.ts');
+const peer = ['--peer-listen', '127.0.0.1:0'];
 const secretFiles = ['authority.json', 'webhooks.key', 'rest-key.json'];
 
 /** Runs farhand-broker cluster as a process, with this standard input. */
-async function cluster(argv: string[], input = '') {
+async function run(argv: string[], input = '') {
   const child = spawn(process.execPath, [main, 'cluster', ...argv]);
   child.stdin.end(input);
   const [stdout, stderr] = await Promise.all([text(child.stdout), text(child.stderr), once(child, 'close')]);
   return { code: child.exitCode, stdout, stderr };
 }
 
+/** The verbs on this database, in this process. */
+function verbsOn(url: string) {
+  const call = (verb: string, directory: string, ...more: string[]) =>
+    cluster({ argv: [verb, '--data-dir', directory, '--database-url', url, ...more], env: {} });
+  return {
+    token: (directory: string) => call('token', directory),
+    join(directory: string, token: string) {
+      const file = join(temporaryFolder('token'), 'token');
+      writeFileSync(file, token);
+      return call('join', directory, '--token-file', file);
+    },
+  };
+}
+
 /** A broker in a process of its own. */
-async function startFirst(...flags: string[]) {
+async function startFirst() {
   const { createDatabase, query } = await server();
   const url = await createDatabase();
   const dataDir = temporaryFolder('first');
   const ports = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
-  const broker = program('broker/main.ts', [
-    '--data-dir',
-    dataDir,
-    '--database-url',
-    url,
-    ...ports,
-    ...flags,
-  ]);
+  const broker = program('broker/main.ts', ['--data-dir', dataDir, '--database-url', url, ...ports, ...peer]);
   const { grpc } = await broker.line('broker is up');
   const where = (directory: string) => ['--data-dir', directory, '--database-url', url];
   return {
     ...{ broker, dataDir, url, grpc: String(grpc) },
     query: (sql: string) => query(sql, databaseOf(url)),
-    token: () => cluster(['token', ...where(dataDir)]),
-    join: (directory: string, input: string) => cluster(['join', ...where(directory)], input),
+    token: () => run(['token', ...where(dataDir)]),
+    join: (directory: string, input: string) => run(['join', ...where(directory)], input),
   };
 }
 
 withPostgres('a broker', () => {
   test('gets no token from a directory without authority, or for a database of one broker', async () => {
-    expect(await cluster(['join'])).toMatchObject({
-      ...{ code: 2, stdout: '' },
-      stderr: expect.stringContaining('--database-url is missing'),
-    });
-    expect(await cluster(['leave'])).toMatchObject({
-      ...{ code: 2, stdout: '' },
-      stderr: expect.stringContaining('cluster needs a verb: token or join'),
-    });
-    const alone = await startFirst();
-    expect(await alone.token()).toMatchObject({
-      ...{ code: 78, stdout: '' },
-      stderr: expect.stringContaining('is not shared by several brokers yet: start the first broker'),
-    });
-  }, 30_000);
+    await expect(cluster({ argv: ['join'], env: {} })).rejects.toThrow('--database-url is missing');
+    await expect(cluster({ argv: ['leave'], env: {} })).rejects.toThrow('needs a verb: token or join');
+    const url = await (await server()).createDatabase();
+    const { dataDir } = await startFarhand({ flags: ['--database-url', url] });
+    const { token } = verbsOn(url);
+    await expect(token(dataDir)).rejects.toThrow(
+      'is not shared by several brokers yet: start the first broker',
+    );
+    const other = await (await server()).createDatabase();
+    await startFarhand({ flags: ['--database-url', other, ...peer] });
+    await expect(verbsOn(other).token(temporaryFolder('second'))).rejects.toThrow(
+      'authority.json is missing',
+    );
+  });
 
   test('does not join with a wrong, used or expired token, or in a directory of a broker', async () => {
-    const first = await startFirst('--peer-listen', '127.0.0.1:0');
-    const refused = (code: number, reason: string) => ({
-      ...{ code, stdout: '' },
-      stderr: expect.stringContaining(reason),
-    });
+    const { createDatabase, query } = await server();
+    const url = await createDatabase();
+    const first = await startFarhand({ flags: ['--database-url', url, ...peer] });
+    const { token, join: joinIn } = verbsOn(url);
     const folder = temporaryFolder('second');
-    expect(await cluster(['token', '--data-dir', folder, '--database-url', first.url])).toEqual(
-      refused(78, 'authority.json is missing'),
-    );
-    expect(await first.join(folder, '')).toEqual(refused(78, 'standard input contains no token'));
-    const { stdout: token } = await first.token();
-    expect(token).toMatch(/^farhand_broker_\w{43}\n$/);
-    expect(await first.join(first.dataDir, token)).toEqual(refused(1, 'already uses'));
+    const refusal = (exitCode: number, reason: string) =>
+      expect.objectContaining({ name: 'StartError', exitCode, message: expect.stringContaining(reason) });
+    await expect(joinIn(folder, '\n')).rejects.toEqual(refusal(78, 'contains no token'));
+    const made = await token(first.dataDir);
+    expect(made).toMatch(/^farhand_broker_\w{43}\n$/);
+    await expect(joinIn(first.dataDir, made)).rejects.toEqual(refusal(1, 'already uses'));
     const wrong = `farhand_broker_${'0'.repeat(43)}`;
-    expect(await first.join(folder, wrong)).toEqual(refused(1, 'the token is wrong, was used already'));
-    await first.query("UPDATE broker_tokens SET valid_until = now() - interval '1 second'");
-    expect(await first.join(folder, token)).toEqual(refused(1, 'older than 15 minutes'));
-    expect(await first.query('SELECT * FROM broker_tokens')).toEqual([]);
+    await expect(joinIn(folder, wrong)).rejects.toEqual(refusal(1, 'the token is wrong, was used already'));
+    await query("UPDATE broker_tokens SET valid_until = now() - interval '1 second'", databaseOf(url));
+    await expect(joinIn(folder, made)).rejects.toEqual(refusal(1, 'older than 15 minutes'));
+    expect(await query('SELECT * FROM broker_tokens', databaseOf(url))).toEqual([]);
     writeFileSync(join(folder, 'authority.json'), '{}');
-    expect(await first.join(folder, (await first.token()).stdout)).toEqual(
-      refused(78, `${folder} belongs to a broker already, because it has authority.json`),
+    await expect(joinIn(folder, await token(first.dataDir))).rejects.toEqual(
+      refusal(78, `${folder} belongs to a broker already, because it has authority.json`),
     );
     expect(readFileSync(join(folder, 'authority.json'), 'utf8')).toBe('{}');
-  }, 60_000);
+  });
 
   test('joins once with a token, and an agent of the first broker moves to it', async () => {
-    const peer = ['--peer-listen', '127.0.0.1:0'];
-    const first = await startFirst(...peer);
+    const first = await startFirst();
     const dataDir = temporaryFolder('second');
     const { stdout: token, stderr } = await first.token();
     expect(stderr).toContain('valid for 15 minutes, and for one broker');
@@ -123,5 +129,5 @@ withPostgres('a broker', () => {
     await proxy.aim(second.grpc);
     await agent.linked(true);
     await soon(async () => (await run('echo at the second')).stdout).toBe('at the second\n');
-  }, 60_000);
+  }, 90_000);
 });
