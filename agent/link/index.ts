@@ -18,6 +18,7 @@ import { StartError } from '../../shared/errors.ts';
 import { controlFlow } from '../../shared/http2-windows.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
 import { version } from '../../shared/version.ts';
 import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
@@ -109,20 +110,27 @@ async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<voi
     options.onProgress?.(patienceMs);
     const broker = options.brokers.next();
     const line = new Dial(broker, options.identity.caCertificate);
+    let failure: unknown;
     const ended = new Connection(options, broker, line, () => wait.reset())
       .run(signal)
       .catch((error: unknown) => {
         if (error instanceof Removed) throw error;
-        const message = clockFault(String(error)) ?? 'the link to the broker failed';
-        options.log.warn({ broker, reason: reasonOf(error) }, message);
-        options.log.debug({ err: error }, message);
+        failure = error;
       });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
     options.onProgress?.(ms + patienceMs);
-    if (!signal.aborted)
-      options.log.info({ retry_ms: Math.round(ms) }, 'not linked to the broker; trying again');
+    if (!signal.aborted) logRetry(options.log, broker, Math.round(ms), failure);
     await sleep(ms, signal);
   }
+}
+
+/** Logs why the link has ended, if it has failed, and when it is tried again. */
+function logRetry(log: Logger, broker: string, retry_ms: number, failure: unknown): void {
+  const next = 'not linked to the broker; trying again';
+  const fault = clockFault(String(failure));
+  if (failure === undefined) log.info({ broker, retry_ms }, next);
+  else log.warn({ broker, reason: reasonOf(failure), retry_ms }, fault ? `${fault}; trying again` : next);
+  if (failure !== undefined) log.debug({ err: failure }, 'the link to the broker failed');
 }
 
 /** One connection to the broker, from dialing to its end. */

@@ -54,6 +54,28 @@ test('after kill -9 of an agent its machine is offline at once, an event is reco
   expect((await system.client.machines.list()).total).toBe(2);
 });
 
+test('an agent logs one line for each failed attempt to link', async () => {
+  const system = await startFarhand();
+  const agent = await system.agent();
+  const before = agent.logged.length;
+  await system.broker.close();
+  const next = 'not linked to the broker; trying again';
+  const lines = () =>
+    agent.logged
+      .slice(before)
+      .map((line): { level: number; msg: string } => JSON.parse(line))
+      .filter(({ level }) => level >= 30);
+  await expect
+    .poll(() => lines().filter(({ msg, level }) => msg === next && level === 40).length)
+    .toBeGreaterThan(1);
+  expect(lines().filter(({ msg }) => msg !== next)).toEqual([]);
+  expect(lines().at(-1)).toMatchObject({
+    broker: system.grpc,
+    reason: expect.any(String),
+    retry_ms: expect.any(Number),
+  });
+});
+
 test('kill -9 of the broker: agents return by themselves and nothing declared is lost', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
