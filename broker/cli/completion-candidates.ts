@@ -60,19 +60,42 @@ async function candidates(before: string[], current: string): Promise<string[]> 
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
   const name = of instanceof Option ? of.attributeName() : of.name();
   if (of.argChoices) return of.argChoices;
-  if (/^machines?$/.test(name)) return ask((client) => machines(client, current));
-  if (name === 'schedule')
-    return ask(async (client) => (await client.schedules.list({ limit: 100 })).items.map(nameIn));
-  if (name === 'saved-command')
-    return ask(async (client) => (await client.savedCommands.list({ limit: 100 })).items.map(nameIn));
+  // In a list only its last item is completed.
+  const isList = of instanceof Option && of.flags.endsWith('<list>');
+  const start = isList ? current.slice(0, current.lastIndexOf(',') + 1) : '';
+  const find = /^machines?$/.test(name) ? machines : named[name];
+  if (find)
+    return ask(async (client) => (await find(client, current.slice(start.length))).map((one) => start + one));
   return /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
 }
 
 const answerMs = 1000;
-const nameIn = ({ name }: { name: string }): string => name;
 
-const machines = async (client: Farhand, search: string): Promise<string[]> =>
-  (await client.machines.list({ search, limit: 100, sort: 'name' })).items.map(nameIn);
+type Find = (client: Farhand, search: string) => Promise<string[]>;
+type Page = Promise<{ items: readonly { name: string }[] }>;
+
+const namesIn =
+  (list: (client: Farhand, search: string) => Page): Find =>
+  async (client, search) =>
+    (await list(client, search)).items.map(({ name }) => name);
+
+const limit = 100;
+const page = { limit, sort: 'name' } as const;
+const machines = namesIn((client, search) => client.machines.list({ search, ...page }));
+const channels = namesIn((client) => client.alertChannels.list(page));
+const savedCommands = namesIn((client) => client.savedCommands.list(page));
+/** Functions that return candidates, by the name of the argument or flag. */
+const named: Readonly<Record<string, Find>> = {
+  schedule: namesIn((client) => client.schedules.list(page)),
+  'saved-command': savedCommands,
+  savedCommand: savedCommands,
+  rule: namesIn((client) => client.alertRules.list(page)),
+  channel: channels,
+  channelIds: channels,
+  window: namesIn((client) => client.maintenanceWindows.list(page)),
+  // A webhook has no name.
+  webhook: async (client) => (await client.webhooks.list({ limit })).items.map(({ id }) => id),
+};
 
 /** Returns candidates for a remote path: machines before the colon, and entries of a directory after it. */
 async function paths(client: Farhand, current: string): Promise<string[]> {

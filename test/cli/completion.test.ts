@@ -33,7 +33,15 @@ async function startScene() {
 needs('bash')(
   'bash gets verbs, flags, choices, machines and remote paths; a broker that is away gives none',
   async () => {
-    const { env, there } = await startScene();
+    const { system, env, there } = await startScene();
+    const { client } = system;
+    const to = { type: 'webhook', url: 'https://example.org/' } as const;
+    await client.alertChannels.create({ name: 'ops', ...to });
+    await client.alertChannels.create({ name: 'on call', ...to });
+    await client.alertRules.create({ name: 'disk-full', kind: 'disk', above: 90 });
+    await client.maintenanceWindows.create({ name: 'nightly', cron: '0 3 * * *', duration: 3_600_000 });
+    await client.savedCommands.create({ name: 'restart', argv: ['true'] });
+    const hook = await client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
     const complete = async (line: string, more: Record<string, string> = {}): Promise<string[]> => {
       const script = `eval "$(farhand completion bash)"; COMP_LINE=$1; COMP_POINT=\${#COMP_LINE}
       _farhand farhand 2>/dev/null; printf '%s\\n' "\${COMPREPLY[@]}"`;
@@ -52,6 +60,15 @@ needs('bash')(
       ['farhand exec ', ['db\\ 1', 'web-1']],
       ['farhand exec web-1 -- up', []],
       ['farhand commands list --machine w', ['web-1']],
+      ['farhand alert-rules update d', ['disk-full']],
+      ['farhand alerts list --rule ', ['disk-full']],
+      ['farhand alert-channels test ', ['on\\ call', 'ops']],
+      ['farhand alert-rules update disk-full --channel-ids ops,o', ['ops,on\\ call', 'ops,ops']],
+      ['farhand alert-rules update disk-full --machine web-1,d', ['web-1,db\\ 1']],
+      ['farhand maintenance-windows delete n', ['nightly']],
+      ['farhand saved-commands run r', ['restart']],
+      ['farhand schedules create --saved-command r', ['restart']],
+      ['farhand webhooks test h', [hook.id]],
       ['farhand files ls we', ['web-1:']],
       ['farhand files put ', []],
       // Bash begins a new word after a colon.
