@@ -30,9 +30,10 @@ function readHandlers(
   const { state, machineFacts } = services;
   const lists = new MachineLists(services);
   return {
-    list(input, caller) {
+    async list(input, caller) {
       const { include, ...selection } = input;
       const page = lists.page(selection, caller.reachable());
+      if (include) await machineFacts.readOthers(page.items.map(({ id }) => id));
       const extras = extraFields(services, include);
       const itemWith = (one: Machine): Item => ({ ...itemOf(services, one), ...extras(one) });
       return { items: page.items.map(itemWith), total: page.total };

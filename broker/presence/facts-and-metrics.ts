@@ -155,7 +155,7 @@ export class MachineFacts {
     let isFailing = false;
     const read = async (): Promise<void> => {
       try {
-        await this.#readOthers();
+        await this.#readRecent();
         isFailing = false;
       } catch (err) {
         if (!isFailing && !this.#isClosed)
@@ -169,12 +169,28 @@ export class MachineFacts {
     this.#stops.push(every(othersMs, () => void read()));
   }
 
-  async #readOthers(): Promise<void> {
+  async #readRecent(): Promise<void> {
     const recent = 'SELECT machine_id, facts, report FROM machine_facts WHERE last_seen >= ?';
-    for (const row of await this.#history.all(recent, now() - 3 * flushMs)) {
+    this.#setOthers(await this.#history.all(recent, now() - 3 * flushMs));
+  }
+
+  /**
+   * Reads what those of these machines that belong to other brokers have reported. Changed facts, such as the
+   * version of an agent, are stored at once, so they are the newest.
+   */
+  async readOthers(machineIds: readonly string[]): Promise<void> {
+    const elsewhere = machineIds.filter((id) => !this.#history.owns(id));
+    if (elsewhere.length === 0) return;
+    const sql = `SELECT machine_id, facts, report FROM machine_facts
+      WHERE machine_id IN (SELECT value FROM json_each(?))`;
+    this.#setOthers(await this.#history.all(sql, JSON.stringify(elsewhere)));
+  }
+
+  #setOthers(rows: readonly Row[]): void {
+    for (const row of rows) {
       const id = textIn(row, 'machine_id');
       const facts = this.#history.owns(id) ? undefined : factsIn(row);
-      if (facts && facts.last_seen > (this.of(id)?.last_seen ?? 0)) this.#set(id, facts);
+      if (facts && facts.last_seen >= (this.of(id)?.last_seen ?? 0)) this.#set(id, facts);
     }
   }
 
@@ -251,12 +267,14 @@ export class MachineFacts {
     for (const watcher of this.#watchers) watcher(machineId);
   }
 
-  /** Records the outcome of an upgrade that a machine has reported since its hello. */
+  /** Records the outcome of an upgrade that a machine has reported since its hello. It is stored at once. */
   upgraded(machineId: string, last_upgrade: LastUpgrade): void {
     const before = this.of(machineId);
-    if (!before?.installation) return;
+    if (!before?.installation || isDeepStrictEqual(before.installation.last_upgrade, last_upgrade)) return;
     this.#facts.set(machineId, { ...before, installation: { ...before.installation, last_upgrade } });
     this.#unsaved.add(machineId);
+    // History logs a failure, and the next regular write repeats it.
+    this.#history.write((transaction) => this.#save(machineId, transaction)).catch(() => {});
     for (const watcher of this.#upgradeWatchers) watcher(machineId);
   }
 

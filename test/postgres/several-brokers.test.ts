@@ -268,6 +268,23 @@ withPostgres('two brokers', () => {
     await expect.poll(async () => (await listed())?.hostname, { timeout: 20_000 }).toBe(hostname());
   }, 30_000);
 
+  test('list at once which agent a machine of the other has, and how its last upgrade ended', async () => {
+    const { one, two } = await startTwo(await server());
+    const machine = await upgradesOf(two, signingKey()).machine('b', { agent_version: '7.0.0' });
+    await soon(async () => (await one.client.machines.list()).total).toBe(1);
+    const listed = async () => {
+      const { items } = await one.client.machines.list({ include: 'agent_version,upgrade' });
+      return [items[0]?.agent_version, items[0]?.upgrade?.last?.outcome];
+    };
+    expect(await listed()).toEqual(['7.0.0', undefined]);
+    const last = { upgrade_id: 'upg_1', from_version: '7.0.0', to_version: '7.1.0', reason: '' };
+    await machine.back('7.1.0', { ...last, outcome: 'UPGRADE_OUTCOME_ROLLED_BACK' });
+    expect(await listed()).toEqual(['7.1.0', 'rolled_back']);
+    const last_upgrade = { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' } as const;
+    machine.agent.send({ heartbeat: { last_upgrade } });
+    await expect.poll(listed, { timeout: 5_000 }).toEqual(['7.1.0', 'succeeded']);
+  });
+
   test('stream the events of both to a client of one, each once and in order', async () => {
     const { one, two, database } = await startTwo(await server());
     const machine = await one.agent({ name: 'a' });
