@@ -28,61 +28,61 @@ function createRandom(seed: number): (n: number) => number {
   };
 }
 
+const pieces = ['0', '1', '2', '9', '10', '007', 'a', 'b', 'rc', 'Z', '.', '.', '+', '~', 'dfsg'];
+
+/** Makes pairs of versions, most of which are similar. The pieces are put between an epoch and a release. */
+function randomPairs(count: number, isValid: RegExp, more: readonly string[]): [string, string][] {
+  const random = createRandom(27);
+  const all = [...pieces, ...more];
+  const piece = (): string => all[random(all.length)] ?? '';
+  const text = (): string => {
+    const epoch = random(4) === 0 ? `${random(2)}:` : '';
+    return `${epoch}${random(3)}${Array.from({ length: random(6) }, piece).join('')}-${random(3)}`;
+  };
+  const similar = (version: string): string => {
+    const at = random(version.length);
+    return random(3) ? version.slice(0, at + 1) + piece() + version.slice(at + 1) : text();
+  };
+  const pairs = Array.from({ length: count }, (): [string, string] => {
+    const version = text();
+    return [version, similar(version)];
+  });
+  return pairs.filter((pair) => pair.every((one) => isValid.test(one)));
+}
+
+/** Compares our order of these pairs with the order that a script prints: a negative number, 0 or a positive one. */
+function checkOrders(compare: Compare, pairs: readonly [string, string][], script: string): void {
+  const input = pairs.map((pair) => `${pair.join(' ')}\n`).join('');
+  const printed = execFileSync('sh', ['-c', script], { input, encoding: 'utf8' }).trim().split('\n');
+  const orders = printed.map((order) => Math.sign(Number(order)));
+  expect(pairs.map(([a, b]) => [a, b, Math.sign(compare(a, b))])).toEqual(
+    pairs.map(([a, b], at) => [a, b, orders[at]]),
+  );
+  expect(new Set(orders).size).toBe(3);
+}
+
 needs('dpkg')(
   'versions of Debian are compared as dpkg does, for many random pairs',
   () => {
-    const random = createRandom(27);
-    const pieces = [
-      '0',
-      '1',
-      '2',
-      '9',
-      '10',
-      '007',
-      'a',
-      'b',
-      'rc',
-      'Z',
-      '.',
-      '.',
-      '+',
-      '~',
-      '~~',
-      '-',
-      'dfsg',
-    ];
-    const text = (): string => {
-      const epoch = random(4) === 0 ? `${random(2)}:` : '';
-      const rest = Array.from({ length: random(6) }, () => pieces[random(pieces.length)]).join('');
-      return `${epoch}${random(3)}${rest}${random(2) ? `-${random(3)}` : ''}`;
-    };
-    const similar = (version: string): string => {
-      const at = random(version.length);
-      return random(3)
-        ? version.slice(0, at + 1) + pieces[random(pieces.length)] + version.slice(at + 1)
-        : text();
-    };
-    const pairs = Array.from({ length: 400 }, () => {
-      const version = text();
-      return [version, similar(version)] as const;
-    }).filter((pair) => pair.every((one) => /^(\d+:)?\d[^:]*$/.test(one) && !one.endsWith('-')));
     const script = `while read -r a b; do
     if dpkg --compare-versions "$a" lt "$b"; then echo -1
     elif dpkg --compare-versions "$a" gt "$b"; then echo 1
     else echo 0; fi; done`;
-    const input = pairs.map((pair) => `${pair.join(' ')}\n`).join('');
-    const orders = execFileSync('sh', ['-c', script], { input, encoding: 'utf8' })
-      .trim()
-      .split('\n')
-      .map(Number);
-    const own = pairs.map(([a, b]) => Math.sign(compareDeb(a, b)));
-    expect(pairs.map((pair, at) => [...pair, own[at]])).toEqual(
-      pairs.map((pair, at) => [...pair, orders[at]]),
-    );
-    expect(new Set(orders).size).toBe(3);
+    checkOrders(compareDeb, randomPairs(400, /^(\d+:)?\d[^:]*[^:-]$/, ['-', '~~']), script);
   },
   120_000,
 );
+
+needs('rpm')('versions of rpm are compared as rpm does, for many random pairs', () => {
+  const lua = 'for line in io.lines() do print(rpm.vercmp(line:match("(%S+) (%S+)")) .. "\\n") end';
+  const pairs = randomPairs(3_000, /^(\d+:)?[^:-]+-[^:-]+$/, ['^', '^^', '~~', '%', '_']);
+  checkOrders(compareRpm, pairs, `rpm --eval '%{lua: ${lua}}' | grep .`);
+});
+
+needs('vercmp')('versions of pacman are compared as vercmp does, for many random pairs', () => {
+  const pairs = randomPairs(400, /^(\d+:)?[^:-]+-[^:-]+$/, ['..', '@', '_', 'beta']);
+  checkOrders(comparePacman, pairs, 'while read -r a b; do vercmp "$a" "$b"; done');
+});
 
 test('versions of rpm are compared as its manual says', () => {
   check(
@@ -121,7 +121,9 @@ test('versions of rpm are compared as its manual says', () => {
   );
 });
 
-test('versions of apk are compared by numbers, letter, suffixes and revision', () => {
+// Debian has no package of apk. The second half of the table was made from random versions by the comparison of apk-tools
+// 3 (src/version.c).
+test('versions of apk are compared as apk does, by a recorded table', () => {
   check(
     compareApk,
     `1.2.3 = 1.2.3
@@ -142,7 +144,36 @@ test('versions of apk are compared by numbers, letter, suffixes and revision', (
     0.1.0_alpha < 0.1.3_alpha
     3.1.4-r5 < 3.1.4-r6
     2.0_alpha1_p2 > 2.0_alpha1
-    20240203-r0 > 20230506-r0`,
+    20240203-r0 > 20230506-r0
+    1a-r1 < 1a~1f-r1
+    2.007.10_beta < 2.007.10_beta~1f
+    0a~ab-r0 > 0a~aab-r0
+    2.007a~1f < 2.007a~1f1
+    2_alpha9~1f-r9 < 2_alpha9~1f1
+    2.10.0_alpha_git > 2.10.0_alpha1
+    10.007.1-r9 < 10.007.1-r91
+    0.05 < 007.1_git-r0
+    10 < 10~1f
+    05-r007 = 05-r007
+    0.0.2_pre05 > 0.0-r1
+    05.9.007_hg_svn-r2 > 0.2a_p05
+    05.1.1-r1 < 05.1.1.0-r1
+    10.0.007 > 2_git_hg0-r9
+    0.0.0-r2 < 0.00.0-r2
+    0.9.1_pre_pre-r9 < 10.2.0_pre-r007
+    1a < 1.1a
+    9.10.007 > 9.10a
+    05.1.9 > 05.1_rc
+    05.0_pre10 < 05.0
+    0.10 < 0.10a
+    2_pre < 2_p-r1
+    05.05_p < 05.05_p-r1
+    1.1.0a-r0 > 1.1.0
+    9.0.2 > 9.0_p
+    9 < 91
+    2.2.1b-r0 < 2.20
+    10.05 < 10.05~1f
+    05-r05 > 1`,
   );
 });
 

@@ -1,68 +1,60 @@
-// Compares versions as apk does: numbers, a letter, suffixes and the revision of the package, as in 1.2.3b_rc1-r4.
+// Compares versions as apk does: numbers, a letter, suffixes, the hash of a commit and the revision of the package, as
+// in 1.2.3b_rc1~4f0a-r4.
 import { compareNumbers } from './deb.ts';
 
-/**
- * Suffixes in ascending order. A version with a suffix of a pre-release is older than one without a suffix.
- */
-const suffixes = ['alpha', 'beta', 'pre', 'rc', '', 'cvs', 'svn', 'git', 'hg', 'p'];
+/** Kinds of parts. If two versions differ in the kind of a part, the version with the later kind is older. */
+const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
-interface Version {
-  numbers: string[];
-  letter: string;
-  suffixes: { rank: number; number: string }[];
-  /** Is empty if the version has no revision. A version without a revision is older than one with revision 0. */
-  revision: string;
+interface Part {
+  kind: (typeof kinds)[number];
+  text: string;
 }
+
+const preReleases = ['alpha', 'beta', 'pre', 'rc'];
+/** Suffixes in ascending order. */
+const suffixes = [...preReleases, 'cvs', 'svn', 'git', 'hg', 'p'];
 
 /** Compares two versions by the rule of apk. The result has the meaning of compareDeb()'s result. */
 export function compareApk(a: string, b: string): number {
-  const [x, y] = [parse(a), parse(b)];
-  return (
-    compareLists(x.numbers, y.numbers, compareNumber) ||
-    compareText(x.letter, y.letter) ||
-    compareLists(x.suffixes, y.suffixes, compareSuffix) ||
-    Number(x.revision !== '') - Number(y.revision !== '') ||
-    compareNumbers(x.revision, y.revision)
-  );
-}
-
-function parse(version: string): Version {
-  const [, numbers = '', letter = '', rest = '', revision = ''] =
-    /^([\d.]*)([a-z]?)((?:_[a-z]+\d*)*)(?:~[0-9a-f]+)?(?:-r(\d+))?/.exec(version) ?? [];
-  const found = [...rest.matchAll(/_([a-z]+)(\d*)/g)];
-  return {
-    numbers: numbers.split('.'),
-    letter,
-    suffixes: found.map(([, name = '', number = '']) => ({ rank: suffixes.indexOf(name), number })),
-    revision,
-  };
-}
-
-function compareLists<T>(
-  a: readonly T[],
-  b: readonly T[],
-  compare: (x: T | undefined, y: T | undefined, at: number) => number,
-): number {
-  for (let at = 0; at < Math.max(a.length, b.length); at += 1) {
-    const order = compare(a[at], b[at], at);
-    if (order !== 0) return order;
+  const [x, y] = [partsOf(a), partsOf(b)];
+  for (let at = 0; ; at += 1) {
+    const [one, other] = [x[at] ?? end, y[at] ?? end];
+    const order = compareParts(one, other);
+    if (order !== 0 || (one === end && other === end)) return order;
   }
-  return 0;
 }
 
-/**
- * Compares two numbers of a version. A number with a leading zero counts as a fraction, unless it is the
- * first number: 1.05 is older than 1.5.
- */
-function compareNumber(x: string | undefined, y: string | undefined, at: number): number {
-  if (x === undefined || y === undefined) return Number(x !== undefined) - Number(y !== undefined);
-  return at > 0 && (x.startsWith('0') || y.startsWith('0')) ? compareText(x, y) : compareNumbers(x, y);
+const end: Part = { kind: 'end', text: '' };
+
+function partsOf(version: string): Part[] {
+  const [, first = '', numbers = '', letter = '', names = '', hash = '', revision = ''] =
+    /^(\d*)((?:\.\d+)*)([a-z]?)((?:_[a-z]+\d*)*)(?:~([0-9a-f]+))?(?:-r(\d+))?/.exec(version) ?? [];
+  const parts: Part[] = [
+    { kind: 'first', text: first },
+    ...numbers.split('.').map((text): Part => ({ kind: 'number', text })),
+    { kind: 'letter', text: letter },
+    ...[...names.matchAll(/_([a-z]+)(\d*)/g)].flatMap(([, text = '', number = '']): Part[] => [
+      { kind: 'suffix', text },
+      { kind: 'suffix number', text: number },
+    ]),
+    { kind: 'hash', text: hash },
+    { kind: 'revision', text: revision },
+  ];
+  return parts.filter(({ text }) => text !== '');
 }
 
-const none = { rank: suffixes.indexOf(''), number: '' };
-
-function compareSuffix(x = none, y = none): number {
-  return x.rank - y.rank || compareNumbers(x.number, y.number);
+function compareParts(x: Part, y: Part): number {
+  if (x.kind !== y.kind) {
+    if (isPreRelease(x) !== isPreRelease(y)) return isPreRelease(x) ? -1 : 1;
+    return kinds.indexOf(y.kind) - kinds.indexOf(x.kind);
+  }
+  if (x.kind === 'suffix') return suffixes.indexOf(x.text) - suffixes.indexOf(y.text);
+  // A number with a leading zero counts as a fraction, unless it is the first number: 1.05 is older than 1.5.
+  const isFraction = x.kind === 'number' && (x.text.startsWith('0') || y.text.startsWith('0'));
+  if (isFraction || x.kind === 'letter' || x.kind === 'hash') return compareText(x.text, y.text);
+  return compareNumbers(x.text, y.text);
 }
+
+const isPreRelease = ({ kind, text }: Part): boolean => kind === 'suffix' && preReleases.includes(text);
 
 const compareText = (x: string, y: string): number => (x < y ? -1 : Number(x > y));
