@@ -1,6 +1,7 @@
 // Lists installed packages and pending updates of dpkg, rpm, apk and pacman. It only reads: it never
 // refreshes package lists and takes no lock.
-import { access, readFile } from 'node:fs/promises';
+import { access, readdir, readFile, stat } from 'node:fs/promises';
+import { join } from 'node:path';
 import type { InventoryPackage } from '../../proto/types/farhand/agent/v1/InventoryPackage.ts';
 import type { InventoryUpdate } from '../../proto/types/farhand/agent/v1/InventoryUpdate.ts';
 import { PartFailed, runProgram } from './run-program.ts';
@@ -19,10 +20,17 @@ interface PackageManager {
 /** Returns the package manager of this machine; undefined if it is unknown. */
 export async function findPackageManager(): Promise<PackageManager | undefined> {
   for (const manager of managers) {
-    for (const database of manager.databases) if (await exists(database)) return manager;
+    for (const database of manager.databases) if (await isFilled(database)) return manager;
   }
   return undefined;
 }
+
+/** False for an empty file too: the package dpkg of Arch Linux has an empty database of Debian packages. */
+const isFilled = (path: string): Promise<boolean> =>
+  stat(path).then(
+    ({ size }) => size > 0,
+    () => false,
+  );
 
 export const exists = (path: string): Promise<boolean> =>
   access(path).then(
@@ -66,33 +74,65 @@ export function parseAptSimulation(text: string): InventoryUpdate[] {
 
 // ---- rpm with dnf or zypper
 
+/** Lists the packages in the order of their installation. */
 async function installedByRpm(signal: Signal): Promise<InventoryPackage[]> {
-  const format = '%{NAME}\\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\t%{ARCH}\\n';
-  return threeFields(await runProgram('rpm', ['-qa', '--qf', format], { signal }));
+  const format = '%{INSTALLTIME}\\t%{NAME}\\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\t%{ARCH}\\n';
+  const lines = linesOf(await runProgram('rpm', ['-qa', '--qf', format], { signal }));
+  lines.sort((a, b) => Number.parseInt(a, 10) - Number.parseInt(b, 10));
+  const packages = threeFields(lines.map((line) => line.replace(/^\d+\t/, '')).join('\n'));
+  // These entries are keys that sign packages.
+  return packages.filter(({ name }) => name !== 'gpg-pubkey');
 }
 
 async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
-  if (await exists('/usr/bin/zypper')) {
-    // Because of this variable, libzypp takes no lock.
-    const env = { ZYPP_READONLY_HACK: '1' };
-    const args = ['--non-interactive', '--no-refresh', '--quiet', 'list-updates'];
-    return parseZypperTable(await runProgram('zypper', args, { signal, env }));
-  }
-  // Exit code 100 means that there are updates.
-  const text = await runProgram('dnf', ['-q', '-C', 'check-update'], { signal, codes: [100] });
+  // Some distributions of dnf have zypper too, without repositories.
+  const repositories = await repositoriesOfZypper();
+  if (repositories.length > 0 || !(await exists('/usr/bin/dnf')))
+    return updatesOfZypper(repositories, signal);
+  // Exit code 100 means that there are updates. If dnf is at work, it is not waited for.
+  const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
+  const text = await runProgram('dnf', args, { signal, codes: [100] });
+  // Of a package that is installed in several versions, such as the kernel, the last one counts. An update may
+  // have another architecture than the installed package.
   const installed = new Map(
-    (await installedByRpm(signal)).map((one) => [`${one.name}.${one.arch}`, one.version]),
+    (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
+      [`${name}`, version],
+      [`${name}.${arch}`, version],
+    ]),
   );
-  return parseDnfList(text).map(({ id, available }) => ({
-    name: id.replace(/\.[^.]*$/, ''),
-    installed: installed.get(id) ?? '',
-    available,
-  }));
+  return parseDnfList(text).map(({ id, available }) => {
+    const name = id.replace(/\.[^.]*$/, '');
+    return { name, installed: installed.get(id) ?? installed.get(name) ?? '', available };
+  });
+}
+
+const zypperRepositories = '/etc/zypp/repos.d';
+
+/** Returns the names of the enabled repositories of zypper. */
+async function repositoriesOfZypper(): Promise<string[]> {
+  const files = await readdir(zypperRepositories).catch(() => []);
+  const texts = files
+    .filter((file) => file.endsWith('.repo'))
+    .map((file) => readFile(join(zypperRepositories, file), 'utf8'));
+  const sections = (await Promise.all(texts)).flatMap((text) => text.split(/^\[/m).slice(1));
+  const enabled = sections.filter((text) => !/^enabled\s*=\s*(0|no|off|false)\s*$/im.test(text));
+  return enabled.map((text) => text.slice(0, text.indexOf(']')));
+}
+
+async function updatesOfZypper(repositories: readonly string[], signal: Signal): Promise<InventoryUpdate[]> {
+  // zypper fetches the list of a repository that it has never fetched, even with --no-refresh.
+  for (const name of repositories)
+    if (!(await exists(join('/var/cache/zypp/raw', name.replaceAll('/', '_')))))
+      throw new PartFailed(`the package list of ${name} was never fetched: run zypper refresh`);
+  // Because of this variable, libzypp takes no lock.
+  const env = { ZYPP_READONLY_HACK: '1' };
+  const args = ['--non-interactive', '--no-refresh', '--quiet', 'list-updates'];
+  return parseZypperTable(await runProgram('zypper', args, { signal, env }));
 }
 
 /** Parses lines such as `bash.x86_64   5.2.26-4.fc40   updates`, up to the list of obsolete packages. */
 export function parseDnfList(text: string): { id: string; available: string }[] {
-  const [list = ''] = text.split(/^Obsoleting Packages/m);
+  const [list = ''] = text.split(/^Obsoleting Packages/im);
   return [...list.matchAll(/^(\S+\.\w+)\s+(\S*\d\S*)\s+\S+\s*$/gm)].map(([, id = '', available = '']) => ({
     id,
     available,
@@ -155,8 +195,9 @@ async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
-  // Exit code 1 means that there are no updates.
-  return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1] }));
+  // Exit code 1 means that there are no updates, or that pacman failed: then it complains.
+  const isFailure = /^error: .*|^warning: database file .*/m;
+  return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1], isFailure }));
 }
 
 /** Parses lines such as `linux 6.6.1-1 -> 6.6.2-1`, also with `[ignored]` at the end. */
@@ -170,19 +211,20 @@ export function parsePacmanUpdates(text: string): InventoryUpdate[] {
   );
 }
 
+// The order matters: Debian has packages of pacman and rpm, which bring their databases.
 const managers: readonly PackageManager[] = [
+  {
+    format: 'deb',
+    databases: ['/var/lib/dpkg/status'],
+    installed: installedByDpkg,
+    updates: updatesOfApt,
+  },
   { format: 'apk', databases: apkDatabases, installed: installedByApk, updates: updatesOfApk },
   {
     format: 'pacman',
     databases: ['/var/lib/pacman/local'],
     installed: installedByPacman,
     updates: updatesOfPacman,
-  },
-  {
-    format: 'deb',
-    databases: ['/var/lib/dpkg/status'],
-    installed: installedByDpkg,
-    updates: updatesOfApt,
   },
   {
     format: 'rpm',

@@ -9,6 +9,8 @@ interface ProgramOptions {
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];
+  /** What a program prints to stderr if it has failed with one of `codes`. */
+  isFailure?: RegExp;
   env?: Readonly<Record<string, string>>;
 }
 
@@ -30,7 +32,7 @@ export class PartFailed extends Error {}
 export function runProgram(
   program: string,
   args: readonly string[],
-  { signal, codes = [], env = {} }: ProgramOptions,
+  { signal, codes = [], isFailure, env = {} }: ProgramOptions,
 ): Promise<string> {
   const child = spawn(program, args, {
     cwd: '/',
@@ -53,10 +55,11 @@ export function runProgram(
   });
   child.on('error', (error) => fail(errnoOf(error) === 'ENOENT' ? 'is not installed' : 'could not start'));
   child.on('close', (code, name) => {
-    if (code === 0 || (code !== null && codes.includes(code)))
+    const [failure] = isFailure?.exec(complaint) ?? [];
+    if (code === 0 || (code !== null && codes.includes(code) && !failure))
       return resolve(Buffer.concat(chunks).toString());
-    const lines = complaint.trim().split('\n');
-    fail(`ended with ${code ?? name}${complaint ? `: ${lines[0]}` : ''}`);
+    const reason = failure ?? complaint.trim().split('\n')[0];
+    fail(`ended with ${code ?? name}${reason ? `: ${reason}` : ''}`);
   });
   const stop = (): void => fail('was stopped');
   signal.addEventListener('abort', stop, { once: true });
