@@ -183,7 +183,9 @@ test('a stored inventory is not sent once the machine’s owner disallows it, an
   expect(refusalIn(await system.call('GET', `/machines/${machine_id}/inventory`))).toBe(
     '403 permission_denied',
   );
-  expect((await system.client.inventory.list()).items).toMatchObject([{ machine_id, facts: null }]);
+  const { items, without_inventory } = await system.client.inventory.list();
+  expect(items).toMatchObject([{ machine_id, facts: null }]);
+  expect(without_inventory).toBe(1);
   await after.close();
   await system.agent({ dataDir });
   expect((await system.client.inventory.list()).items).toMatchObject([
@@ -209,6 +211,14 @@ test('a package is found on the machines that have it, below a version, page by 
   const none = await collected(system, 'four', 'apk', [['bash', '5.2.21-r0']]);
   const ids = async (query: object) =>
     (await client.inventory.list(query)).items.map((item) => item.machine_id);
+  const uncollected = await system.agent({ tags: 'new' });
+  const without = async (query: object, by = client) =>
+    (await by.inventory.list({ limit: 1, ...query })).without_inventory;
+  expect(await without({ package: 'openssl' })).toBe(1);
+  expect(await without({ package: 'openssl', tags: 'new' })).toBe(1);
+  expect(await without({ tags: 'old' })).toBe(0);
+  await client.machines.remove({ machine_id: uncollected.machineId });
+  expect(await without({})).toBe(0);
   expect(await ids({ package: 'openssl' })).toEqual([one, three, two]);
   expect(await ids({ package: 'openssl', version_below: '3.0.15' })).toEqual([one, three]);
   // If the limit has an epoch, the whole version is compared, and versions without an epoch are older.
@@ -226,6 +236,7 @@ test('a package is found on the machines that have it, below a version, page by 
   const { client: limited } = await system.keyed(['machines:read'], { machine_ids: [two] });
   expect((await limited.inventory.list()).items.map((item) => item.machine_id)).toEqual([two]);
   expect((await limited.inventory.list({ package: 'bash' })).total).toBe(0);
+  expect(await without({}, limited)).toBe(0);
 });
 
 test('a refresh of the list asks the connected machines, and forgets packages that are gone', async () => {

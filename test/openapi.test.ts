@@ -264,9 +264,10 @@ test('every success is described as the envelope of data and meta, with paging f
     const { properties, required } =
       described?.responses[route.status]?.content?.['application/json']?.schema ?? {};
     const { data, meta } = properties as Record<string, { [key: string]: Json }>;
+    const [common] = (meta?.allOf ?? [meta]) as { $ref?: string }[];
     expect([name, required]).toEqual([name, expect.arrayContaining(['data', 'meta'])]);
     expect([name, data?.type === 'array']).toEqual([name, route.kind === 'list']);
-    expect([name, meta?.$ref]).toEqual([
+    expect([name, common?.$ref]).toEqual([
       name,
       `#/components/schemas/${route.kind === 'single' ? 'Meta' : 'ListMeta'}`,
     ]);

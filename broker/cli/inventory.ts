@@ -58,16 +58,10 @@ export function addInventory(program: Command): void {
 
 /** Warns of machines without an inventory, because a search for a package does not find them. */
 async function warnOfMissing(client: Farhand, tags?: string, refresh?: boolean): Promise<void> {
-  const oldestFirst = { ...given({ tags }), sort: 'collected_at', limit: 100 } as const;
-  const { total } = await client.inventory.list({ ...oldestFirst, limit: 1 });
-  let missing = 0;
-  for await (const { collected_at } of client.inventory.list(oldestFirst)) {
-    if (collected_at !== null) break;
-    missing += 1;
-  }
+  const { total, without_inventory } = await client.inventory.list({ ...given({ tags }), limit: 1 });
   const next = refresh ? 'online machines that allow it send one' : 'add --refresh';
-  const have = `${missing} of ${counted(total)} ${missing === 1 ? 'has' : 'have'}`;
-  if (missing > 0) hint(`farhand: ${have} no inventory yet: ${next}`);
+  const have = `${without_inventory} of ${counted(total)} ${without_inventory === 1 ? 'has' : 'have'}`;
+  if (without_inventory > 0) hint(`farhand: ${have} no inventory yet: ${next}`);
 }
 
 const versionsOf = ({ packages }: Listed): string => packages.map(({ version }) => version).join(' ');

@@ -252,7 +252,7 @@ function successes(route: Route): ZodOpenApiResponsesObject {
 
 /** Description and media types of a successful response. */
 function contentOf(route: Route) {
-  const { kind, reply, types = [] } = route;
+  const { kind, reply, listMeta, types = [] } = route;
   if (kind === 'socket') return { description: 'The WebSocket is open' };
   if (kind === 'raw' || kind === 'bytes') {
     const schema = kind === 'raw' ? ({ type: 'string' } as const) : binary;
@@ -271,7 +271,10 @@ function contentOf(route: Route) {
   }
   const schema =
     kind === 'list'
-      ? z.object({ data: z.array(reply).describe('The items'), meta: paged.describe('The page') })
+      ? z.object({
+          data: z.array(reply).describe('The items'),
+          meta: (listMeta ? paged.and(listMeta) : paged).describe('The page'),
+        })
       : z.object({
           data: reply.describe('The result'),
           meta:

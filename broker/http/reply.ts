@@ -121,7 +121,7 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
       ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
     }
     data = items.map((item) => route.reply.parse(item));
-    meta = { ...meta, total, limit, offset, has_more };
+    meta = { ...meta, total, limit, offset, has_more, ...route.listMeta?.parse(reply) };
   } else data = route.reply.parse(reply);
   const text = JSON.stringify({ data, meta });
   occupyMemory(ctx, text.length);

@@ -110,7 +110,8 @@ export class Inventories {
     // The machines are listed again, because the rights of the key may have changed during a refresh.
     const machines = this.#machines(input, caller);
     const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
-    const sorted = await this.#sort(matching, input.sort);
+    const times = await this.#records.times();
+    const sorted = sortBy(matching, input.sort, times);
     const page = sorted.slice(offset, offset + input.limit);
     const visible = page.filter(({ id }) => this.#isAllowed(id)).map(({ id }) => id);
     const summaries = await this.#records.summaries(visible);
@@ -119,7 +120,8 @@ export class Inventories {
       ...(summaries.get(id) ?? { collected_at: null, facts: null, updates: null }),
       packages: packages?.get(id) ?? [],
     }));
-    return { items, total: matching.length };
+    const without = machines.filter(({ id }) => !times.has(id) || !this.#isAllowed(id));
+    return { items, total: matching.length, without_inventory: without.length };
   }
 
   /** Returns the machines with all these tags that the key may use. */
@@ -129,14 +131,6 @@ export class Inventories {
     return all.filter(
       (machine) => caller.reaches(machine.id) && wanted.every((tag) => machine.tags.includes(tag)),
     );
-  }
-
-  async #sort(machines: Machine[], sort: string): Promise<Machine[]> {
-    const direction = sort.startsWith('-') ? -1 : 1;
-    const times = sort.endsWith('collected_at') ? await this.#records.times() : undefined;
-    const keyed = machines.map((one) => ({ one, key: times ? (times.get(one.id) ?? 0) : one.name }));
-    keyed.sort((a, b) => direction * (a.key < b.key ? -1 : a.key > b.key ? 1 : a.one.id < b.one.id ? -1 : 1));
-    return keyed.map(({ one }) => one);
   }
 
   /** Returns the packages of this name by machine: all of them, or those older than a version. */
@@ -182,4 +176,13 @@ export class Inventories {
     await Promise.race([Promise.all(collections), ended]);
     cancel();
   }
+}
+
+/** Sorts machines by name or by the time of their last collection. Machines without one are the oldest. */
+function sortBy(machines: Machine[], sort: string, times: ReadonlyMap<string, number>): Machine[] {
+  const direction = sort.startsWith('-') ? -1 : 1;
+  const isByTime = sort.endsWith('collected_at');
+  const keyed = machines.map((one) => ({ one, key: isByTime ? (times.get(one.id) ?? 0) : one.name }));
+  keyed.sort((a, b) => direction * (a.key < b.key ? -1 : a.key > b.key ? 1 : a.one.id < b.one.id ? -1 : 1));
+  return keyed.map(({ one }) => one);
 }

@@ -147,25 +147,38 @@ export const inventory = {
     errors: machineErrors,
     waits: true,
   }),
-  list: build('list', 'GET', '/inventory', 'machines:read', {
-    summary: 'List machines with their inventory, or find a package on them',
-    description:
-      'Answers the last collections. With `package` only machines that have this package. Versions are compared by the rule of each machine’s distribution; an epoch counts only if `version_below` has one.',
-    query: {
-      package: text(256).min(1).optional().describe('Only machines with the package of this name'),
-      version_below: text(256)
-        .min(1)
-        .optional()
-        .describe('With `package`: only versions older than this one'),
-      tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
-      refresh: queryBoolean
-        .optional()
+  list: {
+    ...build('list', 'GET', '/inventory', 'machines:read', {
+      summary: 'List machines with their inventory, or find a package on them',
+      description:
+        'Answers the last collections. With `package` only machines that have this package. Versions are compared by the rule of each machine’s distribution; an epoch counts only if `version_below` has one.',
+      query: {
+        package: text(256).min(1).optional().describe('Only machines with the package of this name'),
+        version_below: text(256)
+          .min(1)
+          .optional()
+          .describe('With `package`: only versions older than this one'),
+        tags: z
+          .string()
+          .max(4096)
+          .optional()
+          .describe('Only machines with all of these tags, comma-separated'),
+        refresh: queryBoolean
+          .optional()
+          .describe(
+            'True to let online machines collect their inventory before the answer, for at most 2 minutes; only with offset 0',
+          ),
+        ...paging(sort),
+      },
+      reply: listItem,
+      waits: true,
+    }),
+    listMeta: z.object({
+      without_inventory: z
+        .int()
         .describe(
-          'True to let online machines collect their inventory before the answer, for at most 2 minutes; only with offset 0',
+          'Number of machines, of those with the `tags`, that a search for a `package` cannot find: they never sent an inventory, or their owner no longer allows it',
         ),
-      ...paging(sort),
-    },
-    reply: listItem,
-    waits: true,
-  }),
+    }),
+  },
 };

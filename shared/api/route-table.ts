@@ -141,8 +141,11 @@ type StreamReply<R, T> = R extends { kind: 'lines' }
       ? GrowingReply<T, G>
       : never;
 
+/** Further fields in `meta` of a list. */
+export type ListMeta<R> = R extends { listMeta: infer T extends z.ZodType } ? z.output<T> : unknown;
+
 type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType }
-  ? Page<z.input<T>>
+  ? Page<z.input<T>> & ListMeta<R>
   : R extends { reply: infer T extends z.ZodType }
     ? z.input<T>
     : never;

@@ -73,6 +73,8 @@ export interface Route<
    * Names of the fields by which a list can be filtered; their values are in the path or query. Set only for lists.
    */
   filters?: readonly string[];
+  /** Schema of further fields in `meta` of a list. */
+  listMeta?: z.ZodObject;
   /** Name of the array in the answer. Set for growing routes, and for single routes whose answer may be long. */
   grows?: string;
   /** Schemas of the array's items, and of the object without the array. Set together with `grows`. */

@@ -1,7 +1,7 @@
 // Types of the SDK's methods, their inputs and answers, derived from the table of routes.
 import type * as z from 'zod';
 import type { Route } from '../api/route.ts';
-import type { Api } from '../api/route-table.ts';
+import type { Api, ListMeta } from '../api/route-table.ts';
 import type { Attached } from './request.ts';
 import type { Terminal, TerminalSettings } from './terminal.ts';
 
@@ -50,7 +50,7 @@ export interface ListResult<T> {
  * Result of a list call: await it for one page, or iterate over it for all items. The request is sent when
  * one of the two begins.
  */
-export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
+export type Listing<T, Meta = unknown> = Promise<ListResult<T> & Meta> & AsyncIterable<T>;
 
 /**
  * Result of a stream call: iterate over it for the items as they arrive, or await it for the start of the
@@ -72,7 +72,7 @@ type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : 
  * about the file.
  */
 type Answer<R> = R extends { kind: 'list' }
-  ? Listing<Output<R>>
+  ? Listing<Output<R>, ListMeta<R>>
   : R extends { kind: 'lines' }
     ? Stream<Output<R>>
     : R extends { kind: 'events' }

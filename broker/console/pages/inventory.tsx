@@ -18,6 +18,7 @@ export function Inventory() {
   const filter = wanted ? { package: wanted, ...(below && { version_below: below }) } : {};
   const [busy, setBusy] = useState(false);
   const [round, setRound] = useState(0);
+  const [unsearched, setUnsearched] = useState(0);
   const collect = async (): Promise<void> => {
     setBusy(true);
     await attempt(() => client.inventory.list({ ...filter, refresh: true, limit: 1 }));
@@ -41,28 +42,19 @@ export function Inventory() {
         <SearchField label="Package, by its full name" name="package" />
         {wanted !== '' && <SearchField label="Only versions older than" name="below" />}
       </div>
+      {wanted !== '' && unsearched > 0 && <NotSearched count={unsearched} />}
       <LongList
         read={async (paging, signal) => {
-          const { items, ...page } = await client.inventory.list({ ...filter, ...paging }, { signal });
+          const given = { ...filter, ...paging };
+          const { items, without_inventory, ...page } = await client.inventory.list(given, { signal });
+          setUnsearched(without_inventory);
           return { ...page, items: items.map((item) => ({ ...item, id: item.machine_id })) };
         }}
         inputs={[wanted, below, round]}
         empty={wanted ? <NotFound name={wanted} isLimited={below !== ''} /> : <NoMachines />}
       >
         {(items) => (
-          <List
-            label="Inventories"
-            head={
-              <>
-                <th>Machine</th>
-                <th class="wide">{wanted ? 'Version' : 'System'}</th>
-                {wanted === '' && <th>Kernel</th>}
-                <th class="right">Updates</th>
-                <th>Restart</th>
-                <th>Collected</th>
-              </>
-            }
-          >
+          <List label="Inventories" head={<Heads wanted={wanted} />}>
             {items.map((item) => (
               <Row key={item.id} item={item} wanted={wanted} />
             ))}
@@ -71,6 +63,24 @@ export function Inventory() {
       </LongList>
     </Page>
   );
+}
+
+function Heads({ wanted }: { wanted: string }) {
+  return (
+    <>
+      <th>Machine</th>
+      <th class="wide">{wanted ? 'Version' : 'System'}</th>
+      {wanted === '' && <th>Kernel</th>}
+      <th class="right">Updates</th>
+      <th>Restart</th>
+      <th>Collected</th>
+    </>
+  );
+}
+
+function NotSearched({ count }: { count: number }) {
+  const machines = count === 1 ? 'One machine has' : `${count} machines have`;
+  return <p class="muted">{machines} no inventory, so the package is not searched there.</p>;
 }
 
 function NotFound({ name, isLimited }: { name: string; isLimited: boolean }) {
