@@ -291,22 +291,40 @@ async function collected(
 
 // ---- Memory before the first request
 
-test('an agent loads nothing that collects before the first request', () => {
+test('before the first request nothing that collects is loaded or runs, and the memory grows by less than 1 MiB', () => {
   const script = `
+    import { readFileSync } from 'node:fs';
     import { registerHooks } from 'node:module';
     const loaded = [];
     registerHooks({ load(url, context, next) { loaded.push(url); return next(url, context); } });
-    const { startAgent } = await import('./agent/start.ts');
+    const running = () => [process.getActiveResourcesInfo(), readFileSync('/proc/thread-self/children', 'utf8')];
+    const privateKiB = () => {
+      gc();
+      return Number(/^Private_Dirty: +(\\d+)/m.exec(readFileSync('/proc/self/smaps_rollup', 'utf8'))[1]);
+    };
+    // What other parts of the agent load too does not count.
+    await import('./shared/semaphore.ts');
+    const [memory, idle] = [privateKiB(), running()];
     const { createInventory } = await import('./agent/inventory/index.ts');
-    const own = () => loaded.filter((url) => url.includes('/agent/inventory/')).map((url) => url.split('/').at(-1));
     const handlers = createInventory();
+    const [grown, started] = [privateKiB() - memory, running()];
+    await import('./agent/start.ts');
+    const own = () => loaded.filter((url) => url.includes('/agent/inventory/')).map((url) => url.split('/').at(-1));
     const before = own();
     for await (const part of handlers.getInventory({}, { signal: new AbortController().signal }));
-    console.log(JSON.stringify([before, own().includes('collect.ts')]));`;
+    console.log(JSON.stringify({ before, grown, idle, started, collects: own().includes('collect.ts') }));`;
   const root = join(import.meta.dirname, '..');
-  const args = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', script];
-  const output = execFileSync(process.execPath, args, { encoding: 'utf8', cwd: root });
-  expect(JSON.parse(output)).toEqual([['index.ts'], true]);
+  const args = [
+    '--disable-warning=ExperimentalWarning',
+    '--expose-gc',
+    '--input-type=module',
+    '--eval',
+    script,
+  ];
+  const output = JSON.parse(execFileSync(process.execPath, args, { encoding: 'utf8', cwd: root }));
+  expect(output).toMatchObject({ before: ['index.ts'], started: output.idle, collects: true });
+  // 100 to 140 KiB were measured.
+  expect(output.grown).toBeLessThan(1024);
 });
 
 // ---- Output of package managers that this machine may not have
