@@ -138,7 +138,8 @@ export class Monitor {
     const otherWindows = before.maintenance_windows !== maintenance_windows || before.machines !== machines;
     for (const tracked of this.#tracked.all()) this.#refresh(tracked, otherWindows);
     const changed = [...alert_rules.values()].filter((rule) => before.alert_rules.get(rule.id) !== rule);
-    if ([...before.machines.keys()].some((id) => !machines.has(id))) void this.claimed();
+    const isShared = this.#services.cluster !== undefined;
+    if (isShared && [...before.machines.keys()].some((id) => !machines.has(id))) void this.claimed();
     this.#follow(alert_rules.size > 0);
     for (const rule of changed) void this.#evaluate(rule);
     if (alert_rules.size === 0) return;

@@ -42,9 +42,9 @@ export class StateJson {
     const first = `${name === names[0] ? '' : ']'},"${name}":[`;
     const count = Math.max(1, Math.ceil(all.length / blockDocuments));
     const blocks = Array.from({ length: count }, (_, n) => {
-      const documents = all.slice(n * blockDocuments, (n + 1) * blockDocuments);
       const known = before[n];
-      if (known && isSame(known.documents, documents)) return known;
+      if (known && isSame(known.documents, all, n * blockDocuments)) return known;
+      const documents = all.slice(n * blockDocuments, (n + 1) * blockDocuments);
       const json = `${n === 0 ? first : ','}${JSON.stringify(documents).slice(1, -1)}`;
       return { documents, json: Buffer.from(json) };
     });
@@ -53,8 +53,11 @@ export class StateJson {
   }
 }
 
-function isSame(some: readonly object[], others: readonly object[]): boolean {
-  return some.length === others.length && some.every((one, n) => one === others[n]);
+/** True if the block that begins at `first` has exactly these documents. */
+function isSame(documents: readonly object[], all: readonly object[], first: number): boolean {
+  if (documents.length !== Math.min(blockDocuments, all.length - first)) return false;
+  for (let n = 0; n < documents.length; n += 1) if (documents[n] !== all[first + n]) return false;
+  return true;
 }
 
 const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0');
