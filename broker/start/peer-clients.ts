@@ -1,9 +1,13 @@
 // The clients with which a broker calls the peer ports of other brokers.
+import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Owners } from '../cluster/peers/owner-lookup.ts';
 import type { Authority } from '../link/certificate-authority.ts';
 
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
+
+/** Milliseconds between two checks that brokers with open requests can be reached. gRPC checks its connections itself. */
+const checkMs = 5_000;
 
 interface Opening {
   /** Functions that close what was created. */
@@ -24,7 +28,9 @@ export async function createPeerClients({ closers, log }: Opening, authority: Au
     clients.http.endLost();
     clients.grpc.endLost();
   });
+  const stopChecking = every(checkMs, () => void clients.http.endUnreachable());
   closers.push(() => {
+    stopChecking();
     stopWatching();
     clients.http.close();
     clients.grpc.close();

@@ -51,6 +51,22 @@ test('requests for an owner that stalls at the handshake get 503 after two secon
   expect([status, body.error.details.retry_after]).toEqual([503, 1]);
 });
 
+test('a request and a stream over open connections to an owner that stalls end within 15 seconds', async () => {
+  const { call, front, key, machineId, throughProxy } = await startTwoBrokers();
+  const proxy = throughProxy();
+  const get = () => call('GET', `/machines/${machineId}${stat}`);
+  const path = `/api/v1/machines/${machineId}/files/watch?path=/tmp`;
+  const stream = await fetch(front.url + path, { headers: { Authorization: `Bearer ${key}` } });
+  expect([(await get()).status, stream.status]).toEqual([200, 200]);
+  proxy.stall();
+  const stalled = performance.now();
+  const [{ status, headers }] = await Promise.all([get(), expect(stream.text()).rejects.toThrow()]);
+  expect([status, headers.get('retry-after')]).toEqual([503, '1']);
+  expect(performance.now() - stalled).toBeLessThan(15_000);
+  proxy.resume();
+  expect((await get()).status).toBe(200);
+});
+
 test('a client gets 503 if the owner is lost before its answer, and is disconnected if that happens during the answer', async () => {
   const { call, front, key, owner, machineId, throughProxy } = await startTwoBrokers();
   const proxy = throughProxy();

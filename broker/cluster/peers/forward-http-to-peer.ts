@@ -1,10 +1,11 @@
 // Forwards HTTP requests to the peer ports of other brokers. The request of a client is streamed to the other
 // broker, and the answer is streamed back.
+import { once } from 'node:events';
 import type { ClientRequest, IncomingMessage, OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { Agent, request as httpsRequest } from 'node:https';
 import type { Duplex } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { createSecureContext } from 'node:tls';
+import { connect as connectTls, createSecureContext } from 'node:tls';
 import type { Caller } from '../../../shared/api/route-table.ts';
 import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
@@ -27,6 +28,8 @@ export interface Forwarded {
 
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
+/** Time in milliseconds in which a broker with open requests must accept another connection, even if it is busy. */
+const answerMs = 5_000;
 /**
  * Maximum number of idle connections to each broker. A request that finds no idle connection waits some 2 ms for a
  * handshake.
@@ -49,8 +52,8 @@ export class PeerClient {
   readonly #log: Logger;
   readonly #owners: Pick<Owners, 'hasEnded'>;
   #agent: Agent;
-  /** Requests and WebSockets that have not ended. The value is the id of the broker that answers them. */
-  readonly #open = new Map<ClientRequest | Duplex, string>();
+  /** Requests and WebSockets that have not ended, with the broker that answers them. */
+  readonly #open = new Map<ClientRequest | Duplex, Peer>();
 
   constructor(leaf: PeerLeaf, owners: Pick<Owners, 'hasEnded'>, log: Logger) {
     this.#log = log;
@@ -60,12 +63,41 @@ export class PeerClient {
 
   /** Ends the requests to brokers whose lease is over, because a frozen broker would never answer. */
   endLost(): void {
-    for (const [one, brokerId] of this.#open)
+    for (const [one, { brokerId }] of this.#open)
       if (this.#owners.hasEnded(brokerId)) one.destroy(new Error('the lease of the broker is over'));
   }
 
-  #track(one: ClientRequest | Duplex, { brokerId }: Peer): void {
-    this.#open.set(one, brokerId);
+  /**
+   * Ends the requests to brokers that cannot be reached. TCP alone would notice only after a quarter of an hour that a
+   * network loses everything. Never rejects.
+   */
+  async endUnreachable(): Promise<void> {
+    const urls = new Set([...this.#open.values()].map(({ url }) => url));
+    await Promise.all([...urls].map((url) => this.#endIfUnreachable(url)));
+  }
+
+  async #endIfUnreachable(url: string): Promise<void> {
+    const { hostname: host, port } = addressOf(url);
+    const { secureContext } = this.#agent.options;
+    const socket = connectTls({ host, port: Number(port), servername: peerName, secureContext });
+    // An error event without a listener would end the process.
+    socket.on('error', () => {});
+    const cancel = after(answerMs, () => socket.destroy(new Error(`no connection within ${answerMs} ms`)));
+    try {
+      await once(socket, 'secureConnect');
+    } catch (error) {
+      for (const [one, peer] of this.#open)
+        if (peer.url === url) one.destroy(new Error('the broker cannot be reached', { cause: error }));
+      // Idle connections to the broker would be used again.
+      for (const idle of Object.values(this.#agent.freeSockets).flat()) idle?.destroy();
+    } finally {
+      cancel();
+      socket.destroy();
+    }
+  }
+
+  #track(one: ClientRequest | Duplex, peer: Peer): void {
+    this.#open.set(one, peer);
     one.once('close', () => this.#open.delete(one));
   }
 
@@ -183,8 +215,7 @@ export class PeerClient {
     { method, url: path }: Pick<IncomingMessage, 'method' | 'url'>,
     headers: OutgoingHttpHeaders,
   ): ClientRequest {
-    const { hostname, port } = new URL(peer.url);
-    const host = hostname.replace(/^\[|\]$/g, '');
+    const { hostname: host, port } = addressOf(peer.url);
     const outgoing = httpsRequest({ agent: this.#agent, host, port, method, path, headers });
     this.#track(outgoing, peer);
     const cancel = after(connectMs, () =>
@@ -196,6 +227,12 @@ export class PeerClient {
     });
     return outgoing;
   }
+}
+
+/** The address of a peer port. An IPv6 address has no brackets. */
+function addressOf(url: string): { hostname: string; port: string } {
+  const { hostname, port } = new URL(url);
+  return { hostname: hostname.replace(/^\[|\]$/g, ''), port };
 }
 
 function agentWith(leaf: PeerLeaf): Agent {
