@@ -87,14 +87,15 @@ async function machinesOf({ postgres, real }: System, { peer }: SoakBroker): Pro
   return rows.map(({ machine_id }) => String(machine_id));
 }
 
-/** Returns the broker of a position that has a machine, and one that has none of its machines. */
-async function brokersOf(system: System, n: number) {
-  const broker = system.brokers[n];
-  const other = system.brokers[(n + 1) % system.brokers.length];
-  if (!broker || !other) throw new Error('there are too few brokers');
-  const [machine] = await machinesOf(system, broker);
-  if (!machine) throw new Error(`${broker.name} has no machine of a real agent`);
-  return { broker, other, machine };
+/** Returns the broker with the most machines of real agents, one of these machines, and another broker. */
+async function brokersOf(system: System) {
+  const found = await Promise.all(
+    system.brokers.map(async (broker) => ({ broker, machines: await machinesOf(system, broker) })),
+  );
+  const [first, second] = found.sort((a, b) => b.machines.length - a.machines.length);
+  const machine = first?.machines[0];
+  if (!first || !second || !machine) throw new Error('there are too few brokers or machines');
+  return { broker: first.broker, other: second.broker, machine };
 }
 
 const finished = `SELECT id, status, exit_code, finished_at FROM commands
@@ -109,7 +110,7 @@ function changedRows(before: readonly Row[], after: readonly Row[]): string[] {
 /** A box loses its network: its agents, the other brokers and the database get no further byte. */
 async function vanish(system: System, print: Print): Promise<string[]> {
   const { postgres, real, proxy } = system;
-  const { broker, machine } = await brokersOf(system, 0);
+  const { broker, machine } = await brokersOf(system);
   const { peer, proxies, http } = broker;
   const all = Object.values(proxies ?? {});
   const relinks = await measureRelinks(postgres, { peer, real, mostMs: 2 * vanishedMs }, () => {
@@ -125,7 +126,7 @@ async function vanish(system: System, print: Print): Promise<string[]> {
 
 async function freeze(system: System, print: Print): Promise<string[]> {
   const { postgres, real } = system;
-  const { broker, machine } = await brokersOf(system, 1);
+  const { broker, machine } = await brokersOf(system);
   const begun = performance.now();
   const relinks = await measureRelinks(postgres, { peer: broker.peer, real, mostMs: vanishedMs }, () =>
     broker.signal('SIGSTOP'),
@@ -146,7 +147,7 @@ async function freeze(system: System, print: Print): Promise<string[]> {
 }
 
 async function cutFromDatabase(system: System, print: Print): Promise<string[]> {
-  const { broker, other, machine } = await brokersOf(system, 2);
+  const { broker, other, machine } = await brokersOf(system);
   const failures: string[] = [];
   broker.proxies?.database.stall();
   const cut = performance.now();
@@ -180,7 +181,7 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
 
 async function cutFromPeers(system: System, print: Print): Promise<string[]> {
   const { postgres, brokers } = system;
-  const { broker, other, machine } = await brokersOf(system, 0);
+  const { broker, other, machine } = await brokersOf(system);
   const owners = 'SELECT machine_id, broker_id, epoch FROM owners ORDER BY machine_id';
   const before = await postgres.query(owners);
   for (const { proxies } of brokers) proxies?.peer.stall();

@@ -53,6 +53,8 @@ export async function startPostgres(folder: string) {
       await sleep(50);
     }
   };
+  // Whatever ends this process, the server ends with it.
+  process.once('exit', () => server?.kill('SIGQUIT'));
   await start();
   return {
     address: `127.0.0.1:${port}`,
