@@ -4,7 +4,7 @@
 import { randomBytes } from 'node:crypto';
 import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Fence } from '../history/group-commit.ts';
+import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
 import type { History } from '../history/history.ts';
 import { PostgresListener } from '../history/postgres-listener.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
@@ -133,6 +133,12 @@ export class Cluster implements Owners {
 
   ownerElsewhere(machineId: string): Peer | undefined {
     return this.#owners.elsewhere(machineId);
+  }
+
+  async loaded(machineId: string): Promise<void> {
+    await this.#own.get(machineId)?.loaded.catch((error: unknown) => {
+      throw databaseUnavailable(error);
+    });
   }
 
   /** True if another living broker has a link to the machine. */

@@ -20,6 +20,7 @@ function createOwners() {
     },
     directoryId: name,
     withDirectory: () => undefined,
+    loaded: async () => {},
     peers: () => [],
     hasEnded: () => false,
     watch: () => () => {},

@@ -16,6 +16,11 @@ export interface Owners {
   readonly directoryId: string;
   /** Returns the other living broker with this data directory. */
   withDirectory(directoryId: string): Peer | undefined;
+  /**
+   * Resolves once the open work of the machine is loaded, if this broker owns the machine. Throws unavailable if it
+   * cannot be loaded.
+   */
+  loaded(machineId: string): Promise<void>;
   /** The other living brokers. */
   peers(): readonly Peer[];
   /** True once the lease of a broker is over, by the clock of the database. */

@@ -15,7 +15,7 @@ import type { Owners, Peer } from './owner-lookup.ts';
 export type { Forwarded, PeerCall };
 
 interface Services {
-  owners: Pick<Owners, 'ownerElsewhere' | 'directoryId' | 'withDirectory'>;
+  owners: Pick<Owners, 'ownerElsewhere' | 'loaded' | 'directoryId' | 'withDirectory'>;
   lookups: Lookups;
   state: State;
 }
@@ -68,8 +68,16 @@ export class Peers {
 
   /**
    * Returns what a request is about; undefined if its ids belong to no machine. Ids in lists and filters do not count.
+   * Waits while this broker loads the open work of a machine that it has just begun to own: without that work an open
+   * session would seem to have ended.
    */
   async subjectOf(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
+    const subject = await this.#findSubject(ids);
+    if (subject) await this.#services.owners.loaded(subject.machine);
+    return subject;
+  }
+
+  async #findSubject(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     for (const { noun, id, listed, filters } of ids) {
       if (listed || filters) continue;
       // The cast is safe: no broker owns a machine that does not exist.
