@@ -84,6 +84,18 @@ test('a client gets 503 if the owner is lost before its answer, and is disconnec
   await expect(stream.text()).rejects.toThrow();
 });
 
+test('a request waits until its machine’s open work is loaded', async () => {
+  const { call, owner, key, machineId, loadWork } = await startTwoBrokers();
+  const path = `/machines/${machineId}${stat}`;
+  const loading = Promise.withResolvers<void>();
+  loadWork(loading.promise);
+  const waiting = [call('GET', path), owner.call('GET', path, { key })];
+  const early = new Promise((resolve) => setTimeout(resolve, 500, 'no answer'));
+  expect(await Promise.race([...waiting, early])).toBe('no answer');
+  loading.resolve();
+  expect((await Promise.all(waiting)).map(({ status }) => status)).toEqual([200, 200]);
+});
+
 test('a forwarded request is not forwarded again', async () => {
   const { call, machineId, own } = await startTwoBrokers();
   own((seenBy) => (seenBy === 'front' ? 'owner' : 'front'));

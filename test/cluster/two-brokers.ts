@@ -12,6 +12,8 @@ type Name = 'front' | 'owner';
 /** The owners of machines, in a table of the test. All machines belong to `owner` until the test calls `move`. */
 function createOwners() {
   const urls = new Map<Name, string>();
+  /** Resolves when each broker has loaded the open work of its machines. */
+  const work = { loading: Promise.resolve() };
   const moved = new Map<string, (seenBy: Name) => Name>();
   const of = (name: Name): Owners => ({
     ownerElsewhere(machineId) {
@@ -20,13 +22,13 @@ function createOwners() {
     },
     directoryId: name,
     withDirectory: () => undefined,
-    loaded: async () => {},
+    loaded: () => work.loading,
     peers: () => [],
     hasEnded: () => false,
     watch: () => () => {},
     advertise: async (url) => void urls.set(name, url),
   });
-  return { of, urls, moved };
+  return { of, urls, moved, work };
 }
 
 export async function startTwoBrokers(tuning: Tuning = {}) {
@@ -62,6 +64,8 @@ export async function startTwoBrokers(tuning: Tuning = {}) {
       owners.urls.set('owner', `https://${proxy.address}`);
       return proxy;
     },
+    /** Makes both brokers wait for this promise before they know the open work of a machine. */
+    loadWork: (loading: Promise<void>) => void Object.assign(owners.work, { loading }),
     /** Sets the owner of the machine, separately for each broker. */
     own: (as: (seenBy: Name) => Name) => void owners.moved.set(agent.machineId, as),
     client: new Farhand({ baseUrl: front.url, apiKey: key, retries: 0 }),
