@@ -17,7 +17,7 @@ import { checkAll } from './check-promises.ts';
 import { steps } from './fault-steps.ts';
 import { startLongRunning } from './long-commands-and-terminals.ts';
 import { startLoad } from './mixed-load.ts';
-import { startSystem } from './three-brokers.ts';
+import { type System, startSystem } from './three-brokers.ts';
 import { startReceiver } from './webhook-receiver.ts';
 
 const { values } = parseArgs({
@@ -32,8 +32,18 @@ const { values } = parseArgs({
 const settleMs = 180_000;
 /** Milliseconds of undisturbed load before each step. */
 const betweenMs = 5_000;
+/** Longest time in milliseconds to wait for the links of all machines before a step. */
+const linkedMs = 90_000;
 /** Terminals must survive steps that last longer than the default of 30 s. */
 const graceMs = 300_000;
+
+/** Waits until every machine has a link, because the step before may have moved some. */
+async function untilAllLinked({ postgres }: System): Promise<void> {
+  for (const until = Date.now() + linkedMs; Date.now() < until; await sleep(500)) {
+    const left = await postgres.query('SELECT 1 FROM owners WHERE link_id IS NULL LIMIT 1');
+    if (left.length === 0) return;
+  }
+}
 
 await bench(async (parent) => {
   const print = (line: string): void => {
@@ -57,6 +67,7 @@ await bench(async (parent) => {
       const step = steps[name];
       if (!step) throw new Error(`there is no step ${name}: ${Object.keys(steps).join(', ')}`);
       await sleep(betweenMs);
+      await untilAllLinked(system);
       print(name);
       const found = await step(system, print).catch((error: unknown) => [`${name}: ${String(error)}`]);
       for (const failure of found) print(`  FAILED ${failure}`);

@@ -188,10 +188,13 @@ async function startTerminal(
     const ticks = [...text.matchAll(/tick (\d+)/g)].map(([, n]) => Number(n));
     const wrong = ticks.findIndex((tick, n) => tick !== n + 1);
     if (wrong >= 0) result.failures.push(`terminal ${session_id} has tick ${ticks[wrong]} at ${wrong + 1}`);
-    if (!text.includes(`word typed after ${ticks.length}`))
+    if (!text.includes(`word typed after ${ticks.length}`)) {
+      const { status, reason } = await client.sessions.get({ session_id });
+      const last = JSON.stringify(text.slice(-40));
       result.failures.push(
-        `terminal ${session_id} did not end as typed: ${JSON.stringify(text.slice(-40))}, ${result.endings.join(', ')}`,
+        `terminal ${session_id} did not end as typed: ${last}, ${status} ${reason}, ${result.endings.join(', ')}`,
       );
+    }
     if (result.silenceMs > graceMs) result.failures.push(`terminal ${session_id} was away for too long`);
     return result;
   };
