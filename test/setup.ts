@@ -8,7 +8,7 @@ import { notOnPostgres } from './skip-on-postgres.ts';
 
 /** Variables that the test runner and packaged programs need. All others are removed. */
 const stays =
-  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(DISK|DATABASE|DATABASE_URL)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
+  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(BROKERS|DISK|DATABASE|DATABASE_URL)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
 
 for (const name of Object.keys(process.env)) if (!stays.test(name)) delete process.env[name];
 

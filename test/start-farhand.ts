@@ -14,6 +14,7 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { atEnd } from './close-after-tests.ts';
 import { freeAddress } from './find-free-ports.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
+import { sharingFlags, startMoreBrokers } from './start-more-brokers.ts';
 import { databaseFlags } from './start-postgres.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
@@ -85,21 +86,20 @@ export async function startFarhand(
   params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
 ): Promise<TestSystem> {
   const dataDir = params.dataDir ?? temporaryFolder('broker');
-  const argv = [
-    '--data-dir',
-    dataDir,
-    ...['--http', await freeAddress(), '--grpc', await freeAddress()],
-    ...(params.flags?.includes('--database-url') ? [] : await databaseFlags(dataDir)),
-    ...(params.flags ?? []),
-  ];
+  const given = params.flags ?? [];
+  const flags = given.includes('--database-url')
+    ? given
+    : [...(await databaseFlags(dataDir)), ...sharingFlags, ...given];
+  const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
+  const argv = ['--data-dir', dataDir, ...addresses, ...flags];
   const silence = keepBrokerSilent(dataDir);
   atEnd(() => silence.afterwards());
-  const broker = await startBroker(
-    readSettings(brokerSettings, { argv, env: {} }),
-    silence.log,
-    params.tuning,
-  );
-  atEnd(() => broker.close());
+  const { log, lines } = silence;
+  const { tuning } = params;
+  const first = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log, tuning);
+  atEnd(() => first.close());
+  const makeFolder = (): string => temporaryFolder('broker');
+  const { broker, urls } = await startMoreBrokers({ broker: first, dataDir, flags, tuning, log, makeFolder });
   atEnd(() => silence.meanwhile());
   const { url = '', grpc = '' } = broker;
   const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
@@ -115,10 +115,14 @@ export async function startFarhand(
     url,
     grpc,
     key,
-    log: silence.lines,
+    log: lines,
     client,
     joinToken,
-    agent: async (agent = {}) => startOneAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
+    async agent(agent = {}) {
+      const started = await startOneAgent(grpc, agent, agent.joinToken ?? (await joinToken()));
+      if (urls.length > 1) await untilAllKnow(urls, key, started.machineId);
+      return started;
+    },
     async keyed(scopes, limits = {}) {
       const made = await client.keys.create({ name: 'limited', scopes, ...limits });
       const settings = { baseUrl: url, apiKey: made.key, retries: 0, fetch: listening };
@@ -126,6 +130,15 @@ export async function startFarhand(
     },
     call: (method, path, options = {}) => call(`${url}/api/v1${path}`, method, { key, ...options }),
   };
+}
+
+/** Waits until each of several brokers lists the machine as online. */
+async function untilAllKnow(urls: readonly string[], key: string, machineId: string): Promise<void> {
+  for (const url of urls) {
+    const look = async () =>
+      (await call(`${url}/api/v1/machines/${machineId}`, 'GET', { key })).body.data?.status;
+    while ((await look()) !== 'online') await new Promise((resolve) => setTimeout(resolve, 20));
+  }
 }
 
 /** Starts a real agent on a data directory and waits until it is linked. */
