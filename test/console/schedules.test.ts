@@ -1,5 +1,9 @@
-// The pages of schedules: the form with a machine or tags, a command or a saved command, and the history of runs.
+// The pages of schedules: the form with a machine or tags, a command or a saved command, times or a path, and the history
+// of runs.
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { expect } from 'vitest';
+import { temporaryFolder } from '../start-farhand.ts';
 import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
 
 browserTest(
@@ -61,7 +65,7 @@ browserTest('the settings change tags to a machine, and a saved command to a lin
   });
   const { page, faults, open } = await newLogin(system);
   await open(`/schedules/${id}/settings`);
-  await page.getByRole('button', { name: 'Machines' }).click();
+  await page.getByRole('button', { name: 'Machine', exact: true }).click();
   await page.getByRole('combobox', { name: 'Machine' }).fill('web');
   await page.getByRole('option', { name: /web-1/ }).click();
   await page.getByRole('button', { name: 'Command', exact: true }).click();
@@ -97,5 +101,52 @@ browserTest('a schedule of tags keeps the rights of its key until it is asked to
   await page.getByLabel('Run it with the rights of my key').check();
   expect(await save('second')).toBe((await system.client.keys.me()).id);
   await page.getByLabel('Run it with the rights of my key').waitFor({ state: 'detached' });
+  expect(faults).toEqual([]);
+});
+
+browserTest('a schedule runs when a path changes, and its settings change that to a time', async () => {
+  const system = await startWithConsole();
+  const { client } = system;
+  await startMachine(system, 'web-1');
+  const file = join(temporaryFolder('watched'), 'app.conf');
+  const { page, faults, open } = await newLogin(system);
+  await open('/schedules/new');
+  await page.getByLabel('Name', { exact: true }).fill('reload');
+  await page.getByRole('combobox', { name: 'Machine' }).fill('web');
+  await page.getByRole('option', { name: /web-1/ }).click();
+  await page.getByRole('textbox', { name: 'Command' }).fill('echo reloaded');
+  await page.getByRole('button', { name: 'When a path changes' }).click();
+  await page.getByLabel('Path on the machine').fill(file);
+  await page.getByLabel('Seconds without a further change').fill('0.1');
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.getByRole('alert').getByText('settle').waitFor();
+  await page.getByLabel('Seconds without a further change').fill('1');
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.getByRole('heading', { name: 'reload' }).waitFor();
+  const [made] = (await client.schedules.list()).items;
+  expect(made).toMatchObject({ cron: null, on_change: { path: file, recursive: false, settle: 1_000 } });
+  // The watch begins a moment after the schedule was made.
+  const write = async (): Promise<number> => {
+    writeFileSync(file, `${performance.now()}`);
+    return (await client.schedules.history({ schedule_id: made?.id ?? '' })).total;
+  };
+  await expect.poll(write, { interval: 3_000 }).toBeGreaterThan(0);
+  await page
+    .getByRole('row', { name: /change/ })
+    .getByText('reloaded')
+    .first()
+    .waitFor();
+  await open('/schedules');
+  await page
+    .getByRole('row', { name: /reload/ })
+    .getByText(file)
+    .waitFor();
+  await open(`/schedules/${made?.id}/settings`);
+  await page.getByRole('button', { name: 'At times' }).click();
+  await page.getByLabel('Cron expression').fill('@hourly');
+  await page.getByRole('button', { name: 'Save', exact: true }).click();
+  await page.getByText('The schedule is saved').waitFor();
+  const after = await client.schedules.get({ schedule_id: made?.id ?? '' });
+  expect(after).toMatchObject({ cron: '@hourly', on_change: null, catch_up: 'none' });
   expect(faults).toEqual([]);
 });

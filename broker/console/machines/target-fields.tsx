@@ -26,7 +26,7 @@ interface TargetFieldsProps {
 }
 
 /** A card with the choice between the selected machines, and all machines with some tags. */
-export function TargetFields({ by, setBy, tags, setTags, hint, children = <Targets /> }: TargetFieldsProps) {
+export function TargetFields({ by, setBy, tags, setTags, hint, children }: TargetFieldsProps) {
   return (
     <section class="card">
       <div class="card-head spread">
@@ -34,7 +34,7 @@ export function TargetFields({ by, setBy, tags, setTags, hint, children = <Targe
         <Choice
           label="Where"
           options={[
-            ['machines', 'Machines'],
+            ['machines', children ? 'Machine' : 'Machines'],
             ['tags', 'Tags'],
           ]}
           value={by}
@@ -43,7 +43,7 @@ export function TargetFields({ by, setBy, tags, setTags, hint, children = <Targe
       </div>
       <div class="card-body">
         {by === 'machines' ? (
-          children
+          (children ?? <Targets />)
         ) : (
           <>
             <TextField label="Tags" value={tags} change={setTags} placeholder="web, eu" hint={hint} />

@@ -36,7 +36,7 @@ export function SavedCommands() {
             label="Saved commands"
             head={
               <>
-                <th class="wide">Name</th>
+                <th>Name</th>
                 <th class="wide">Command</th>
                 <th>Changed</th>
                 <th>
@@ -47,12 +47,12 @@ export function SavedCommands() {
           >
             {items.map(({ id, name, description, argv, updated_at }) => (
               <tr key={id}>
-                <td class="wide two-lines">
+                <td>
                   <a href={to('/saved-commands', id)}>{name}</a>
-                  {description && <span class="muted small">{description}</span>}
                 </td>
-                <td class="wide">
+                <td class="wide two-lines">
                   <span class="mono">{argvText(argv)}</span>
+                  {description && <span class="muted small">{description}</span>}
                 </td>
                 <td class="muted">
                   <Ago at={updated_at} />

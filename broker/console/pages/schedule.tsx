@@ -14,6 +14,7 @@ import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
 import { ScheduleForm } from '../schedules/schedule-form.tsx';
+import { When } from '../schedules/schedule-list.tsx';
 import { durationText } from '../time.ts';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
@@ -114,7 +115,7 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
 }
 
 function Coming({ schedule }: { schedule: Detail }) {
-  const { cron, timezone, next_runs, command, saved_command_id, machine_id, tags, enabled } = schedule;
+  const { timezone, next_runs, command, saved_command_id, machine_id, tags, enabled } = schedule;
   const zone = new Intl.DateTimeFormat(undefined, {
     dateStyle: 'medium',
     timeStyle: 'short',
@@ -142,7 +143,7 @@ function Coming({ schedule }: { schedule: Detail }) {
       </span>
       <p class="fact-row muted">
         <span>
-          <code>{cron}</code> {timezone}
+          <When schedule={schedule} />
         </span>
         {enabled && next_runs.length > 0 && (
           <span>

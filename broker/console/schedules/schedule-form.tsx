@@ -1,61 +1,27 @@
-// The form of a schedule: what runs, where and when. A cron expression is described in words while it is typed.
+// The form of a schedule: what runs, where, and at which times or after which changes. A cron expression is described in
+// words while it is typed.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import {
-  isChosen,
-  useSavedCommands,
-  valuesOf,
-  type WhatToRun,
-  WhatToRunFields,
-} from '../commands/what-to-run-fields.tsx';
+import { isChosen, useSavedCommands, WhatToRunFields } from '../commands/what-to-run-fields.tsx';
 import { me } from '../login-session.ts';
-import { tagsOf } from '../machines/limits-fields.tsx';
 import { MachineField } from '../machines/machine-picker.tsx';
-import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
+import { TargetFields } from '../machines/target-fields.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
-import { go, place, to } from '../router.ts';
+import { go, to } from '../router.ts';
 import { CronField } from './cron-field.tsx';
-import { browserTimeZone, timeZoneOptions } from './time-zones.ts';
-
-type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
-
-/** Where a schedule runs, and what. With tags, the key that changes this gives the schedule its rights. */
-interface Subject {
-  by: TargetsBy;
-  machine: string;
-  tags: string;
-  what: WhatToRun;
-}
-
-interface Rules extends Pick<Detail, 'cron' | 'timezone' | 'overlap' | 'catch_up'> {
-  onFailure: boolean;
-}
-
-function subjectOf(schedule: Detail | undefined): Subject {
-  const { query } = place.value;
-  const saved = schedule?.saved_command_id ?? query.get('saved') ?? '';
-  const values = Object.entries(schedule?.parameters ?? {}).map(([name, value]) => [name, String(value)]);
-  return {
-    by: schedule?.tags ? 'tags' : 'machines',
-    machine: schedule?.machine_id ?? query.get('machine') ?? '',
-    tags: schedule?.tags?.join(', ') ?? '',
-    what: {
-      by: saved ? 'saved' : 'line',
-      line: schedule?.command ?? '',
-      saved,
-      values: Object.fromEntries(values),
-    },
-  };
-}
-
-const rulesOf = (schedule: Detail | undefined): Rules => ({
-  cron: schedule?.cron ?? '30 2 * * *',
-  timezone: schedule?.timezone ?? browserTimeZone,
-  overlap: schedule?.overlap ?? 'skip',
-  catch_up: schedule?.catch_up ?? 'none',
-  onFailure: schedule?.notify?.on_failure ?? true,
-});
+import {
+  type Detail,
+  isComplete,
+  type Rules,
+  rulesInput,
+  rulesOf,
+  type Subject,
+  subjectInput,
+  subjectOf,
+} from './schedule-draft.ts';
+import { timeZoneOptions } from './time-zones.ts';
 
 interface ScheduleFormProps {
   /** The schedule to change. If it is undefined, a schedule is created. */
@@ -74,28 +40,18 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
   const all = useSavedCommands(what.by === 'saved');
   const isForeign = Boolean(schedule?.tags) && schedule?.requested_by !== me.value?.id;
   const save = async (): Promise<void> => {
-    const { onFailure, ...times } = rules;
-    const notify = { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure };
-    const others = { name, ...times, notify };
-    const whereAndWhat = {
-      ...(by === 'tags' ? { tags: tagsOf(tags) } : { machine_id: machine }),
-      ...(what.by === 'saved'
-        ? { saved_command_id: what.saved, parameters: valuesOf(what, all) }
-        : { command: what.line }),
-    };
-    if (!schedule) {
-      const { id } = await client.schedules.create({ ...whereAndWhat, ...others });
-      return go(to('/schedules', id));
-    }
+    const [whereAndWhat, others] = [subjectInput(subject, all), { name, ...rulesInput(rules, schedule) }];
+    if (!schedule)
+      return go(to('/schedules', (await client.schedules.create({ ...whereAndWhat, ...others })).id));
     const isSame = isForeign && !isTakenOver && JSON.stringify(subject) === JSON.stringify(before);
     await client.schedules.update({ schedule_id: schedule.id, ...(!isSame && whereAndWhat), ...others });
     say('The schedule is saved');
     reload?.();
   };
-  const isReady = name && isChosen(what) && (by === 'tags' ? tagsOf(tags).length > 0 : machine);
+  const isReady = name !== '' && isChosen(what) && isComplete(subject, rules);
   return (
     <div class="narrow">
-      <Form submit={schedule ? 'Save' : 'Create'} run={save} disabled={!isReady || !rules.cron}>
+      <Form submit={schedule ? 'Save' : 'Create'} run={save} disabled={!isReady}>
         <section class="card card-body">
           <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
         </section>
@@ -126,40 +82,44 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
   );
 }
 
-function WhenFields({ rules, set }: { rules: Rules; set: (changes: Partial<Rules>) => void }) {
-  const { cron, timezone, overlap, catch_up, onFailure } = rules;
+const triggers = [
+  ['cron', 'At times'],
+  ['change', 'When a path changes'],
+] as const;
+
+interface RuleFieldsProps {
+  rules: Rules;
+  set: (changes: Partial<Rules>) => void;
+}
+
+function WhenFields({ rules, set }: RuleFieldsProps) {
+  const { trigger, overlap, onFailure } = rules;
   return (
     <section class="card">
-      <h2>When</h2>
+      <div class="card-head spread">
+        <h2>When</h2>
+        <Choice
+          label="When"
+          options={triggers}
+          value={trigger}
+          choose={(chosen) => set({ trigger: chosen, catch_up: chosen === 'change' ? 'last' : 'none' })}
+        />
+      </div>
       <div class="card-body">
-        <CronField cron={cron} timezone={timezone} change={(text) => set({ cron: text })} />
-        <div class="fields">
-          <SelectField
-            label="Time zone"
-            value={timezone}
-            change={(zone) => set({ timezone: zone })}
-            options={timeZoneOptions(timezone)}
-          />
-          <SelectField
-            label="If the previous run has not ended"
-            value={overlap}
-            change={(value) => set({ overlap: value === 'allow' ? 'allow' : 'skip' })}
-            options={[
-              ['skip', 'skip the run'],
-              ['allow', 'run beside it'],
-            ]}
-          />
-          <SelectField
-            label="Missed while the broker was down"
-            value={catch_up}
-            change={(value) => set({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
-            options={[
-              ['none', 'leave them out'],
-              ['last', 'run the last'],
-              ['all', 'run all'],
-            ]}
-          />
-        </div>
+        {trigger === 'cron' ? (
+          <TimeFields rules={rules} set={set} />
+        ) : (
+          <ChangeFields rules={rules} set={set} />
+        )}
+        <SelectField
+          label="If the previous run has not ended"
+          value={overlap}
+          change={(value) => set({ overlap: value === 'allow' ? 'allow' : 'skip' })}
+          options={[
+            ['skip', trigger === 'cron' ? 'skip the run' : 'run once more after it'],
+            ['allow', 'run beside it'],
+          ]}
+        />
         <CheckField
           label="A failed run emits an event for webhooks"
           value={onFailure}
@@ -167,5 +127,71 @@ function WhenFields({ rules, set }: { rules: Rules; set: (changes: Partial<Rules
         />
       </div>
     </section>
+  );
+}
+
+function TimeFields({ rules: { cron, timezone, catch_up }, set }: RuleFieldsProps) {
+  return (
+    <>
+      <CronField cron={cron} timezone={timezone} change={(text) => set({ cron: text })} />
+      <div class="fields">
+        <SelectField
+          label="Time zone"
+          value={timezone}
+          change={(zone) => set({ timezone: zone })}
+          options={timeZoneOptions(timezone)}
+        />
+        <SelectField
+          label="Missed while the broker was down"
+          value={catch_up}
+          change={(value) => set({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
+          options={[
+            ['none', 'leave them out'],
+            ['last', 'run the last'],
+            ['all', 'run all'],
+          ]}
+        />
+      </div>
+    </>
+  );
+}
+
+function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: RuleFieldsProps) {
+  return (
+    <>
+      <TextField
+        label="Path on the machine"
+        value={path}
+        change={(text) => set({ path: text })}
+        placeholder="/etc/nginx"
+        hint="A file or a folder. It need not exist yet. FARHAND_CHANGED_PATHS lists for the command what changed"
+        required
+        mono
+      />
+      <CheckField
+        label="Everything below the folder, too"
+        value={recursive}
+        change={(on) => set({ recursive: on })}
+      />
+      <div class="fields">
+        <TextField
+          label="Seconds without a further change"
+          value={settle}
+          change={(text) => set({ settle: text.trim() })}
+          hint="Then it runs, at the latest after ten times as long"
+          numeric
+          required
+        />
+        <SelectField
+          label="Changes while the machine was away"
+          value={catch_up === 'none' ? 'none' : 'last'}
+          change={(value) => set({ catch_up: value === 'none' ? 'none' : 'last' })}
+          options={[
+            ['last', 'run once when it is back'],
+            ['none', 'leave them out'],
+          ]}
+        />
+      </div>
+    </>
   );
 }

@@ -45,6 +45,26 @@ export function ScheduleList({ items, reload, withMachine = false }: ScheduleLis
   );
 }
 
+/** Displays what starts a schedule: its cron expression, or the path whose changes do. */
+export function When({
+  schedule: { cron, timezone, on_change },
+}: {
+  schedule: Pick<Schedule, 'cron' | 'timezone' | 'on_change'>;
+}) {
+  if (on_change === null)
+    return (
+      <>
+        <code>{cron}</code> <span class="muted small">{timezone}</span>
+      </>
+    );
+  return (
+    <>
+      <span class="muted small">change {on_change.recursive ? 'below' : 'of'}</span>{' '}
+      <code>{on_change.path}</code>
+    </>
+  );
+}
+
 interface RowProps {
   schedule: Schedule;
   reload: () => void;
@@ -52,7 +72,7 @@ interface RowProps {
 }
 
 function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
-  const { id, name, machine_id, tags, cron, timezone, enabled, next_run, last_run } = schedule;
+  const { id, name, machine_id, tags, on_change, enabled, next_run, last_run } = schedule;
   return (
     <tr>
       <td class="wide">
@@ -68,9 +88,9 @@ function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
         </td>
       )}
       <td>
-        <code>{cron}</code> <span class="muted small">{timezone}</span>
+        <When schedule={schedule} />
       </td>
-      <td class="muted">{enabled ? <Ago at={next_run} /> : 'off'}</td>
+      <td class="muted">{!enabled ? 'off' : on_change ? 'at a change' : <Ago at={next_run} />}</td>
       <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
       <td>
         {mayWrite() && (

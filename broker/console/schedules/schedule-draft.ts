@@ -1,0 +1,84 @@
+// A schedule while it is edited, and how it is saved.
+import type { client } from '../api-client.ts';
+import type { SavedCommand } from '../commands/saved-command-texts.ts';
+import { valuesOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
+import { tagsOf } from '../machines/limits-fields.tsx';
+import type { TargetsBy } from '../machines/target-fields.tsx';
+import { place } from '../router.ts';
+import { browserTimeZone } from './time-zones.ts';
+
+export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
+
+const secondMs = 1_000;
+
+/** Where a schedule runs, and what. With tags, the key that changes this gives the schedule its rights. */
+export interface Subject {
+  by: TargetsBy;
+  machine: string;
+  tags: string;
+  what: WhatToRun;
+}
+
+/** When it runs, at times or after changes of a path, and what else applies to each run. */
+export interface Rules extends Pick<Detail, 'timezone' | 'overlap' | 'catch_up'> {
+  trigger: 'cron' | 'change';
+  cron: string;
+  path: string;
+  recursive: boolean;
+  /** Seconds without a change after which a run starts. */
+  settle: string;
+  onFailure: boolean;
+}
+
+export function subjectOf(schedule: Detail | undefined): Subject {
+  const { query } = place.value;
+  const saved = schedule?.saved_command_id ?? query.get('saved') ?? '';
+  const values: Record<string, string> = {};
+  for (const [name, value] of Object.entries(schedule?.parameters ?? {})) values[name] = String(value);
+  return {
+    by: schedule?.tags ? 'tags' : 'machines',
+    machine: schedule?.machine_id ?? query.get('machine') ?? '',
+    tags: schedule?.tags?.join(', ') ?? '',
+    what: { by: saved ? 'saved' : 'line', line: schedule?.command ?? '', saved, values },
+  };
+}
+
+export const rulesOf = (schedule: Detail | undefined): Rules => ({
+  trigger: schedule?.on_change ? 'change' : 'cron',
+  cron: schedule?.cron ?? '30 2 * * *',
+  path: schedule?.on_change?.path ?? '',
+  recursive: schedule?.on_change?.recursive ?? false,
+  settle: String((schedule?.on_change?.settle ?? 2 * secondMs) / secondMs),
+  timezone: schedule?.timezone ?? browserTimeZone,
+  overlap: schedule?.overlap ?? 'skip',
+  catch_up: schedule?.catch_up ?? 'none',
+  onFailure: schedule?.notify?.on_failure ?? true,
+});
+
+export const isComplete = ({ by, machine, tags }: Subject, { trigger, cron, path, settle }: Rules): boolean =>
+  (by === 'tags' ? tagsOf(tags).length > 0 : machine !== '') &&
+  (trigger === 'cron' ? cron !== '' : path !== '' && Number(settle) > 0);
+
+export function subjectInput(
+  { by, machine, tags, what }: Subject,
+  saved: readonly SavedCommand[] | undefined,
+) {
+  return {
+    ...(by === 'tags' ? { tags: tagsOf(tags) } : { machine_id: machine }),
+    ...(what.by === 'saved'
+      ? { saved_command_id: what.saved, parameters: valuesOf(what, saved) }
+      : { command: what.line }),
+  };
+}
+
+/** The rules as a request contains them. */
+export function rulesInput(rules: Rules, schedule: Detail | undefined) {
+  const { trigger, cron, path, recursive, settle, timezone, overlap, catch_up, onFailure } = rules;
+  return {
+    ...(trigger === 'cron'
+      ? { cron, timezone }
+      : { on_change: { path, recursive, settle: Number(settle) * secondMs } }),
+    ...{ overlap, catch_up },
+    notify: { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure },
+  };
+}
