@@ -345,6 +345,8 @@ grub2-tools.x86_64          1:2.06-120.fc40           updates`;
     { id: 'bash.x86_64', available: '5.2.26-4.fc40' },
     { id: 'python3.12-libs.i686', available: '3.12.4-1.fc40' },
   ]);
+  // dnf 5 writes this heading with a small letter.
+  expect(parseDnfList(dnf.replace('Obsoleting Packages', 'Obsoleting packages'))).toHaveLength(2);
   const zypper = `S | Repository | Name    | Current Version | Available Version | Arch
 --+------------+---------+-----------------+-------------------+-------
 v | Main       | openssl | 3.1.4-1.1       | 3.1.4-2.1         | x86_64`;
