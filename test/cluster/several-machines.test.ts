@@ -18,13 +18,21 @@ async function startWithMachines() {
     copyFileSync(join(one.dataDir, name), join(dataDir, name));
   const two = await startFarhand({ flags, dataDir });
   const { machineId: near } = await one.agent({ name: 'near' });
-  const { machineId: far } = await two.agent({ name: 'far' });
+  const farAgent = await two.agent({ name: 'far' });
+  const { machineId: far } = farAgent;
   for (const { call } of [one, two])
     for (const machine of [near, far])
       await soon(async () => (await call('GET', `/machines/${machine}/files/stat?path=/etc`)).status).toBe(
         200,
       );
-  return { one, two, near, far, query: (sql: string) => server.query(sql, new URL(url).pathname.slice(1)) };
+  return {
+    one,
+    two,
+    near,
+    far,
+    farAgent,
+    query: (sql: string) => server.query(sql, new URL(url).pathname.slice(1)),
+  };
 }
 
 const system = shared(startWithMachines);
@@ -200,5 +208,34 @@ withPostgres('a schedule with tags on machines of two brokers', () => {
       const runs = { schedule_id, batch_id: batch_id ?? '', status: 'completed' } as const;
       await soon(async () => (await broker.client.schedules.history(runs)).total).toBe(2);
     }
+  });
+
+  test('with on_change each machine is watched by its owner, also after it has got another owner', async () => {
+    const { one, two, near, far, farAgent, query } = await startWithMachines();
+    const { client } = one;
+    const folder = temporaryFolder('watched');
+    const settle = 1000;
+    const body = { name: 'x', machine_id: far, command: 'true' };
+    const secret = { path: join(farAgent.dataDir, 'identity.json') };
+    const refused = await one.call('POST', '/schedules', { body: { ...body, on_change: secret } });
+    expect([refused.status, refused.body.error.code]).toEqual([403, 'permission_denied']);
+    for (const machine_id of [near, far]) await client.machines.update({ machine_id, tags: ['both'] });
+    const { id: schedule_id } = await client.schedules.create({
+      ...{ tags: ['both'], name: 'both', command: 'true', on_change: { path: folder, settle } },
+    });
+    const watched = () => query('SELECT machine_id FROM schedule_marks WHERE seen IS NOT NULL');
+    await soon(async () => (await watched()).length).toBe(2);
+    const completed = async (machine_id: string) =>
+      (await client.schedules.history({ schedule_id, machine_id, status: 'completed' })).total;
+    writeFileSync(join(folder, 'a'), '');
+    for (const machine of [near, far]) await soon(() => completed(machine)).toBe(1);
+    await farAgent.close();
+    writeFileSync(join(folder, 'a'), '2');
+    await soon(() => completed(near)).toBe(2);
+    await one.agent({ dataDir: farAgent.dataDir });
+    await soon(() => completed(far)).toBe(2);
+    writeFileSync(join(folder, 'a'), '33');
+    for (const machine of [near, far]) await soon(() => completed(machine)).toBe(3);
+    expect((await two.client.schedules.history({ schedule_id })).total).toBe(6);
   });
 });
