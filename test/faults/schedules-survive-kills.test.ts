@@ -110,6 +110,33 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
   }
 }, 400_000);
 
+test(`kill -9 of the broker ${kills} times while a changed path settles: each change runs its command once`, async () => {
+  const { client, machine_id, killBroker } = await programs();
+  const folder = temporaryFolder('watched');
+  const [watched, ran] = [join(folder, 'watched'), join(folder, 'ran')];
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ machine_id, name: 'watch', command: `cat ${watched} >> ${ran}; echo >> ${ran}` },
+    on_change: { path: watched, settle: 1000 },
+  });
+  const lines = () => (existsSync(ran) ? readFileSync(ran, 'utf8').trim().split('\n') : []);
+  // The path is watched some time after the schedule was created. Until then a change does not count.
+  await expect
+    .poll(() => writeFileSync(watched, `${now()}`) ?? lines().length, { interval: 3_000, timeout: 60_000 })
+    .toBeGreaterThan(0);
+  await expect.poll(async () => (await client.commands.list({ status: 'running' })).total).toBe(0);
+  const before = lines().length;
+  for (let n = 0; n < kills; n += 1) {
+    writeFileSync(watched, `change ${n}`);
+    // The kill is 50 ms before to 100 ms after the run is started.
+    await sleep(950 + ((n * 53) % 150));
+    await killBroker();
+    await expect.poll(() => lines().at(-1), { timeout: 60_000 }).toBe(`change ${n}`);
+  }
+  expect(lines().slice(before)).toEqual(Array.from({ length: kills }, (_, n) => `change ${n}`));
+  const statuses = async () => new Set((await allRuns(client, schedule_id)).map(({ status }) => status));
+  await expect.poll(statuses, { timeout: 30_000 }).toEqual(new Set(['completed']));
+}, 400_000);
+
 test(`kill -9 of the broker ${kills} times while a schedule with tags fires: each machine has one row for each time`, async () => {
   const { client, killBroker } = await programs(3);
   const ids = (await client.machines.list()).items.map(({ id }) => id);
