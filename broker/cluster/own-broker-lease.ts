@@ -20,6 +20,7 @@ export class Lease {
    */
   #until = 0;
   #steadySince = 0;
+  #isReleased = false;
 
   constructor(
     connection: PostgresListener,
@@ -32,7 +33,7 @@ export class Lease {
   }
 
   get isGood(): boolean {
-    return monotonic() < this.#until;
+    return !this.#isReleased && monotonic() < this.#until;
   }
 
   /**
@@ -57,7 +58,7 @@ export class Lease {
 
   /** Ends the lease, so that other brokers claim this broker's machines at once. */
   async release(): Promise<void> {
-    this.#until = 0;
+    this.#isReleased = true;
     await this.#connection.query(releasing, [this.brokerId]);
   }
 }

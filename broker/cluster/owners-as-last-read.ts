@@ -67,9 +67,9 @@ export class OwnersAsLastRead {
 
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `isOther` is true if anything differs from the last read.
+   * link. `hasOtherBrokers` is true if the living brokers differ from the last read, `isOther` if anything does.
    */
-  async read(): Promise<{ machineIds: readonly string[]; isOther: boolean }> {
+  async read(): Promise<{ machineIds: readonly string[]; isOther: boolean; hasOtherBrokers: boolean }> {
     const at = monotonic();
     const brokers = await this.#connection.query(readingBrokers);
     this.#brokers = new Map(
@@ -86,7 +86,8 @@ export class OwnersAsLastRead {
     const rows = await this.#connection.query(readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);
     const machineIds = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
-    return { machineIds, isOther: machineIds.length > 0 || before !== this.#living };
+    const hasOtherBrokers = before !== this.#living;
+    return { machineIds, isOther: machineIds.length > 0 || hasOtherBrokers, hasOtherBrokers };
   }
 
   /** Stores the owner of a machine in memory. Returns false if this owner or a newer one was known already. */

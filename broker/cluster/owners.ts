@@ -187,6 +187,7 @@ export class Cluster implements Owners {
    * of the machine is loaded.
    */
   take(machineId: string, linkId: string): Promise<void> {
+    if (this.#isClosed) return Promise.reject(databaseUnavailable());
     const waiting = this.#takes.get(machineId);
     if (waiting) waiting.linkId = linkId;
     const taken = waiting?.taken ?? Promise.withResolvers<void>();
@@ -204,16 +205,25 @@ export class Cluster implements Owners {
     void this.#unlink();
   }
 
-  /** Gives up the lease, so that other brokers claim this broker's machines at once. */
-  async close(): Promise<void> {
+  /**
+   * Gives up the lease, so that other brokers claim this broker's machines at once. Call it when this broker begins to
+   * stop. It answers new requests with 503 from then on, and changes about its machines fail once they are claimed.
+   */
+  async leave(): Promise<void> {
+    if (this.#isClosed) return;
     this.#isClosed = true;
     for (const stop of this.#stops) stop();
+    this.claims.drop();
     await Promise.all(this.#readers.map((reader) => reader.close()));
     while (this.#isTaking) await sleep(5);
     await this.#lease
       .release()
       .then(() => this.#notify())
       .catch((err: unknown) => this.#log.debug({ err }, 'the lease of this broker ends by itself'));
+  }
+
+  async close(): Promise<void> {
+    await this.leave();
     await this.#connection.close();
   }
 
@@ -229,6 +239,7 @@ export class Cluster implements Owners {
   async #renewAndClaim(): Promise<void> {
     try {
       const renewedAt = await this.#lease.renew();
+      if (this.#isClosed) return;
       await this.#unlink();
       await this.#claim();
       await this.claims.renew(renewedAt, this.#lease.isSteady);
@@ -341,10 +352,15 @@ export class Cluster implements Owners {
   }
 
   async #readOwners(): Promise<void> {
-    const { machineIds, isOther } = await this.#owners.read();
+    const { machineIds, isOther, hasOtherBrokers } = await this.#owners.read();
     for (const id of machineIds) this.#dropIfLost(id);
     const own = machineIds.filter((id) => this.#owners.of(id)?.brokerId === this.brokerId);
     await this.#become([...new Set([...own, ...this.#unloaded])]);
+    // The machines of a broker that has stopped are claimed without waiting for the next renewal.
+    if (hasOtherBrokers && this.#stops.length > 0)
+      await this.#claim().catch((err: unknown) =>
+        this.#log.debug({ err }, 'machines are claimed with the next renewal'),
+      );
     if (!isOther) return;
     for (const watcher of [...this.#watchers]) watcher();
   }

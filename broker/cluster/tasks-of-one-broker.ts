@@ -41,6 +41,11 @@ export class Claims {
     this.#regular.push(look);
   }
 
+  /** Ends the tasks of this broker, because it gives up its lease. */
+  drop(): void {
+    this.#until = 0;
+  }
+
   /** Claims tasks without a living broker. Call it after each renewal of the lease, with the time of that renewal. */
   async renew(renewedAt: number, isSteady: boolean): Promise<void> {
     const names = [...new Set(this.#claimants.flatMap((one) => [...one.names()]))];

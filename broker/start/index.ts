@@ -134,6 +134,8 @@ async function startParts(
   // The stop of the servers is registered before any server listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
+    // The other brokers claim this broker's machines before this broker refuses requests about them.
+    await parts.cluster?.leave();
     for (const part of [alerts, upgrades, schedules, streams, events, live, commands]) part.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);

@@ -21,7 +21,8 @@ export interface SoakBroker {
   /** Proxies on all ways to and from this broker except REST. */
   proxies: { database: StallingProxy; grpc: StallingProxy; peer: StallingProxy } | undefined;
   running: Running;
-  start(): Promise<void>;
+  /** Starts the program of this repository, or of another checkout. */
+  start(checkout?: string): Promise<void>;
   signal(name: NodeJS.Signals): void;
 }
 
@@ -42,6 +43,8 @@ interface SystemSettings {
   simulated: number;
   /** True for proxies between each broker and the database, its agents and the other brokers. */
   hasProxies: boolean;
+  /** Directory of the checkout whose brokers are started; this repository by default. */
+  checkout?: string | undefined;
 }
 
 export async function startSystem(settings: SystemSettings): Promise<System> {
@@ -85,7 +88,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
 
 /** Starts a broker. `first` is the data directory of the broker whose authority and keys it shares. */
 async function createBroker(
-  { folder: parent, hasProxies }: SystemSettings,
+  { folder: parent, hasProxies, checkout }: SystemSettings,
   postgres: PostgresServer,
   n: number,
   first?: string,
@@ -111,11 +114,11 @@ async function createBroker(
   ];
   const broker: SoakBroker = {
     ...{ name: `broker ${n}`, http, ...seen, proxies, running: { pid: 0, line: {} } },
-    async start() {
-      broker.running = await program('broker/main.ts', flags, 'broker is up');
+    async start(from) {
+      broker.running = await program('broker/main.ts', flags, 'broker is up', from);
     },
     signal: (name) => void process.kill(broker.running.pid, name),
   };
-  await broker.start();
+  await broker.start(checkout);
   return broker;
 }

@@ -35,7 +35,7 @@ async function startWithAgent(flags: readonly string[] = []) {
     database: databaseOf(url),
     /** Moves the agent to the second broker. */
     async move() {
-      await proxy.aim(two.grpc);
+      proxy.aim(two.grpc);
       proxy.cut();
       await agent.linked(true);
       await soon(async () =>
