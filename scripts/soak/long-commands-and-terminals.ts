@@ -118,8 +118,9 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
       if (answer.ok) {
         if (Number(answer.headers.get('x-output-offset')) !== length) return 'a gap in the followed output';
         for await (const chunk of answer.body ?? []) {
-          chunks.push(Buffer.from(chunk));
-          length += chunk.length;
+          const bytes: Buffer = Buffer.from(chunk);
+          chunks.push(bytes);
+          length += bytes.length;
         }
         return Buffer.concat(chunks).toString();
       }
