@@ -2,6 +2,7 @@
 // output must arrive to the byte, whichever broker they are followed at.
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { Readable } from 'node:stream';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Farhand as Client, FarhandError } from '../../shared/sdk/index.ts';
 import { type Access, get, idOf, insist } from './repeated-requests.ts';
@@ -117,10 +118,10 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
       const answer = await fetch(outputUrl(settings, id, `&follow=true&offset=${length}`), { headers });
       if (answer.ok) {
         if (Number(answer.headers.get('x-output-offset')) !== length) return 'a gap in the followed output';
-        for await (const chunk of answer.body ?? []) {
-          const bytes: Buffer = Buffer.from(chunk);
-          chunks.push(bytes);
-          length += bytes.length;
+        const body: AsyncIterable<Uint8Array> = answer.body ?? Readable.from([]);
+        for await (const chunk of body) {
+          chunks.push(Buffer.from(chunk));
+          length += chunk.length;
         }
         return Buffer.concat(chunks).toString();
       }
