@@ -41,13 +41,18 @@ export function useSavedCommands(wanted: boolean): readonly SavedCommand[] | und
 export const isChosen = ({ by, line, saved }: WhatToRun): boolean =>
   (by === 'line' ? line.trim() : saved) !== '';
 
-/** Returns the values as a request contains them: without empty ones, and without those of removed parameters. */
-export function valuesOf({ saved, values }: WhatToRun, all: readonly SavedCommand[] = []) {
-  const parameters = all.find(({ id }) => id === saved)?.parameters;
+/** What a request runs: a shell line, or a saved command with its parameters. */
+export type Runnable = { command: string } | { saved_command_id: string; parameters: Record<string, string> };
+
+/** Returns the fields of a request. Empty values, and those of parameters that were removed, are left out. */
+export function runnableOf(what: WhatToRun, all: readonly SavedCommand[] = []): Runnable {
+  const { by, line, saved, values } = what;
+  if (by === 'line') return { command: line };
+  const known = all.find(({ id }) => id === saved)?.parameters;
   const given = Object.entries(values).filter(
-    ([name, value]) => value !== '' && (parameters?.some((one) => one.name === name) ?? true),
+    ([name, value]) => value !== '' && (known?.some((one) => one.name === name) ?? true),
   );
-  return Object.fromEntries(given);
+  return { saved_command_id: saved, parameters: Object.fromEntries(given) };
 }
 
 interface WhatToRunFieldsProps {

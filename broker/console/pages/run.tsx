@@ -3,8 +3,9 @@ import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import {
   isChosen,
+  type Runnable,
+  runnableOf,
   useSavedCommands,
-  valuesOf,
   type WhatToRun,
   WhatToRunFields,
 } from '../commands/what-to-run-fields.tsx';
@@ -49,9 +50,6 @@ function numberOf(text: string, name: string): number | undefined {
   if (!/^\d+$/.test(text.trim())) throw new Error(`${name} must be a whole number`);
   return Number(text);
 }
-
-/** What runs: a shell line, or a saved command with its parameters. */
-type Runnable = { command: string } | { saved_command_id: string; parameters: Record<string, string> };
 
 /** Starts the command. Resolves with the address of the page that follows it. */
 async function start(
@@ -119,10 +117,7 @@ export function Run() {
           submit={many ? `Run on ${by === 'tags' ? 'all of them' : `${ids.length} machines`}` : 'Run'}
           disabled={!ready}
           run={async () => {
-            const runnable = isSaved
-              ? { saved_command_id: what.saved, parameters: valuesOf(what, all) }
-              : { command: what.line };
-            const address = await start(runnable, options, ids, wantedTags);
+            const address = await start(runnableOf(what, all), options, ids, wantedTags);
             learnNames([...selected.value.values()].filter(({ name }) => name !== ''));
             clearSelection();
             go(address);

@@ -1,7 +1,7 @@
 // The page of all saved commands, each with its line and its parameters.
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';
-import { mayChangeSaved } from '../commands/saved-command-texts.ts';
+import { mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -45,35 +45,42 @@ export function SavedCommands() {
               </>
             }
           >
-            {items.map(({ id, name, description, argv, updated_at }) => (
-              <tr key={id}>
-                <td>
-                  <a href={to('/saved-commands', id)}>{name}</a>
-                </td>
-                <td class="wide two-lines">
-                  <span class="mono">{argvText(argv)}</span>
-                  {description && <span class="muted small">{description}</span>}
-                </td>
-                <td class="muted">
-                  <Ago at={updated_at} />
-                </td>
-                <td>
-                  {may('commands:execute') && (
-                    <a
-                      class="button quiet icon-only"
-                      href={`${to('/run')}?saved=${id}`}
-                      aria-label={`Run ${name}`}
-                      title="Run"
-                    >
-                      <Icon of={icons.play} />
-                    </a>
-                  )}
-                </td>
-              </tr>
+            {items.map((saved) => (
+              <SavedCommandRow key={saved.id} saved={saved} />
             ))}
           </List>
         )}
       </LongList>
     </Page>
+  );
+}
+
+function SavedCommandRow({ saved }: { saved: SavedCommand }) {
+  const { id, name, description, argv, updated_at } = saved;
+  return (
+    <tr>
+      <td>
+        <a href={to('/saved-commands', id)}>{name}</a>
+      </td>
+      <td class="wide two-lines">
+        <span class="mono">{argvText(argv)}</span>
+        {description && <span class="muted small">{description}</span>}
+      </td>
+      <td class="muted">
+        <Ago at={updated_at} />
+      </td>
+      <td>
+        {may('commands:execute') && (
+          <a
+            class="button quiet icon-only"
+            href={`${to('/run')}?saved=${id}`}
+            aria-label={`Run ${name}`}
+            title="Run"
+          >
+            <Icon of={icons.play} />
+          </a>
+        )}
+      </td>
+    </tr>
   );
 }

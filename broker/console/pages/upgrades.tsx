@@ -57,11 +57,7 @@ export function Upgrades() {
                     `${upgrade.current_wave} of ${upgrade.waves}`}
                 </td>
                 <td>
-                  <StatusCounts
-                    counts={upgrade.counts}
-                    done={upgrade.counts.upgraded}
-                    total={upgrade.total}
-                  />
+                  <StatusCounts {...upgrade} done={upgrade.counts.upgraded} />
                 </td>
                 <td class="muted">
                   <Ago at={upgrade.created_at} />

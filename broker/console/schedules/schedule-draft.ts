@@ -1,7 +1,7 @@
 // A schedule while it is edited, and how it is saved.
 import type { client } from '../api-client.ts';
 import type { SavedCommand } from '../commands/saved-command-texts.ts';
-import { valuesOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
+import { runnableOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import type { TargetsBy } from '../machines/target-fields.tsx';
 import { place } from '../router.ts';
@@ -65,9 +65,7 @@ export function subjectInput(
 ) {
   return {
     ...(by === 'tags' ? { tags: tagsOf(tags) } : { machine_id: machine }),
-    ...(what.by === 'saved'
-      ? { saved_command_id: what.saved, parameters: valuesOf(what, saved) }
-      : { command: what.line }),
+    ...runnableOf(what, saved),
   };
 }
 
