@@ -6,7 +6,7 @@ export class Quota {
   readonly #what: string;
   #used = 0;
 
-  /** `what` completes the message "too many …; try again later". Example: "answers wait for slow readers". */
+  /** `what` completes the message "too many …; try again later". Example: "answers wait for clients that read slowly". */
   constructor(limit: number, what: string) {
     this.#limit = limit;
     this.#what = what;

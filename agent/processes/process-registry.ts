@@ -266,7 +266,7 @@ export abstract class ProcessTable<T extends Tracked> {
       one.changed.wake();
       if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
       else if (grace !== undefined) running.kill('cancelled', grace);
-      // Neither promise rejects. stop() waits until #finish() has removed the entry from #open.
+      // This promise is not awaited: `ended` and #finish() never reject, and stop() waits until #open is empty.
       void running.ended.then((ending) => this.#finish(one, ending));
       return undefined;
     } catch (error) {

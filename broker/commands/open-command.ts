@@ -35,7 +35,7 @@ import { QueueTimeout } from './wait-and-retry-limits.ts';
 export const cancelWaitMs = killGraceMs + 1_000;
 /** Milliseconds before a failed write or call is tried again. */
 const retryMs = 1_000;
-/** Milliseconds before the write of an end is tried again. */
+/** Milliseconds after which a failed write of a command's final record is tried again. */
 const rewriteMs = 5_000;
 /** Milliseconds before a start is written, so that start and end of a short command are one write. */
 const announceMs = 10;

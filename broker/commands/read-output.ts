@@ -11,7 +11,7 @@ import { type Output, type OutputDirectory, type Stream, streams } from './store
 /** The output of one command, and its record once the command has ended. */
 export interface Source {
   readonly output: Output;
-  /** The command's record once its end is on disk; `output` is then complete. */
+  /** The command's final record, once it is stored; undefined before. `output` is complete then. */
   readonly ended: Command | undefined;
   /**
    * Set if only another broker, which does not run now, has files of this output: the offsets of the first bytes in

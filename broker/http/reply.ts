@@ -33,7 +33,7 @@ const pieceBytes = 64 * 1024;
 /** Content types that override the mime library, which takes TypeScript files for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
 /** Maximum number of characters of JSON that may be in memory for slow readers, in all answers together. */
-const answers = new Quota(128 * 1024 * 1024, 'answers wait for slow readers');
+const answers = new Quota(128 * 1024 * 1024, 'answers wait for clients that read slowly');
 /** Maximum number of items of an array that are checked and written in one turn of the event loop. */
 const mostItems = 100;
 /** Estimated bytes of memory for each item of a long array while its answer is sent. */

@@ -7,6 +7,7 @@ import { after, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
+import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
@@ -22,6 +23,8 @@ interface InventoryServices {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
+  /** Calls to other brokers; undefined if this broker is the only one. */
+  others: OtherBrokers | undefined;
 }
 
 type ListInput = Input<Api['inventory']['list']>;
@@ -165,16 +168,26 @@ export class Inventories {
     const ended = new Promise<void>((resolve) =>
       signal.addEventListener('abort', () => resolve(), { once: true }),
     );
-    const online = machines.filter(({ id }) => this.#services.presence.online(id));
-    const collections = online.map(({ id }) =>
-      this.#turns
-        .run(signal, () => this.#collect(id, caller))
-        .catch((err: unknown) => {
+    const collections = machines.map(({ id }) => {
+      const collect = this.#collectorOf(id, caller);
+      return (
+        collect &&
+        this.#turns.run(signal, collect).catch((err: unknown) => {
           this.#log.debug({ err, machine_id: id }, 'a machine did not send its inventory');
-        }),
-    );
+        })
+      );
+    });
     await Promise.race([Promise.all(collections), ended]);
     cancel();
+  }
+
+  /** Returns the function that makes a machine collect, at the broker that owns it; undefined if it is offline. */
+  #collectorOf(id: MachineId, caller: Caller): (() => Promise<unknown>) | undefined {
+    const { presence, others } = this.#services;
+    const peer = others?.ownerElsewhere(id);
+    if (others && peer)
+      return () => others.get(peer, `/api/v1/machines/${id}/inventory?refresh=true`, caller);
+    return presence.online(id) ? () => this.#collect(id, caller) : undefined;
   }
 }
 

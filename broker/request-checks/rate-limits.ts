@@ -21,7 +21,7 @@ const wrongFromOne = 30;
  * or a trusted proxy that reports no client.
  */
 const wrongFromMany = 1_000;
-/** Milliseconds by which each further refusal is delayed, so that fast retries do not load the broker. */
+/** Milliseconds that the broker waits before it refuses a source again, so that fast retries do not load it. */
 const refusalDelayMs = 500;
 /** The requests that a key has left in the present minute. */
 export interface Quota {

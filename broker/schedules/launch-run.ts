@@ -90,8 +90,8 @@ export class Launcher {
   }
 
   /**
-   * True if a command for this machine would fail,
-   * because the machine is offline and the broker started more than a minute ago.
+   * True if the machine is offline, so that a command for it would fail. False in the first minute after the start of
+   * the broker: machines may still be connecting then, and their commands wait.
    */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;

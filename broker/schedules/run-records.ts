@@ -42,7 +42,7 @@ export interface OnMachine {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/** Maximum number of times that next_run skips because they already ran. */
+/** Maximum number of due times that next_run leaves out because the schedule has already run for them. */
 export const mostRan = 1000;
 
 /** The machines that a caller may use; undefined means all machines, including removed ones. */

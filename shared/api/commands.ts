@@ -211,7 +211,9 @@ export const commands = {
         .describe('Offset of `data` in the whole input; bytes received before are skipped'),
       end: z.boolean().default(false).describe('Close the input after `data`'),
     }),
-    reply: z.object({ taken: z.number().describe('Number of bytes of input accepted in all') }),
+    reply: z.object({
+      taken: z.number().describe('Total number of bytes of input that were accepted so far'),
+    }),
   }),
   signal: single('POST', '/commands/{command_id}/signal', 'commands:execute', {
     summary: 'Send a signal to the process group of a running command',

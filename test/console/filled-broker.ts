@@ -48,6 +48,10 @@ export async function filledSystem(): Promise<FilledSystem> {
     ...{ saved_command_id: saved.id, parameters: { one: hostile } },
   });
   await client.schedules.run({ schedule_id: bySavedCommand.id });
+  const onChange = await client.schedules.create({
+    ...{ name: 'on change', machine_id, command: 'true' },
+    on_change: { path: `${folder}/${hostile.replaceAll('/', '')}`, recursive: true },
+  });
   const webhook = await client.webhooks.create({
     url: 'https://example.org/x',
     events: ['*'],
@@ -83,6 +87,7 @@ export async function filledSystem(): Promise<FilledSystem> {
     ...of('', '/run', '/commands', `/commands/${command}`, '/batches', `/batches/${batch}`),
     ...of('/schedules', '', '/new', `/${schedule.id}`, `/${schedule.id}/settings`),
     ...of(`/schedules/${bySavedCommand.id}`, '', '/settings'),
+    ...of(`/schedules/${onChange.id}`, '', '/settings'),
     ...of('/saved-commands', '', '/new', `/${saved.id}`, `/${saved.id}/edit`),
     `/run?saved=${saved.id}`,
     ...of('/webhooks', '', `/${webhook.id}`),

@@ -291,6 +291,14 @@ withPostgres('two brokers', () => {
     await expect.poll(listed, { timeout: 5_000 }).toEqual(['7.1.0', 'succeeded']);
   });
 
+  test('make the machines of both collect their inventory for a list', async () => {
+    const { one, two } = await startTwo(await server());
+    await two.agent({ name: 'b' });
+    await soon(async () => (await one.client.machines.list()).total).toBe(1);
+    const { items } = await one.client.inventory.list({ refresh: 'true' });
+    expect(items).toMatchObject([{ machine_name: 'b', facts: { cpu_cores: expect.any(Number) } }]);
+  }, 60_000);
+
   test('stream the events of both to a client of one, each once and in order', async () => {
     const { one, two, database } = await startTwo(await server());
     const machine = await one.agent({ name: 'a' });
