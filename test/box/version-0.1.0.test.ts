@@ -2,7 +2,7 @@
 // history of this repository.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readFileSync, symlinkSync } from 'node:fs';
+import { existsSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { describe, expect, onTestFinished, test } from 'vitest';
@@ -77,6 +77,15 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     expect((await system.client.files.read({ machine_id, path })).content).toBe('from today\n');
     const made = await system.client.commands.create({ machine_id, command: `cat ${path}; exit 3` });
     expect(made).toMatchObject({ status: 'failed', exit_code: 3, stdout: 'from today\n' });
+    const on_change = { path: folder, settle: 1_000 };
+    const changed = { name: 'changed', machine_id, command: 'echo "$FARHAND_CHANGED_PATHS"', on_change };
+    const { id: schedule_id } = await system.client.schedules.create(changed);
+    const changeAndCount = async (): Promise<number> => {
+      // The watch begins a moment after the schedule was made.
+      writeFileSync(join(folder, 'b'), String(process.hrtime.bigint()));
+      return (await system.client.schedules.history({ schedule_id, status: 'completed' })).total;
+    };
+    await expect.poll(changeAndCount, { interval: 2_500, timeout: 30_000 }).toBeGreaterThan(0);
     const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/cat' });
     const terminal = await system.client.sessions.terminal(
       await system.client.sessions.attach({ session_id }),
