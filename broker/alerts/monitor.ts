@@ -31,7 +31,7 @@ export class Monitor {
   #seen: Followed;
   /** Stops following changes. Is undefined if there are no rules, because changes are followed only for rules. */
   #unfollow: (() => void) | undefined;
-  /** Stops the regular check of expiry dates; undefined without rules about them. */
+  /** Stops the regular check of expiry dates. Is undefined if no rule needs this check. */
   #stopExpiries: (() => void) | undefined;
   #stopWatching = nothing;
   #stopped = false;
@@ -77,8 +77,8 @@ export class Monitor {
   }
 
   /**
-   * Continues the alerts about keys, certificates and removed machines, for which another of several brokers was
-   * responsible so far. Does nothing unless this broker has claimed them.
+   * Continues the alerts about keys, certificates and removed machines. Only the broker that has claimed the task
+   * `brokerRules` does this. On any other broker the function does nothing.
    */
   async claimed(): Promise<void> {
     const hasClaim = this.#services.cluster?.claims.has(brokerRules);
@@ -153,7 +153,7 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // A change of other documents must not start the hour anew.
+    // A running timer is not replaced, because otherwise each change of a document would restart its hour.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;

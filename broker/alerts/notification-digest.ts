@@ -85,7 +85,7 @@ export class Digest {
       return (transaction) =>
         transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
     });
-    // Steps that other brokers have written count too. If their broker is killed, this one sends them in time.
+    // Steps of other brokers start the timer too. If another broker is killed, this broker sends its steps in time.
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#noticed();
     });
@@ -125,7 +125,7 @@ export class Digest {
     });
   }
 
-  /** Sends steps that wait although neither this broker nor another one has sent them in time. */
+  /** Starts the timer if steps wait and no timer runs. Another broker may have ended before it sent them. */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
       .get('SELECT 1 AS n FROM alert_notices LIMIT 1')

@@ -99,7 +99,7 @@ export class Conditions {
   async #readRuns(scheduled: { id: string; machineId: MachineId }[]): Promise<void> {
     const on = scheduled.map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
     const runs = await this.#services.scheduleRuns.lastOutcomes(on);
-    // A run that has ended during the read is newer.
+    // A run that ended during the read is in #runs already, and is newer than the run that was read.
     for (const run of runs) if (!this.#runs?.has(keyOfRun(run))) this.#runs?.set(keyOfRun(run), run);
   }
 

@@ -1,5 +1,5 @@
-// The alerts that are not resolved yet, and the conditions that hold but have not lasted long enough. Writes the steps of
-// each alert one after another: open, repeat, resolve.
+// Tracks the alerts that are not resolved yet, and the conditions that hold but have not lasted long enough to open an
+// alert. Writes the steps of each alert (open, repeat, resolve) one after another.
 import { after, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule } from '../state/in-memory-state.ts';

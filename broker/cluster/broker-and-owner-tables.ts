@@ -20,7 +20,7 @@ export const tables = [
   // The table rate_limits may be lost when the server crashes, because a count of requests is valid for a minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
-  // The secrets of an existing broker for a new one, encrypted with a key that only the token contains.
+  // The secrets that an existing broker passes to a new one. The key that encrypts them is derived from the token.
   `CREATE TABLE broker_tokens (id TEXT PRIMARY KEY, secrets TEXT NOT NULL, valid_until TIMESTAMPTZ NOT NULL)
     WITHOUT ROWID;
   ALTER TABLE brokers ADD COLUMN directory_id TEXT`,
@@ -66,13 +66,13 @@ export const readingOwners =
 
 /** Stores encrypted secrets for `$3` seconds. */
 export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;
-/** Deletes the encrypted secrets of a token, and reads them unless the token has expired. */
+/** Deletes the encrypted secrets of a token and returns them. `valid` is false if the token has expired. */
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
 /** Each broker runs this statement once a minute. */
 export const expiringTokens = 'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()';
 
-/** Statements that delete rows of no use any more. Each broker runs them once an hour. */
+/** Statements that delete rows that are no longer needed. Each broker runs them once an hour. */
 export const pruning = [
   "DELETE FROM brokers WHERE lease_until < clock_timestamp() - interval '1 day'",
   `DELETE FROM owners WHERE NOT EXISTS (

@@ -1,4 +1,4 @@
-// Which brokers are alive, and which of them owns each machine, as this broker has last read it from the database.
+// Stores in memory which brokers are alive, and which of them owns each machine, as last read from the database.
 import { monotonic } from '../../shared/clock.ts';
 import type { Row } from '../history/database-interface.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
@@ -41,7 +41,7 @@ export class OwnersAsLastRead {
     return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
   }
 
-  /** True if a machine has no owner, or one that has stopped. With `orOver`, the owner's lease may also be over. */
+  /** True if a machine has no owner, or its owner has stopped. With `orOver`, also if the owner's lease is over. */
   isFree(machineId: string, orOver: boolean): boolean {
     const owner = this.#owners.get(machineId);
     if (!owner) return true;
@@ -67,7 +67,7 @@ export class OwnersAsLastRead {
 
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `hasOtherBrokers` is true if the living brokers differ from the last read, `isOther` if anything does.
+   * link. `hasOtherBrokers` is true if the living brokers have changed; `isOther` also if an owner or a link has.
    */
   async read(): Promise<{ machineIds: readonly string[]; isOther: boolean; hasOtherBrokers: boolean }> {
     const at = monotonic();

@@ -59,7 +59,7 @@ export class Cluster implements Owners {
   /** Machines of this broker whose open work could not be loaded. The next read of owners tries to load it again. */
   readonly #unloaded = new Set<string>();
   readonly #adopters: Adopter[] = [];
-  /** They read what other brokers have written: the owners of machines, the documents, and what `follow` adds. */
+  /** Readers of the data that other brokers write, such as the owners of machines. follow() adds them. */
   readonly #readers: NewsReader[] = [];
   readonly #watchers = new Set<() => void>();
   readonly #owners: OwnersAsLastRead;
@@ -120,8 +120,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * False if the lease of this broker is over because it could not be renewed. Another broker may own its
-   * machines then.
+   * False if the lease of this broker is over, because it could not be renewed or was given up. Another broker may own
+   * this broker's machines then.
    */
   get isAlive(): boolean {
     return this.#lease.isGood;
@@ -207,7 +207,7 @@ export class Cluster implements Owners {
 
   /**
    * Gives up the lease, so that other brokers claim this broker's machines at once. Call it when this broker begins to
-   * stop. It answers new requests with 503 from then on, and changes about its machines fail once they are claimed.
+   * stop. From then on it answers new requests with 503. Changes about a machine fail once another broker owns it.
    */
   async leave(): Promise<void> {
     if (this.#isClosed) return;
@@ -321,7 +321,7 @@ export class Cluster implements Owners {
     for (const adopter of this.#adopters) adopter.drop(machineId);
   }
 
-  /** Deletes rows of no use any more. The next call deletes what a failed one has left. */
+  /** Deletes rows that are no longer needed. If this fails, the next call deletes them. */
   async #prune(statements: readonly string[]): Promise<void> {
     try {
       for (const statement of statements) await this.#connection.query(statement);

@@ -1,5 +1,5 @@
-// Reads what other brokers have written, soon after each news of them. Every part of a broker has a reader of its own,
-// so that a slow one delays no other: a revoked key is refused while the open work of many machines is still loading.
+// Reads what other brokers have written, soon after a notification about it. Each kind of data has its own reader, so
+// that a slow reader delays no other. A revoked key is thus refused even while the work of many machines is loading.
 import { sleep } from '../../shared/clock.ts';
 
 /**
@@ -20,7 +20,7 @@ export class NewsReader {
     this.#onError = onError;
   }
 
-  /** Reads soon. Calls during a read share the next one. */
+  /** Reads soon. All calls during one read share the next read. */
   wake(): void {
     this.#hasNews = true;
     if (this.#isClosed) return;

@@ -41,7 +41,7 @@ export class Claims {
     this.#regular.push(look);
   }
 
-  /** Ends the tasks of this broker, because it gives up its lease. */
+  /** Ends the tasks of this broker. Call it when this broker gives up its lease. */
   drop(): void {
     this.#until = 0;
   }

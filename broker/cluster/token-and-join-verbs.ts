@@ -1,6 +1,6 @@
-// The verbs farhand-broker cluster token and farhand-broker cluster join, which give a new broker the certificate
-// authority and keys of an existing one. The secrets pass through the database that both use, encrypted with a key that
-// only the token contains.
+// The verbs `farhand-broker cluster token` and `farhand-broker cluster join`. They copy the certificate authority and
+// keys of an existing broker to a new one, through the database that both use. There the secrets are encrypted with a
+// key that is derived from the token.
 import { hkdfSync } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';

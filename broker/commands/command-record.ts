@@ -34,7 +34,7 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   cancel: boolean;
   /** Bytes of output in files on the broker's disk. */
   kept_bytes: number;
-  /** Id of the data directory with these files; null if the broker is the only one of its database. */
+  /** Id of the data directory with the output files; null if the broker is the only one of its database. */
   output_directory: string | null;
 }
 

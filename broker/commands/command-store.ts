@@ -38,7 +38,7 @@ import {
 import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
-/** Milliseconds for which a command is stored longer if only the other broker that has its files may remove it. */
+/** Milliseconds that a broker waits longer before it removes a command whose output files another broker has. */
 const longerMs = 86_400_000;
 
 /** The parts of the broker that commands use. */
@@ -79,7 +79,7 @@ export class CommandStore {
   readonly #keepBytes: number;
   /** SQL condition for commands whose output files this broker has. */
   readonly #filesAreHere: string;
-  /** Bytes in the output files that this broker has of commands that have ended. */
+  /** Bytes in this broker's output files, counting only commands that have ended. */
   #storedBytes = 0;
   #dropping = false;
   readonly #watchers = new Set<(command: Command) => void>();
@@ -90,7 +90,7 @@ export class CommandStore {
     this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
-    // The id is hexadecimal.
+    // The id is hexadecimal, so it needs no escaping in SQL.
     const id = services.cluster?.directoryId;
     this.#filesAreHere = id === undefined ? 'TRUE' : `output_directory = '${id}'`;
   }
@@ -118,7 +118,7 @@ export class CommandStore {
       for (const row of own) store.#storedBytes -= Number(row.kept_bytes);
       outputs.remove(own.map((row) => textIn(row, 'id')));
     };
-    // The broker that has files removes them together with the row. If that broker is away, another one removes the row.
+    // The broker with the files removes them together with the row. If it does not run, another broker removes the row.
     const where = `finished_at < ?1 AND (kept_bytes = 0 OR ${here} OR finished_at < ?1 - ${longerMs})`;
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
     return store;

@@ -26,7 +26,7 @@ export function followMembers(
   async function* follow({ id: command_id, machine_id }: Command): AsyncGenerator<Sent> {
     const source = await sourceOf(command_id);
     const { output, away } = source;
-    // Output that only a broker has which does not run is left out.
+    // Output that is only in files of another broker is left out.
     const firstOf = ({ start, end }: OutputLog): number => Math.max(away ? start : 0, end - tail);
     const from = { stdout: firstOf(output.stdout), stderr: firstOf(output.stderr) };
     for await (const part of partsFrom(source, from, caller.signal, true, pieceBytes)) {

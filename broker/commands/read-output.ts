@@ -14,8 +14,8 @@ export interface Source {
   /** The command's final record, once it is stored; undefined before. `output` is complete then. */
   readonly ended: Command | undefined;
   /**
-   * Set if only another broker, which does not run now, has files of this output: the offsets of the first bytes in
-   * them.
+   * Offsets of the first bytes in the output files, if another broker has these files. `output` then has only the bytes
+   * that are in the database.
    */
   readonly away?: Record<Stream, number> | undefined;
 }

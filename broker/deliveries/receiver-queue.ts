@@ -1,4 +1,4 @@
-// The queue of one receiver of deliveries: what was read ahead, which attempts run, and how many may run at once.
+// The queue of one receiver: deliveries that were read ahead, attempts that are running, and their maximum number.
 import type { Delivery } from './delivery-store.ts';
 
 export class ReceiverQueue {

@@ -50,7 +50,7 @@ const always = {
   'X-Frame-Options': 'DENY',
 };
 
-/** Returns the headers of every answer. With `hsts` the certificate must be one that browsers trust. */
+/** Returns the headers of every answer. Set `hsts` only for a certificate that browsers trust. */
 export function headersOfAll(hsts: boolean): Headers {
   return hsts ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
 }

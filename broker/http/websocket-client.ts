@@ -1,4 +1,4 @@
-// A client of a terminal that is connected by a WebSocket: its messages, pings, and the limits on both sides.
+// Serves a terminal client over a WebSocket: reads its messages, pings it, and limits what waits in each direction.
 import type { WebSocket } from 'ws';
 import { closeCodes } from '../../shared/api/close-codes.ts';
 import { receivedMessage } from '../../shared/api/terminal.ts';

@@ -32,7 +32,7 @@ export interface WebSocketServices extends OriginServices {
 
 /** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
-/** Maximum number of requests without a key whose session is being looked up in the database. */
+/** Maximum number of sessions that are looked up in the database at once, for requests without a key. */
 const mostLookups = 16;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 

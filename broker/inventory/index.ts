@@ -191,7 +191,7 @@ export class Inventories {
   }
 }
 
-/** Sorts machines by name or by the time of their last collection. Machines without one are the oldest. */
+/** Sorts machines by name or by the time of their last collection. Machines without a collection are the oldest. */
 function sortBy(machines: Machine[], sort: string, times: ReadonlyMap<string, number>): Machine[] {
   const direction = sort.startsWith('-') ? -1 : 1;
   const isByTime = sort.endsWith('collected_at');

@@ -56,7 +56,7 @@ export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
  * Reads the certificate authority, or creates a missing one if `mayCreate` is true. Throws StartError if the
- * file is damaged, or missing without `mayCreate`. `remedy` is the advice to the user for a missing one.
+ * file is damaged, or missing without `mayCreate`. `remedy` is the advice to the user for a missing file.
  */
 export async function loadAuthority(
   directory: string,

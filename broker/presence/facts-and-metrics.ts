@@ -175,8 +175,8 @@ export class MachineFacts {
   }
 
   /**
-   * Reads what those of these machines that belong to other brokers have reported. Changed facts, such as the
-   * version of an agent, are stored at once, so they are the newest.
+   * Reads the stored facts of those machines that other brokers own. These brokers store a changed fact at once, such
+   * as the version of an agent, so the newest facts are read.
    */
   async readOthers(machineIds: readonly string[]): Promise<void> {
     const elsewhere = machineIds.filter((id) => !this.#history.owns(id));

@@ -23,7 +23,7 @@ import { type FoundId, type RawInput, RequestParser, type Subject } from './pars
 type Found = {
   machines?: readonly MachineId[];
   ownKey?: KeyId;
-  /** Id of the broker's data directory that has output files of an ended command, if there are several brokers. */
+  /** Id of the data directory with the output files of an ended command; undefined with a single broker. */
   directory?: string | undefined;
 };
 
@@ -200,7 +200,7 @@ export class AuthorizedRequest<R extends Route> {
     const ids = parser.ids(raw);
     await this.#storedIds.lookUp(ids, lookups, state);
     if (!cluster || this.#find(state).every(({ named }) => named)) return;
-    // Another broker may have created the object a moment ago. Requests with unknown ids share these reads.
+    // Another broker may have created the object a moment ago. Several waiting requests share one refresh.
     await state.refresh();
     await this.#storedIds.lookUp(ids, lookups, state);
   }

@@ -1,11 +1,11 @@
-// Collects the changes of a watched path until they have settled, for one run of a command.
+// Collects the changes of a watched path for one run of a command, until no change has come for the time `settle`.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** While a path changes all the time, a run starts after this many times `settle`. */
+/** If a path does not stop changing, a run starts after `settle` multiplied by this number. */
 const mostSettles = 10;
-/** Limits of the paths that a command gets. */
+/** Maximum number of changed paths that are passed to a command, and of their bytes. */
 const mostPaths = 1_000;
 const mostBytes = 32 * 1024;
 
@@ -33,7 +33,7 @@ export class Changes {
     }
   }
 
-  /** Is called when some of the changed paths are unknown. */
+  /** Records that some of the changed paths are unknown. */
   forgetPaths(): void {
     this.#paths = undefined;
   }
@@ -47,7 +47,7 @@ export class Changes {
     else this.#paths.add(text);
   }
 
-  /** The environment of the command: all changed paths, one a line, or nothing if not all of them are known. */
+  /** Returns the environment of the command: all changed paths, one per line; empty if #paths is undefined. */
   environment(): Record<string, string> {
     return { FARHAND_CHANGED_PATHS: [...(this.#paths ?? [])].join('\n') };
   }

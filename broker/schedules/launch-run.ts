@@ -25,7 +25,7 @@ export interface ScheduleContext {
   commands: Commands;
   records: ScheduleRecords;
   mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
-  /** True if the key may also read files of the machine, as a schedule with on_change must. */
+  /** True if the key may run commands and read files on the machine. A schedule with on_change needs both. */
   mayWatch(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
   /** The machines that a schedule runs on now. */
   machinesOf(schedule: Schedule): MachineId[];
@@ -41,11 +41,11 @@ interface Requester {
 
 type Also = (transaction: HistoryTransaction) => void;
 
-/** What a run has in addition to its schedule. */
+/** Optional parts of a run that do not come from its schedule. */
 interface More {
-  /** Writes in the transaction of the run, also if there is no command. */
+  /** Writes in the transaction that stores the run, with or without a command. */
   also?: Also;
-  /** Writes in the transaction of the command. */
+  /** Writes in the same transaction, but only if there is a command. */
   commit?: Also;
   /** Environment variables of the command, added to those of the schedule. */
   env?: Record<string, string>;
@@ -267,7 +267,7 @@ const keyRevoked = new AppError(
   'the key of this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key; if it has tags, send them and its command again',
 );
 
-/** The reason why the path of a schedule is not watched. */
+/** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
   'the key of this schedule is no longer allowed to read files and run commands on its machine (key_revoked), so its path is not watched: change the schedule with another key; if it has tags, send them and its command again',

@@ -1,5 +1,5 @@
-// Computes a fingerprint of a path on a machine, which differs if the path has changed. With it, changes are found
-// that happened while the path was not watched.
+// Computes a fingerprint of a path on a machine. Two fingerprints differ if the path has changed between them. They are
+// used to find changes that happened while the path was not watched.
 import { createHash } from 'node:crypto';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
@@ -16,7 +16,7 @@ const deadline_ms = 120_000;
 export const isMissing = (error: unknown): boolean =>
   error instanceof AppError && (error.code === 'file_not_found' || error.code === 'not_a_directory');
 
-/** Throws the errors of reading the path, but none if it does not exist. */
+/** Returns `missing` if the path does not exist. Throws all other errors of reading the path. */
 export async function fingerprintOf(
   stub: AgentStub,
   watched: WatchedPath,
@@ -39,7 +39,7 @@ export async function fingerprintOf(
   }
 }
 
-/** Yields the entries of a directory, with `recursive` also those below it, and at most one more than are compared. */
+/** Yields at most mostEntries + 1 entries of a directory. With `recursive`, includes the entries of subdirectories. */
 async function* entriesIn(
   stub: AgentStub,
   path: Buffer,
@@ -58,7 +58,7 @@ async function* entriesIn(
   }
 }
 
-/** A directory changes its time whenever an entry of it does, also below the entries that are watched. */
+/** Describes an entry. Leaves out size and time of a directory, because entries that are not watched change them. */
 function lineOf({ path, type, size, mode, owner, group, modified_at_ms }: FileEntry__Output): string {
   const isDirectory = type === 'FILE_TYPE_DIRECTORY';
   const content = isDirectory ? [] : [size, modified_at_ms];

@@ -180,7 +180,7 @@ export class ScheduleRecords {
     return typeof row?.seen === 'string' ? row.seen : undefined;
   }
 
-  /** Stores the state of a watched path. All changes before it have a run or a row that says why not. */
+  /** Stores the state of a watched path. Each earlier change has a run, or a row that says why there is none. */
   see(
     { schedule: { id: schedule_id }, machine_id }: OnMachine,
     seen: string,

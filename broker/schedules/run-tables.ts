@@ -64,6 +64,6 @@ export const tables = [
   INSERT INTO marks_by_machine SELECT schedule_id, '', at FROM schedule_marks;
   DROP TABLE schedule_marks;
   ALTER TABLE marks_by_machine RENAME TO schedule_marks`,
-  // The last state of the path of a schedule with on_change.
+  // `seen` is the last state of the path of a schedule with on_change.
   'ALTER TABLE schedule_marks ADD COLUMN seen TEXT',
 ];

@@ -1,5 +1,5 @@
-// Makes the documents of schedules from requests, and checks the rights that a request needs to decide what a schedule
-// does.
+// Creates schedules from requests, applies changes to them, and checks that the key of a request may decide what a
+// schedule does.
 import { isDeepStrictEqual } from 'node:util';
 import type { Api, Caller, Input, Rights } from '../../shared/api/route-table.ts';
 import type { ScheduleId } from '../../shared/api/shared-schemas.ts';

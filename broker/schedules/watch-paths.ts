@@ -1,5 +1,5 @@
-// Watches the paths of schedules with on_change, each on its machines, and starts a run when the changes of a path
-// have settled.
+// Watches the paths of schedules with on_change on their machines. Starts a run when a path has changed, and then has
+// not changed for the time `settle`.
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import { after, sleep } from '../../shared/clock.ts';
@@ -14,27 +14,27 @@ import { newRun, settledRun } from './run-records.ts';
 import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
 
 /**
- * Maximum number of paths that schedules watch on one machine. It leaves as many to requests, because a machine has at
- * most 32 watches.
+ * Maximum number of paths that schedules watch on one machine. A machine has at most 32 watches, so the other 16 remain
+ * for requests that watch files.
  */
 export const mostWatches = 16;
-/** Milliseconds after which a path is watched again: after a watch has ended, and after it could not begin. */
+/** Milliseconds until a path is watched again: `soonMs` after a watch has ended or failed once, otherwise `laterMs`. */
 const soonMs = 1_000;
 const laterMs = 30_000;
-/** Milliseconds until a run that waits for the end of another is tried again, if no end is reported. */
+/** Milliseconds after which a run that waits for the end of another run is tried again, if no end is reported. */
 const openMs = 60_000;
 
 /** The watch of one schedule on one of its machines. */
 interface PathWatch {
   tracked: Tracked;
-  /** The schedule when the watch began. */
+  /** The schedule as it was last declared. */
   schedule: Schedule;
   on_change: NonNullable<Schedule['on_change']>;
-  /** Ends the call of the agent; undefined while the machine is offline or the path may not be watched. */
+  /** Ends the call to the agent; undefined while the machine is offline or the path may not be watched. */
   link: AbortController | undefined;
   /** True while the agent watches, or has been asked to. */
   open: boolean;
-  /** Changes that no run was started for. */
+  /** Changes for which no run was started yet. */
   changes: Changes | undefined;
   /** True while a run is being started. */
   busy: boolean;
@@ -42,9 +42,9 @@ interface PathWatch {
   waiting: boolean;
   /** Number of attempts in a row that failed. */
   failures: number;
-  /** True if the machine has stayed linked since the last watch, so that no change is one of an offline machine. */
+  /** True if the machine has stayed linked since the last watch, so that no change happened while it was offline. */
   wasLinked: boolean;
-  /** The last reason that was recorded why the path is not watched. */
+  /** The reason why the path is not watched, as it was last recorded. */
   problem: string | undefined;
   cancelTimer(): void;
 }
@@ -85,7 +85,7 @@ export class PathWatches {
     for (const watch of this.#watches.values()) end(watch);
   }
 
-  /** Begins and ends watches, so that they are those of the declared schedules. */
+  /** Begins and ends watches, so that they match the declared schedules. */
   #follow(): void {
     const gone = new Set(this.#watches.keys());
     for (const tracked of this.#tracked.all()) {
@@ -135,7 +135,7 @@ export class PathWatches {
     }
   }
 
-  /** Follows the changes of a path until the agent ends the watch. Resolves with the milliseconds until the next one. */
+  /** Follows a path until the agent ends the watch. Resolves with the milliseconds until the next watch. */
   async #watchOnce(watch: PathWatch, signal: AbortSignal): Promise<number> {
     const { path, recursive } = watch.on_change;
     this.#assertFewWatches(watch);
@@ -148,12 +148,12 @@ export class PathWatches {
       for await (const { changes, path: absolute } of stub.watchFiles(request, options)) {
         if (watched === undefined) {
           watched = absolute;
-          // From now on no change is missed. Earlier ones are found by comparing the path with its last state.
+          // From now on no change is missed. Earlier changes are found by comparing the path with its stored state.
           await this.#compare(watch, signal);
           Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
         }
         if (changes.length > 0) this.#add(watch, changes);
-        // The agent watches a name. If a directory has got this name, the directory must be watched instead.
+        // If a directory has been created at the path, a new watch is needed to follow the entries of the directory.
         if (changes.some((one) => isNewDirectory(one) && watched?.equals(one.path))) return 0;
       }
     } finally {
@@ -172,19 +172,19 @@ export class PathWatches {
   /** Handles a watch that could not begin, or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // Agents of version 0.1.0 watch no missing path, and no agent watches one whose directory is missing.
+      // No agent watches a path whose directory is missing. Agents of version 0.1.0 watch no missing path at all.
       await this.#compare(watch, signal).catch(nothing);
       Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
       return laterMs;
     }
     watch.failures += 1;
-    // The first failure may be that of a link that is just ending.
+    // The first failure is not recorded, because it may come from a link that is just ending.
     if (watch.failures === 1) return soonMs;
     await this.#report(watch, error);
     return laterMs;
   }
 
-  /** Records why a path is not watched, as a failed run, unless that is recorded already. Never rejects. */
+  /** Records a failed run with the reason why a path is not watched, unless it is recorded already. Never rejects. */
   async #report(watch: PathWatch, error: unknown): Promise<void> {
     const { history, records } = this.#context;
     const { schedule, machine_id } = watch.tracked;
@@ -217,7 +217,7 @@ export class PathWatches {
     const before = await records.seen(tracked);
     if (signal.aborted) return;
     if (watch.changes) {
-      // The agent has not reported what changed since it ended the last watch.
+      // Changes between the last watch and this one were not reported, so not all paths are known.
       watch.changes.forgetPaths();
       return this.#settle(watch);
     }
@@ -234,7 +234,7 @@ export class PathWatches {
     });
   }
 
-  /** Returns the state of the path. It begins with the time from which on changes count. */
+  /** Returns the state of the path: the schedule's `since`, from which on changes count, and a fingerprint. */
   async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
     const { stub } = this.#context.presence.get(watch.tracked.machine_id);
     const fingerprint = await fingerprintOf(stub, watch.on_change, this.#optionsOf(watch, signal));
@@ -252,14 +252,14 @@ export class PathWatches {
     if (!watch.waiting) this.#settle(watch);
   }
 
-  /** Begins to collect changes of which only the time is known. */
+  /** Begins to collect changes, after a change whose path is unknown. */
   #begin(watch: PathWatch, trigger: 'change' | 'catch_up'): void {
     watch.changes = new Changes(trigger);
     watch.changes.forgetPaths();
     this.#settle(watch);
   }
 
-  /** Starts the run once there were no changes for a time. */
+  /** Sets the timer that starts the run when no change has come for the time `settle`. */
   #settle(watch: PathWatch): void {
     if (watch.changes) this.#arm(watch, watch.changes.wait(watch.on_change.settle));
   }
@@ -269,11 +269,11 @@ export class PathWatches {
     watch.cancelTimer = after(ms, () => void this.#fire(watch));
   }
 
-  /** Starts a run for the collected changes, or waits for the end of the run before. Never rejects. */
+  /** Starts a run for the collected changes, or waits for the end of an earlier run. Never rejects. */
   async #fire(watch: PathWatch): Promise<void> {
     if (watch.busy) return this.#arm(watch, soonMs);
     const { changes, link } = watch;
-    // Without a link the changes are found, or their run started, when the machine is back.
+    // Without a link, #compare() starts the run after the machine has linked again.
     if (!changes || !link) return;
     watch.busy = true;
     try {
@@ -296,7 +296,7 @@ export class PathWatches {
     const { schedule, tracked } = watch;
     watch.waiting = schedule.overlap === 'skip';
     if (!watch.waiting) return false;
-    // The timer is set first, because the end of the run may be reported during the read, and sets a shorter one.
+    // The timer is set first. If the end of the run is reported during the read, that report sets a shorter timer.
     this.#arm(watch, openMs);
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     watch.waiting = open.length > 0;
@@ -328,7 +328,7 @@ function newWatch(tracked: Tracked, on_change: PathWatch['on_change']): PathWatc
   };
 }
 
-/** Ends the call of the agent. The changes that it has reported are not dropped. */
+/** Ends the call to the agent. The changes that the agent has reported are not dropped. */
 function disconnect(watch: PathWatch): void {
   watch.link?.abort();
   watch.link = undefined;

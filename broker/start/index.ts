@@ -134,7 +134,7 @@ async function startParts(
   // The stop of the servers is registered before any server listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
-    // The other brokers claim this broker's machines before this broker refuses requests about them.
+    // The lease is given up first, so that other brokers claim this broker's machines while its parts stop.
     await parts.cluster?.leave();
     for (const part of [alerts, upgrades, schedules, streams, events, live, commands]) part.stop();
     const leaving = sessions.stop();

@@ -28,7 +28,7 @@ export interface Forwarded {
 
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
-/** Time in milliseconds in which a broker with open requests must accept another connection, even if it is busy. */
+/** Milliseconds in which another broker must accept a test connection. A broker that is only busy needs less. */
 const answerMs = 5_000;
 /**
  * Maximum number of idle connections to each broker. A request that finds no idle connection waits some 2 ms for a
@@ -68,8 +68,8 @@ export class PeerClient {
   }
 
   /**
-   * Ends the requests to brokers that cannot be reached. TCP alone would notice only after a quarter of an hour that a
-   * network loses everything. Never rejects.
+   * Ends the requests to brokers that cannot be reached. If a network drops all packets, TCP alone reports this only
+   * after a quarter of an hour. Never rejects.
    */
   async endUnreachable(): Promise<void> {
     const urls = new Set([...this.#open.values()].map(({ url }) => url));
@@ -88,7 +88,7 @@ export class PeerClient {
     } catch (error) {
       for (const [one, peer] of this.#open)
         if (peer.url === url) one.destroy(new Error('the broker cannot be reached', { cause: error }));
-      // Idle connections to the broker would be used again.
+      // All idle connections are closed, so that no later request uses one to this broker.
       for (const idle of Object.values(this.#agent.freeSockets).flat()) idle?.destroy();
     } finally {
       cancel();
@@ -229,7 +229,7 @@ export class PeerClient {
   }
 }
 
-/** The address of a peer port. An IPv6 address has no brackets. */
+/** Returns the host and port of a peer's URL. The brackets around an IPv6 address are removed. */
 function addressOf(url: string): { hostname: string; port: string } {
   const { hostname, port } = new URL(url);
   return { hostname: hostname.replace(/^\[|\]$/g, ''), port };

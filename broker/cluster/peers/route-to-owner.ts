@@ -29,7 +29,7 @@ const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run']
 /** What a request is about. It decides which broker answers the request. */
 export interface RequestSubject {
   machine: MachineId;
-  /** Id of the data directory with the output files of an ended command. Its broker answers requests about the command. */
+  /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
 }
 
@@ -68,8 +68,8 @@ export class Peers {
 
   /**
    * Returns what a request is about; undefined if its ids belong to no machine. Ids in lists and filters do not count.
-   * Waits while this broker loads the open work of a machine that it has just begun to own: without that work an open
-   * session would seem to have ended.
+   * If this broker has just become the owner of the machine, waits until the machine's open work is loaded. Without
+   * that work an open session would seem to have ended.
    */
   async subjectOf(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     const subject = await this.#findSubject(ids);
@@ -122,8 +122,8 @@ export class Peers {
   }
 
   /**
-   * Returns the functions that send a request to the broker that answers it; undefined if this broker does. Without the
-   * broker that has the output files, the owner of the machine answers.
+   * Returns the functions that send a request to the broker that answers it; undefined if this broker answers it. If
+   * the broker with the output files does not run, the owner of the machine answers.
    */
   elsewhere({ machine, directory }: RequestSubject): Elsewhere | undefined {
     const { owners } = this.#services;

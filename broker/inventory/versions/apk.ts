@@ -1,8 +1,8 @@
-// Compares versions as apk does: numbers, a letter, suffixes, the hash of a commit and the revision of the package, as
-// in 1.2.3b_rc1~4f0a-r4.
+// Compares versions as apk does. A version such as 1.2.3b_rc1~4f0a-r4 has numbers, a letter, suffixes, the hash of a
+// commit, and the revision of the package.
 import { compareNumbers } from './deb.ts';
 
-/** Kinds of parts. If two versions differ in the kind of a part, the version with the later kind is older. */
+/** If two parts differ in kind, a pre-release suffix is older. Otherwise the later kind in this list is older. */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
 interface Part {
