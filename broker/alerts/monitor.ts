@@ -91,7 +91,10 @@ export class Monitor {
         if (!isOwned(tracked.subject.machineId)) this.#tracked.leave(tracked);
       await this.#resume(alerts.filter(({ machine_id }) => !isOwned(machine_id)));
     } catch (err) {
-      this.#log.error({ err }, 'alerts about keys and certificates could not be read; trying again');
+      this.#log.error(
+        { err },
+        'alerts about keys, certificates and removed machines could not be read; trying again in 5 s',
+      );
       after(retryMs, () => void this.claimed());
       return;
     }

@@ -219,7 +219,12 @@ export class Cluster implements Owners {
     await this.#lease
       .release()
       .then(() => this.#notify())
-      .catch((err: unknown) => this.#log.debug({ err }, 'the lease of this broker ends by itself'));
+      .catch((err: unknown) =>
+        this.#log.debug(
+          { err },
+          'the lease of this broker could not be given up; it ends by itself within 10 s',
+        ),
+      );
   }
 
   async close(): Promise<void> {
@@ -329,7 +334,7 @@ export class Cluster implements Owners {
       if (!this.#isClosed)
         this.#log.error(
           { err },
-          'old rows of the tables of brokers could not be deleted: trying again later',
+          'outdated rows about brokers and tokens could not be deleted; trying again later',
         );
     }
   }
@@ -343,7 +348,9 @@ export class Cluster implements Owners {
         for (const [id, link] of ended) if (this.#unlinked.get(id) === link) this.#unlinked.delete(id);
         return this.#notify();
       })
-      .catch((err: unknown) => this.#log.debug({ err }, 'ends of links are recorded with the next renewal'));
+      .catch((err: unknown) =>
+        this.#log.debug({ err }, 'ends of links could not be stored; trying again with the next renewal'),
+      );
   }
 
   /** Reads the changes of other brokers soon. */
@@ -359,7 +366,7 @@ export class Cluster implements Owners {
     // The machines of a broker that has stopped are claimed without waiting for the next renewal.
     if (hasOtherBrokers && this.#stops.length > 0)
       await this.#claim().catch((err: unknown) =>
-        this.#log.debug({ err }, 'machines are claimed with the next renewal'),
+        this.#log.debug({ err }, 'machines could not be claimed; trying again with the next renewal'),
       );
     if (!isOther) return;
     for (const watcher of [...this.#watchers]) watcher();

@@ -29,7 +29,7 @@ const name = 'farhand-broker';
 const validSeconds = 15 * 60;
 
 /** The files of the secrets. authority.json is written last, because a directory that has it is complete. */
-const files = [vaultFile, ...authorityFiles].reverse();
+const files = [...authorityFiles, vaultFile].reverse();
 const [authorityFile] = authorityFiles;
 const contents = z.array(z.tuple([z.enum(files), z.string()]));
 
@@ -41,7 +41,7 @@ const tokenHelp = { data_dir, database_url, database_password_file, log_level, c
 const token_file = {
   schema: z.string().default('-'),
   value: 'FILE',
-  help: 'file with the token; - is standard input (the default)',
+  help: 'file that contains the token; - (the default) is standard input',
   flagOnly: true,
 };
 /** Accepts all settings of the broker, because the file for --config may contain them. */
@@ -58,7 +58,7 @@ interface ClusterVerb {
 
 const verbs: Readonly<Record<string, ClusterVerb>> = {
   token: {
-    purpose: 'prints a token with which one other broker can join, within 15 minutes',
+    purpose: 'prints a token with which one new broker can join within 15 minutes',
     flags: tokenHelp,
     run: makeToken,
   },

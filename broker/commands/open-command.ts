@@ -187,7 +187,7 @@ export class OpenCommand {
     store.history
       .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
-        this.#logError(error, 'a command waits in the queue again, but this could not be stored'),
+        this.#logError(error, 'a command waits in the queue again, but its new state could not be stored'),
       )
       .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
@@ -299,7 +299,7 @@ export class OpenCommand {
       if (!presence.online(this.record.machine_id)) throw error;
       this.#logError(
         error,
-        'the cancellation of a command could not be stored; the command is killed all the same',
+        'the cancellation of a command could not be stored; the command is killed anyway',
       );
     });
     this.#kill();

@@ -107,7 +107,7 @@ function assertNotAway({ output, away }: Source, stream: Stream, from: number): 
   if (!away || from < away[stream] || from >= start) return;
   throw new AppError(
     'unavailable',
-    `the first ${start} bytes of ${stream} are stored by another broker, which does not answer: start that broker, or read on from byte ${start}`,
+    `the bytes of ${stream} before byte ${start} are in files of another broker, which does not run: start that broker, or read on from byte ${start}`,
     { stream, start, retry_after: 1 },
   );
 }

@@ -159,10 +159,7 @@ export class MachineFacts {
         isFailing = false;
       } catch (err) {
         if (!isFailing && !this.#isClosed)
-          log.error(
-            { err },
-            'reports of machines of other brokers could not be read: trying again every 15 s',
-          );
+          log.error({ err }, 'reports of other brokers’ machines could not be read; trying again every 15 s');
         isFailing = true;
       }
     };

@@ -270,5 +270,5 @@ const keyRevoked = new AppError(
 /** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
-  'the key of this schedule is no longer allowed to read files and run commands on its machine (key_revoked), so its path is not watched: change the schedule with another key; if it has tags, send them and its command again',
+  'the path of this schedule is not watched, because its key is no longer allowed to read files and run commands on the machine (key_revoked): change the schedule with another key; if it has tags, send them and its command again',
 );

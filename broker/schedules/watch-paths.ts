@@ -192,7 +192,7 @@ export class PathWatches {
     if (!(error instanceof AppError))
       this.#log.error(
         { err: error, schedule_id: schedule.id },
-        'the path of a schedule could not be watched',
+        'the path of a schedule could not be watched; trying again in 30 s',
       );
     if (watch.problem === reason) return;
     watch.problem = reason;

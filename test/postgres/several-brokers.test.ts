@@ -83,11 +83,11 @@ withPostgres('two brokers', () => {
     const lines = (text: string) => one.log.filter((line) => line.includes(text)).length;
     for (let n = 0; n < 3; n += 1) {
       clock.leap(16_000);
-      await soon(() => lines('reports of machines of other brokers could not be read')).toBe(1);
+      await soon(() => lines('reports of other brokers’ machines could not be read')).toBe(1);
     }
     clock.leap(3_600_000);
     await soon(() => lines('old rows of the tables of brokers could not be deleted')).toBe(1);
-    expect(lines('reports of machines of other brokers could not be read')).toBe(1);
+    expect(lines('reports of other brokers’ machines could not be read')).toBe(1);
   }, 40_000);
 
   test('refuse a revoked key within a second while the open work of machines cannot be loaded', async () => {
