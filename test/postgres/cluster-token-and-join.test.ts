@@ -1,7 +1,7 @@
 // farhand-broker cluster token and cluster join: a new broker gets the authority and keys of an existing one.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readFileSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, test } from 'vitest';
@@ -96,6 +96,20 @@ withPostgres('a broker', () => {
       refusal(78, `${folder} belongs to a broker already, because it has authority.json`),
     );
     expect(readFileSync(join(folder, 'authority.json'), 'utf8')).toBe('{}');
+  });
+
+  test('that could not write a file has no authority, and joins with the same token afterwards', async () => {
+    const url = await (await server()).createDatabase();
+    const first = await startFarhand({ flags: ['--database-url', url, ...peer] });
+    const { token, join: joinIn } = verbsOn(url);
+    const folder = temporaryFolder('second');
+    const made = await token(first.dataDir);
+    mkdirSync(join(folder, 'webhooks.key/x'), { recursive: true });
+    await expect(joinIn(folder, made)).rejects.toThrow('webhooks.key');
+    expect(existsSync(join(folder, 'authority.json'))).toBe(false);
+    rmSync(join(folder, 'webhooks.key'), { recursive: true });
+    await joinIn(folder, made);
+    expect(existsSync(join(folder, 'authority.json'))).toBe(true);
   });
 
   test('joins once with a token, and an agent of the first broker moves to it', async () => {
