@@ -1,7 +1,7 @@
 // Reads the reports that vitest wrote in JSON.
 //
 //   node scripts/test-report.ts failed REPORT     prints the files with a failed test, a line each
-//   node scripts/test-report.ts passed REPORT     prints the files in which every test passed, none was skipped
+//   node scripts/test-report.ts passed REPORT     prints the files in which every test passed and none was skipped
 //   node scripts/test-report.ts REPORT TITLE …    prints failed and skipped tests by name, then the numbers of all reports
 //
 // REPORT is a path without ".json". REPORT-again.json is of a second run of the failed files, if there was one.
@@ -24,7 +24,7 @@ type TestFile = z.output<typeof reportSchema>['testResults'][number];
 const [first = '', ...rest] = process.argv.slice(2);
 if (first === 'failed' || first === 'passed') {
   const isListed = first === 'failed' ? hasFailed : hasPassed;
-  // The run may have been in another copy of the checkout, so paths begin at its folder of tests.
+  // The run may have been in another copy of the checkout, so the path is printed from its folder `test` on.
   for (const { name } of readReport(rest[0] ?? '').filter(isListed)) {
     console.log(name.replace(/^.*\/(?=test\/)/, ''));
   }
@@ -87,7 +87,7 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
       }
     }
   }
-  // No test at all is no success.
+  // A run in which no test passed is a failure.
   if (counts.passed === 0) counts.failed += 1;
   return counts;
 }

@@ -1,5 +1,5 @@
-// Lists installed packages and pending updates of dpkg, rpm, apk and pacman. It only reads: it never
-// refreshes package lists and takes no lock.
+// Lists installed packages and pending updates of dpkg, rpm, apk and pacman. It never
+// refreshes package lists and waits for no lock. Only dnf, run as root, locks its cache for a moment.
 import { access, readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { InventoryPackage } from '../../proto/types/farhand/agent/v1/InventoryPackage.ts';
@@ -11,7 +11,7 @@ type Signal = AbortSignal;
 interface PackageManager {
   /** The rule by which versions are compared. */
   format: 'deb' | 'rpm' | 'apk' | 'pacman';
-  /** Files and directories of the package manager's database. One of them exists if the manager is in use. */
+  /** Files and directories of the package manager's database. If the manager is in use, one of them is not empty. */
   databases: readonly string[];
   installed(signal: Signal): Promise<InventoryPackage[]>;
   updates(signal: Signal): Promise<InventoryUpdate[]>;
@@ -25,7 +25,7 @@ export async function findPackageManager(): Promise<PackageManager | undefined> 
   return undefined;
 }
 
-/** False for an empty file too: the package dpkg of Arch Linux has an empty database of Debian packages. */
+/** True if a database exists and is not empty. The package dpkg of Arch Linux installs an empty one. */
 const isFilled = (path: string): Promise<boolean> =>
   stat(path).then(
     ({ size }) => size > 0,
@@ -80,20 +80,20 @@ async function installedByRpm(signal: Signal): Promise<InventoryPackage[]> {
   const lines = linesOf(await runProgram('rpm', ['-qa', '--qf', format], { signal }));
   lines.sort((a, b) => Number.parseInt(a, 10) - Number.parseInt(b, 10));
   const packages = threeFields(lines.map((line) => line.replace(/^\d+\t/, '')).join('\n'));
-  // These entries are keys that sign packages.
+  // Entries of this name are not packages, but keys that verify packages.
   return packages.filter(({ name }) => name !== 'gpg-pubkey');
 }
 
 async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
-  // Some distributions of dnf have zypper too, without repositories.
+  // Some distributions that use dnf also have zypper, but no repositories for it.
   const repositories = await repositoriesOfZypper();
   if (repositories.length > 0 || !(await exists('/usr/bin/dnf')))
     return updatesOfZypper(repositories, signal);
-  // Exit code 100 means that there are updates. If dnf is at work, it is not waited for.
+  // Exit code 100 means that there are updates. If another dnf has the lock, this one fails at once.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   const text = await runProgram('dnf', args, { signal, codes: [100] });
-  // Of a package that is installed in several versions, such as the kernel, the last one counts. An update may
-  // have another architecture than the installed package.
+  // If several versions of a package are installed, as of the kernel, the last installed one counts. An update may
+  // have another architecture than the installed package, so a version is also found by the name alone.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
       [`${name}`, version],
@@ -195,7 +195,7 @@ async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
-  // Exit code 1 means that there are no updates, or that pacman failed: then it complains.
+  // Exit code 1 means that there are no updates, or that pacman has failed and prints such a line.
   const isFailure = /^error: .*|^warning: database file .*/m;
   return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1], isFailure }));
 }
@@ -211,7 +211,7 @@ export function parsePacmanUpdates(text: string): InventoryUpdate[] {
   );
 }
 
-// The order matters: Debian has packages of pacman and rpm, which bring their databases.
+// dpkg comes first, because Debian offers pacman and rpm as packages, which create their own databases.
 const managers: readonly PackageManager[] = [
   {
     format: 'deb',

@@ -9,7 +9,7 @@ interface ProgramOptions {
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];
-  /** What a program prints to stderr if it has failed with one of `codes`. */
+  /** If stderr matches this, an exit code in `codes` means a failure too. */
   isFailure?: RegExp;
   env?: Readonly<Record<string, string>>;
 }

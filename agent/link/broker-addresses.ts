@@ -24,7 +24,7 @@ export class BrokerAddresses {
   #sent: z.output<typeof stored>;
   /** Addresses for the next attempts, in this order. */
   #left: string[] = [];
-  /** The address of the attempt before. */
+  /** The address of the previous attempt. */
   #last = '';
 
   private constructor(
@@ -64,9 +64,9 @@ export class BrokerAddresses {
   }
 
   /**
-   * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest come
-   * first, otherwise the order is random. The address of the attempt before comes last among its own, because an
-   * attempt to reach a box that has vanished lasts 30 s.
+   * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest
+   * sent addresses come first, then earlier ones, then those in the settings. Each of these groups is in random order,
+   * with the address of the previous attempt last, because an attempt to reach a vanished host takes 30 s.
    */
   next(): string {
     if (this.#left.length === 0) {

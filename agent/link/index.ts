@@ -124,7 +124,7 @@ async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<voi
   }
 }
 
-/** Logs why the link has ended, if it has failed, and when it is tried again. */
+/** Logs when the agent will dial again. `failure`: why the link failed; undefined if it ended without an error. */
 function logRetry(log: Logger, broker: string, retry_ms: number, failure: unknown): void {
   const next = 'not linked to the broker; trying again';
   const fault = clockFault(String(failure));

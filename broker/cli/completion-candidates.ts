@@ -93,7 +93,7 @@ const named: Readonly<Record<string, Find>> = {
   channel: channels,
   channelIds: channels,
   window: namesIn((client) => client.maintenanceWindows.list(page)),
-  // A webhook has no name.
+  // A webhook has no name, so its id is the candidate.
   webhook: async (client) => (await client.webhooks.list({ limit })).items.map(({ id }) => id),
 };
 

@@ -134,9 +134,6 @@ function addRuns(schedules: Command): void {
   routeVerb(schedules, 'preview <cron>', 'schedules', 'preview', {
     examples: ["'0 9 * * mon-fri'"],
     flags: {
-      '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
-      '--recursive': 'also when something below the directory of --on-change changes',
-      '--settle <duration>': 'run after this time without a change of --on-change (default: 2s)',
       '--timezone <zone>': 'time zone of the expression (default: UTC)',
       '--count <count>': 'number of times to print (default: 5)',
     },

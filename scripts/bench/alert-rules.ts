@@ -1,10 +1,10 @@
-// Measures the CPU that alert rules cost: reports of many machines with and without rules, in this process.
+// Measures the CPU time of alert rules. This process handles reports of many machines, without rules and with rules.
 //
 //   npx node scripts/bench/alert-rules.ts                              10,000 machines, 50 rules over all machines
 //   npx node scripts/bench/alert-rules.ts --machines 1000 --rules 10 --rounds 20
 //
-// Each round is one report of each machine, which takes 15 s of a steady fleet. The values change a little and no alert
-// opens. A round without rules has the same checks and storage of the report, so the difference is the evaluation.
+// In each round every machine sends one report, as a real fleet does in 15 s. The values change a little and no alert
+// opens. Rounds without rules check and store the same reports, so the difference is the evaluation of the rules.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -34,7 +34,7 @@ const [machines, rules, rounds] = [values.machines, values.rules, values.rounds]
   number,
 ];
 const reportSeconds = 15;
-/** Only rules about values are compared with each report. */
+/** Kinds of rules about values. Only such rules are compared with each report. */
 const kinds = ['cpu', 'memory', 'disk', 'load'] as const;
 
 const idOf = (n: number): string => `mach_${String(n).padStart(20, '0')}`;
@@ -81,7 +81,7 @@ async function fill(state: State, presence: Presence, facts: MachineFacts): Prom
     presence.add({ id: `link_${n}`, machineId: idOf(n), close() {} } as unknown as Link);
 }
 
-/** Returns the seconds of CPU that a round of reports takes: the median of all rounds. */
+/** Returns the CPU seconds of one round of reports, as the median of all rounds. */
 async function roundsOf(facts: MachineFacts): Promise<number> {
   const times: number[] = [];
   for (let round = 0; round < rounds; round += 1) {

@@ -1,9 +1,9 @@
-// Measures brokers on PostgreSQL: `true` against SQLite, and requests that another broker forwards against the same
-// requests at the owner of the machine: small calls, and a download of 1 GiB with its CPU time.
+// Measures brokers on PostgreSQL. The command `true` is compared with the same command on SQLite. Small calls, and a
+// download of 1 GiB with its CPU time, are sent to the broker that owns the machine and to one that forwards them.
 //
 //   npx node scripts/bench/postgresql.ts
 //
-// Needs Debian's package postgresql, which is started in a temporary folder. The ways are measured in turns.
+// Needs Debian's package postgresql, which is started in a temporary folder. The variants take turns.
 import { copyFileSync, mkdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
@@ -33,7 +33,7 @@ interface Ask {
   body?: string;
 }
 
-/** A broker with a machine, or one that forwards to it. */
+/** A machine, and the broker that gets the requests: the one the machine is linked to, or one that forwards to it. */
 interface Way {
   send(ask: Ask): Promise<void>;
   machine: string;
@@ -85,7 +85,7 @@ async function startWays(folder: string, postgres: PostgresServer): Promise<Reco
   return { sqlite, postgres: alone.way, local: owner.way, forwarded };
 }
 
-/** Measures a request on several ways in turns. Returns the median of the rounds' p50 of each way. */
+/** Measures a request on several ways, which take turns. Returns for each way the median of the p50 of its rounds. */
 async function measure(
   ways: Record<string, Way>,
   calls: number,

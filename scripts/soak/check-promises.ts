@@ -1,5 +1,5 @@
-// Checks after a soak run what the brokers promise: no command ran twice, no answered change is lost, each time of a
-// schedule has one row, followers got each event once, and each event was delivered.
+// Checks the promises of the brokers after a soak run. No command ran twice, and no answered change is lost. Each due
+// time of a schedule has one row. Followers got each event once, and webhooks got each event.
 import { existsSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
@@ -12,11 +12,12 @@ interface CheckServices {
   fleet: FleetOfAgents | undefined;
   /** Ids of the events that the receiver of webhooks got. */
   delivered: readonly string[];
+  /** Longest time in milliseconds to wait for the deliveries. */
   settleMs: number;
   print(line: string): void;
 }
 
-/** Milliseconds after the end of the load in which the rows of the last times of schedules must be there. */
+/** Milliseconds after the end of the load within which the last due times of schedules must have rows. */
 const schedulesLateMs = 5_000;
 
 /** Returns a message for each broken promise. */
@@ -110,7 +111,7 @@ async function checkKeys({ keys }: Load, query: Query): Promise<string[]> {
   });
 }
 
-/** Checks that each time of each schedule, from its creation to the end of the load, has one row. */
+/** Checks that a schedule has one row for each due time between its creation and the end of the load. */
 async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promise<string[]> {
   await sleep(Math.max(0, endedAt + schedulesLateMs - Date.now()));
   const rows = await query(
@@ -122,7 +123,7 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
   );
   for (const { id, everyMs, createdAt } of schedules) {
     const missing: string[] = [];
-    // A time within the second of the creation may have passed before the schedule was stored.
+    // A due time less than a second after the creation may have passed before the schedule was stored.
     for (let at = Math.ceil((createdAt + 1_000) / everyMs) * everyMs; at <= endedAt; at += everyMs)
       if (!times.has(`${id} ${at}`)) missing.push(new Date(at).toISOString());
     if (missing.length > 0)
@@ -147,7 +148,7 @@ async function checkEvents({ events }: Load, query: Query): Promise<string[]> {
 }
 
 async function checkDeliveries({ query, delivered, settleMs }: CheckServices): Promise<string[]> {
-  // Schedules go on, so only events until now count.
+  // Schedules still run and emit events, so only the events up to now count.
   const rows = await query("SELECT id FROM events WHERE type = 'command.completed'");
   for (const until = Date.now() + settleMs; ; await sleep(1_000)) {
     const got = new Set(delivered);

@@ -7,16 +7,17 @@ import type { SoakBroker, System } from './three-brokers.ts';
 type Print = (line: string) => void;
 type Step = (system: System, print: Print) => Promise<string[]>;
 
-/** Milliseconds within which the agents of a vanished box must have another link. */
+/** Milliseconds within which the agents of a lost or frozen broker must be linked to another one. */
 const vanishedMs = 75_000;
 const frozenMs = 60_000;
-/** Milliseconds of a lease. Nothing that a broker without the database answers later may be a success. */
+/** Milliseconds of a lease. A broker that lost the database longer ago must not answer any request with success. */
 const leaseMs = 10_000;
 const cutMs = 40_000;
 const peersCutMs = 30_000;
 const databaseAwayMs = 10_000;
 /** Milliseconds within which everything must work again once a fault is over. */
 const backMs = 5_000;
+/** Milliseconds for which brokers may accept a revoked key, with and without notifications of the database. */
 const revokedMs = 1_000;
 const revokedWithoutNewsMs = 5_000;
 const revocations = 20;
@@ -101,13 +102,13 @@ async function brokersOf(system: System) {
 const finished = `SELECT id, status, exit_code, finished_at FROM commands
   WHERE finished_at IS NOT NULL ORDER BY id`;
 
-/** Returns the rows that changed or are gone. */
+/** Returns the rows of `before` that have changed or are gone, as JSON. */
 function changedRows(before: readonly Row[], after: readonly Row[]): string[] {
   const texts = new Set(after.map((row) => JSON.stringify(row)));
   return before.map((row) => JSON.stringify(row)).filter((text) => !texts.has(text));
 }
 
-/** A box loses its network: its agents, the other brokers and the database get no further byte. */
+/** Cuts a broker from its agents, the other brokers and the database, as if its host had lost the network. */
 async function vanish(system: System, print: Print): Promise<string[]> {
   const { postgres, real, proxy } = system;
   const { broker, machine } = await brokersOf(system);
@@ -259,7 +260,7 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   return Math.max(...(await Promise.all(times)));
 }
 
-/** Process ids of PostgreSQL's processes for the connections on which brokers wait for news of each other. */
+/** Returns the ids of PostgreSQL's processes for the connections on which brokers wait for notifications. */
 async function listeners({ postgres, brokers }: System): Promise<number[]> {
   const found = new Set<number>();
   for (let tries = 0; found.size < brokers.length && tries < 100; tries += 1) {

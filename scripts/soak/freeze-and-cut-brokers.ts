@@ -1,12 +1,12 @@
-// Freezes one of three brokers on one PostgreSQL database, cuts brokers from their agents, from the database and from
-// each other, kills the database, and revokes keys: all under mixed load. Checks what must hold after each step.
+// Tests three brokers on one PostgreSQL database under mixed load. It freezes a broker, cuts brokers from their agents,
+// from the database and from each other, kills the database, and revokes keys. It checks the outcome of each step.
 //
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --out scripts/soak/results/freeze-and-cut-brokers.txt
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --only revoke,restart-database --agents 3 --simulated 0
 //
-// Steps: vanish, freeze, cut-from-database, cut-from-peers, restart-database, revoke. After the last one it checks the
-// same promises as kill-brokers.ts. Needs Debian's package postgresql. Everything is on loopback: proxies that stall
-// stand for networks that lose everything.
+// Steps: vanish, freeze, cut-from-database, cut-from-peers, restart-database, revoke. After the last step it
+// checks the same promises as kill-brokers.ts. Needs Debian's package postgresql. Everything is on loopback, and a
+// stalled proxy simulates a network that loses everything.
 
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -34,10 +34,10 @@ const settleMs = 180_000;
 const betweenMs = 5_000;
 /** Longest time in milliseconds to wait for the links of all machines before a step. */
 const linkedMs = 90_000;
-/** Terminals must survive steps that last longer than the default of 30 s. */
+/** `grace_period` of terminals in milliseconds. Terminals must survive steps that outlast the default of 30 s. */
 const graceMs = 300_000;
 
-/** Waits until every machine has a link, because the step before may have moved some. */
+/** Waits until every machine has a link, because the previous step may have moved some machines. */
 async function untilAllLinked({ postgres }: System): Promise<void> {
   for (const until = Date.now() + linkedMs; Date.now() < until; await sleep(500)) {
     const left = await postgres.query('SELECT 1 FROM owners WHERE link_id IS NULL LIMIT 1');

@@ -3,13 +3,15 @@
 //   npx node scripts/soak/kill-brokers.ts --seeds 1-20 --out scripts/soak/results/kill-brokers.txt
 //   npx node scripts/soak/kill-brokers.ts --agents 30 --simulated 3000
 //
-// For each seed, it starts three brokers, agents that know all of them, and clients behind a proxy that gives each
-// connection to the next broker. It kills each broker once, in an order and at times that follow from the seed, and
-// starts it again. Then it checks that no command ran twice (real machines write a line for each run, simulated ones
-// count), that no answered change is lost, that each time of a schedule has one row, that a follower that moves between
-// brokers got each event once and in order, that each event of a webhook was delivered at least once, that agents were
-// linked again in time, and that commands and terminals went on with their whole output. Needs Debian's package
-// postgresql. Everything is on loopback, in a temporary folder.
+// For each seed, it starts three brokers, agents that know all brokers, and clients behind a proxy that gives each
+// connection to the next broker. It kills each broker once and starts it again. The seed decides the order and the
+// times. Then it checks these promises:
+//   - No command ran twice. Real machines write a line for each run; simulated ones count their runs.
+//   - No answered change is lost, and each due time of a schedule has one row.
+//   - A follower that moves between brokers got each event once and in order.
+//   - Each event of a webhook was delivered at least once.
+//   - Agents were linked again in time. Commands and terminals continued, and none of their output is missing.
+// Needs Debian's package postgresql. Everything is on loopback, in a temporary folder.
 
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -53,7 +55,7 @@ function randomOf(seed: number): () => number {
   };
 }
 
-/** Returns the seeds of `1,2,5` or `1-20`. */
+/** Parses a list of seeds such as `1,2,5` or `1-20`. */
 function seedsOf(text: string): number[] {
   const [from = 0, to] = text.split('-').map(Number);
   return to === undefined

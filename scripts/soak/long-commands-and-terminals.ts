@@ -1,5 +1,5 @@
-// Commands that write all the time and terminals that are open all the time, while their brokers are killed. Their
-// output must arrive to the byte, whichever broker they are followed at.
+// Runs commands that always write, and terminals that stay open, while brokers are killed. Checks that each byte of
+// their output arrives, whichever broker the client uses.
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
@@ -21,7 +21,7 @@ export interface LongRunning {
 
 const mostTerminals = 5;
 const linesAtOnce = 100;
-/** The default `grace_period`: the longest time in milliseconds that a terminal may be without output. */
+/** The default `grace_period` in milliseconds. The test fails if a terminal is without output for longer. */
 const defaultGraceMs = 30_000;
 
 export async function startLongRunning(settings: Settings): Promise<LongRunning> {
@@ -202,7 +202,7 @@ async function startTerminal(
   };
 }
 
-/** True for the refusal of a session that has ended. */
+/** True if a broker refused the request because the session has ended. */
 const isOver = (error: unknown): boolean =>
   error instanceof FarhandError && /session_not_found|session_ended|conflict/.test(error.code);
 

@@ -1,5 +1,5 @@
-// Measures how long the agents of a broker that was lost have no link: until each has one with another broker, or with
-// the same one after a new start.
+// Measures how long each agent of a lost broker has no link. Its time ends with a link to another broker, or to the
+// same broker after a restart.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from 'pg';
 import { at } from '../bench/start-and-measure-programs.ts';
@@ -22,7 +22,7 @@ const linkedElsewhere = `SELECT machine_id FROM owners
 
 /**
  * Reads which machines have a link with the broker at this peer port, calls `lose`, and measures until all of them
- * have a link with another one, for at most `mostMs` milliseconds.
+ * have a link with another broker, for at most `mostMs` milliseconds.
  */
 export async function measureRelinks(
   postgres: PostgresServer,

@@ -22,15 +22,16 @@ export interface Load {
   commands: Map<string, string>;
   /** Markers of the batches whose requests were answered, by the batch's id. */
   batches: Map<string, string>;
-  /** Ids of answered commands of simulated machines, and of batches with the number of their machines. */
+  /** Ids of the answered commands of simulated machines. */
   simulatedCommands: string[];
+  /** Number of machines of each answered batch on simulated machines, by the batch's id. */
   simulatedBatches: Map<string, number>;
   /** Names of keys that were created. */
   keys: string[];
   real: readonly string[];
-  /** Ids of the schedules, with the times between two runs and of the creation in milliseconds. */
+  /** Schedules with the milliseconds between two runs, and the Unix time of the creation in milliseconds. */
   schedules: { id: string; everyMs: number; createdAt: number }[];
-  /** When the load has ended, in milliseconds. Every schedule must have rows until then. */
+  /** Unix time in milliseconds at the end of the load. Schedules must have rows for all due times until then. */
   endedAt: number;
   /** Ids of the events that the follower got, in their order. */
   events: string[];
@@ -49,7 +50,7 @@ const betweenMs = 150;
 const queue_for = 600_000;
 /** Number of simulated machines of one batch. */
 const batchOf = 50;
-/** Every this many simulated machines one has a schedule. */
+/** One of this many simulated machines has a schedule. */
 const scheduledOf = 20;
 
 /** Follows the events through the proxy. After each lost connection, continues after the last event. */
@@ -182,7 +183,7 @@ function workers(load: Load, settings: LoadSettings, send: Send): Worker[] {
     : [...onReal, [simulatedCommand, 0, 2], [simulatedCommand, 1, 2], [simulatedBatch, 0, 1]];
 }
 
-/** Waits until no command is open. Schedules go on, so only commands without a schedule count. */
+/** Waits until no command is open. Schedules still run, so only commands without a schedule count. */
 async function waitForCommands(settings: LoadSettings, until: number): Promise<void> {
   for (;;) {
     const open = await Promise.all(

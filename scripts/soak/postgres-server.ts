@@ -31,7 +31,7 @@ export async function startPostgres(folder: string) {
     'max_connections=200',
   ].flatMap((setting) => ['-c', setting]);
   let server: ChildProcess | undefined;
-  /** A connection of its own for each statement, which also works while the server is started again. */
+  /** Opens a new connection for each statement, so it also works after the server was started again. */
   const query = async (sql: string, values: unknown[] = []): Promise<Row[]> => {
     const client = new Client({ host: data, port, user: 'farhand', database: 'postgres' });
     client.on('error', () => {});
@@ -53,12 +53,12 @@ export async function startPostgres(folder: string) {
       await sleep(50);
     }
   };
-  // Whatever ends this process, the server ends with it.
+  // The server ends when this process exits.
   process.once('exit', () => server?.kill('SIGQUIT'));
   await start();
   return {
     address: `127.0.0.1:${port}`,
-    /** The URL of the database at HOST:PORT, which can be that of a proxy. */
+    /** Returns the URL of the database at HOST:PORT, which may be the address of a proxy. */
     urlAt: (address: string) => `postgres://farhand@${address}/postgres?sslmode=disable`,
     query,
     start,
@@ -73,7 +73,7 @@ export async function startPostgres(folder: string) {
       if (!server) return;
       const { pid } = server;
       const ended = once(server, 'exit');
-      // A stopped server starts no process that would not be among the others.
+      // While the server is stopped, it cannot start a process that is missing in this list.
       server.kill('SIGSTOP');
       const others = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean);
       server.kill('SIGKILL');

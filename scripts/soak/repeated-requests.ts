@@ -1,4 +1,4 @@
-// Requests of the soak test, which are sent again until a broker has answered them for good.
+// Sends the requests of the soak tests, and repeats each one until a broker gives a final answer.
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 
@@ -16,7 +16,7 @@ const betweenMs = 300;
 const answerMs = 20_000;
 const mostTries = 300;
 
-/** Sends a POST request with an Idempotency-Key again and again until the answer is final. */
+/** Sends a POST request with an Idempotency-Key until the answer is final. Calls `count` before each repetition. */
 export async function insist(
   { url, key }: Access,
   path: string,
@@ -67,7 +67,7 @@ export async function get({ url, key }: Access, path: string): Promise<Answer['b
 export const itemsOf = (answer: Answer['body']): Record<string, unknown>[] =>
   Array.isArray(answer.data) ? (answer.data as Record<string, unknown>[]) : [];
 
-/** Returns the id of what was made. Throws if nothing was made. */
+/** Returns the id of the created object. Throws if the answer contains no id. */
 export function idOf(answer: Answer, what: string): string {
   const { id } = (answer.body.data ?? answer.body.error?.details ?? {}) as { id?: unknown };
   if (typeof id !== 'string') throw new Error(`${what} was answered with ${JSON.stringify(answer)}`);

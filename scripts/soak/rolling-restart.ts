@@ -4,10 +4,10 @@
 //   npx node scripts/soak/rolling-restart.ts --rounds 2 --out scripts/soak/results/rolling-restart.txt
 //   npx node scripts/soak/rolling-restart.ts --from OLD --to NEW     directories of two checkouts
 //
-// The clients use a proxy that gives each connection to the next broker that accepts it. The SDK sends the requests that
-// brokers answer by themselves, with its own retries. Reads of a machine follow docs/rest.md: after 503 they wait as long
-// as Retry-After says, because the SDK does not repeat a request about a machine that is offline. Needs Debian's package
-// postgresql. Everything is on loopback, in a temporary folder.
+// The clients use a proxy that gives each connection to the next broker that accepts it. Most requests are
+// sent by the SDK, with its own retries. The SDK does not repeat a request about a machine that is offline. So reads of
+// a machine use fetch, and after a 503 they wait as long as Retry-After says, as in docs/rest.md. Needs Debian's
+// package postgresql. Everything is on loopback, in a temporary folder.
 import { appendFileSync, existsSync, mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -29,14 +29,14 @@ const { values } = parseArgs({
 
 /** Milliseconds between the start of one broker and the stop of the next one. */
 const betweenMs = 5_000;
-/** Longest time in milliseconds that a broker takes to stop. */
+/** Longest time in milliseconds that a broker may take to stop. */
 const stopMs = 20_000;
-/** Longest time in milliseconds until all commands have ended. */
+/** Longest time in milliseconds to wait until all commands have ended. */
 const settleMs = 60_000;
 /** Maximum number of retries of a read of a machine. */
 const mostRetries = 6;
 
-/** The requests of one kind. */
+/** Counts of the requests of one kind. */
 interface Count {
   sent: number;
   repeated: number;
@@ -73,7 +73,7 @@ class Client {
       const marker = `marker-${nth}-${n}`;
       const command = `echo ${marker} >>${this.#counter}`;
       await this.#send('POST /commands with queue_for', async () => {
-        // A broker that stops answers with the present state of the command, which then ends at another broker.
+        // A broker that is being stopped answers with the command's present state. The command ends at another broker.
         await this.#sdk.commands.create({ machine_id, command, queue_for: 60_000, wait: 10_000 });
         this.markers.push(marker);
       });
@@ -123,7 +123,7 @@ class Client {
   }
 }
 
-/** Stops a broker as systemd does, and starts it again from another checkout. */
+/** Stops a broker with SIGTERM, as systemd does, and starts it again from `checkout` (default: this repository). */
 async function restart(broker: SoakBroker, checkout: string | undefined): Promise<void> {
   const { pid } = broker.running;
   broker.signal('SIGTERM');
@@ -143,7 +143,7 @@ async function untilAllEnded({ proxy, key }: System): Promise<void> {
   }
 }
 
-/** Returns a message for each command that did not run once. */
+/** Returns a message for each command that did not run exactly once. */
 function checkRuns(clients: readonly Client[], counter: string): string[] {
   const lines = existsSync(counter) ? readFileSync(counter, 'utf8').trim().split('\n') : [];
   const runs = Map.groupBy(lines, (line) => line);

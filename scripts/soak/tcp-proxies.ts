@@ -1,5 +1,5 @@
-// TCP proxies: one gives each connection to the next server, as a load balancer does; one can stall, as a network to a
-// vanished box does.
+// Two kinds of TCP proxies. One gives each connection to the next server, as a load balancer does. The other can stall,
+// like the network to a host that has vanished.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 
@@ -19,7 +19,7 @@ async function listen(server: Server): Promise<number> {
   return (server.address() as AddressInfo).port;
 }
 
-/** Gives each connection to the next server. It skips a server that does not answer. */
+/** Starts a proxy that gives each connection to the next server, and skips a server that does not answer. */
 export async function startRoundRobin(addresses: readonly string[]) {
   let next = 0;
   const left = new Set<string>();
@@ -60,7 +60,7 @@ export async function startRoundRobin(addresses: readonly string[]) {
 
 export type StallingProxy = Awaited<ReturnType<typeof startStallingProxy>>;
 
-/** Forwards connections to HOST:PORT. While it stalls, it accepts connections and forwards nothing. */
+/** Starts a proxy that forwards connections to HOST:PORT. While it stalls, it accepts them and forwards nothing. */
 export async function startStallingProxy(target: string) {
   const [host = '', targetPort] = target.split(':');
   let isStalled = false;
@@ -78,7 +78,7 @@ export async function startStallingProxy(target: string) {
     from.on('error', () => from.destroy());
     from.once('close', () => {
       sockets.delete(from);
-      // A vanished box reports the end of no connection.
+      // A vanished host does not report that a connection has ended.
       if (!isStalled) to.destroy();
     });
   };
@@ -94,7 +94,7 @@ export async function startStallingProxy(target: string) {
       isStalled = true;
       for (const socket of sockets) socket.pause();
     },
-    /** Forwards again. Ends the connections that stalled, as a box that is back answers with resets. */
+    /** Forwards new connections again. Ends the stalled ones, because a host that is back answers them with resets. */
     resume(): void {
       isStalled = false;
       for (const socket of sockets) socket.destroy();

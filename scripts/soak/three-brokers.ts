@@ -1,5 +1,5 @@
-// Three brokers on one PostgreSQL database, real and simulated agents that know all of them, and a proxy that gives
-// each connection of a client to the next broker.
+// Starts what the soak tests test: three brokers on one PostgreSQL database, real and simulated agents that know all
+// brokers, and a proxy that gives each connection of a client to the next broker.
 import { copyFileSync, existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
@@ -14,11 +14,11 @@ const atOnce = 5;
 
 export interface SoakBroker {
   name: string;
-  /** HOST:PORT of REST, of agents and of the other brokers. The last two are those of the proxies if there are any. */
+  /** HOST:PORT for clients, for agents and for other brokers. If there are proxies, `grpc` and `peer` lead to them. */
   http: string;
   grpc: string;
   peer: string;
-  /** Proxies on all ways to and from this broker except REST. */
+  /** Proxies to the database, from agents and from other brokers; undefined unless `hasProxies` is set. */
   proxies: { database: StallingProxy; grpc: StallingProxy; peer: StallingProxy } | undefined;
   running: Running;
   /** Starts the program of this repository, or of another checkout. */
@@ -74,7 +74,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
     ...{ postgres, brokers, proxy, fleet, key, real: rows.map(({ id }) => String(id)) },
     async close() {
       await fleet?.close();
-      // Each agent is the leader of a process group, with its spawner.
+      // Each agent leads a process group, to which its spawner belongs too.
       for (const { pid } of running) process.kill(-pid, 'SIGKILL');
       for (const { signal, proxies } of brokers) {
         signal('SIGKILL');

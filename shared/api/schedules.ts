@@ -1,4 +1,5 @@
-// REST routes of schedules, which run commands by cron expressions or when a path changes, and of their runs (spec 2.7, 2.8, 4.3).
+// REST routes of schedules and of their runs (spec 2.7, 2.8, 4.3). A schedule runs a command by a cron expression or
+// when a path changes.
 import * as z from 'zod';
 import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';

@@ -72,7 +72,10 @@ const unitsOf = ({ helper }: Service): string[] =>
 export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
-/** Adds --config with the file of the installed service, unless the arguments have --config or no service is installed. */
+/**
+ * Returns the arguments with `--config` and the settings file of the installed service in front. If they have
+ * `--config` already, or no service is installed, they are unchanged.
+ */
 export function withSettingsOf(name: string, argv: readonly string[]): readonly string[] {
   const file = settingsOf({ name });
   return existsSync(file) && !argv.includes('--config') ? ['--config', file, ...argv] : argv;

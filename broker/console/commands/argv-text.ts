@@ -1,7 +1,7 @@
-// A program and its arguments as one line of text, and back. Spaces separate words; quotes and backslashes work as in a
-// shell, and nothing else is special.
+// Converts a program with its arguments to one line of text, and back. Spaces separate words; quotes and backslashes
+// work as in a shell, and nothing else is special.
 
-/** Words that need no quotes. A parameter such as {{unit}} of a saved command means nothing to a shell. */
+/** Words that need no quotes. Among them are parameters of saved commands such as {{unit}}. */
 const plain = /^(?:[\w./:=@%+,-]|\{\{\w+\}\})+$/;
 
 export const quoted = (word: string): string =>

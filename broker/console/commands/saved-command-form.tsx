@@ -15,7 +15,7 @@ const types = [
   ['path', 'absolute path'],
 ] as const;
 
-/** A parameter while it is edited: numbers are texts, and values are one per line. */
+/** A parameter while it is edited. Numbers are texts, and `values` has one allowed value per line. */
 interface ParameterDraft {
   type: Parameter['type'];
   optional: boolean;
@@ -115,7 +115,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
   const { name, description, line, parameters } = draft;
-  // Schedules may have values of parameters that the line does not use, so those are not removed.
+  // Schedules may set parameters that the line does not use, so these parameters are not removed.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
   const names = [...new Set([...namesIn(line), ...unused])];
@@ -232,7 +232,7 @@ function ParameterCard({ name, draft, change }: ParameterCardProps) {
   );
 }
 
-/** Fields for what a value of the type must be. */
+/** Fields that limit the values of a parameter, such as its smallest and largest number. */
 function AllowedFields({
   draft,
   set,

@@ -1,11 +1,11 @@
-// Saved commands as the console displays them.
+// Types of saved commands, the right to change them, and a description of allowed values.
 import type { client } from '../api-client.ts';
 import { may, me } from '../login-session.ts';
 
 export type SavedCommand = Awaited<ReturnType<typeof client.savedCommands.get>>;
 export type Parameter = SavedCommand['parameters'][number];
 
-/** True if the key may create, change and delete saved commands: those are for all machines. */
+/** True if the key may create, change and delete saved commands. A key that is limited to some machines may not. */
 export const mayChangeSaved = (): boolean =>
   may('commands:execute') && me.value?.machine_ids === null && me.value.tags === null;
 

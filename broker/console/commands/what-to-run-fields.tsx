@@ -22,7 +22,7 @@ const choices = [
   ['saved', 'Saved command'],
 ] as const;
 
-/** Loads all saved commands, once they are wanted. Undefined until then, and without the right to read them. */
+/** Loads all saved commands once `wanted` is true. Returns undefined before, and if the key may not read them. */
 export function useSavedCommands(wanted: boolean): readonly SavedCommand[] | undefined {
   const isNeeded = wanted && may('commands:read');
   const { data } = useData(
@@ -44,7 +44,7 @@ export const isChosen = ({ by, line, saved }: WhatToRun): boolean =>
 /** What a request runs: a shell line, or a saved command with its parameters. */
 export type Runnable = { command: string } | { saved_command_id: string; parameters: Record<string, string> };
 
-/** Returns the fields of a request. Empty values, and those of parameters that were removed, are left out. */
+/** Returns the fields of a request. Leaves out empty values, and values of parameters that no longer exist. */
 export function runnableOf(what: WhatToRun, all: readonly SavedCommand[] = []): Runnable {
   const { by, line, saved, values } = what;
   if (by === 'line') return { command: line };
@@ -59,7 +59,7 @@ interface WhatToRunFieldsProps {
   what: WhatToRun;
   set: (changes: Partial<WhatToRun>) => void;
   all: readonly SavedCommand[] | undefined;
-  /** What the hint of the shell line says after `A line for /bin/sh`. */
+  /** Text that the hint of the shell line has after `A line for /bin/sh`. */
   hint?: string;
   autoFocus?: boolean;
   /** Further fields. */

@@ -21,7 +21,7 @@ interface TargetFieldsProps {
   setTags: (tags: string) => void;
   /** A sentence that says which machines the tags select, and at what time. */
   hint: string;
-  /** Fields that choose machines. Without them, these are the selected machines. */
+  /** Fields that choose machines. Without such fields, the action is for the selected machines. */
   children?: ComponentChildren;
 }
 

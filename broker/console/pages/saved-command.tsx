@@ -1,5 +1,5 @@
-// The page of one saved command: its parameters, and buttons that run, schedule, change and delete it. For the id `new`,
-// and below `edit`, the page is the form.
+// The page of one saved command: its parameters, and buttons that run, schedule, change and delete it. With the id
+// `new` or the tab `edit`, the page is the form.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';

@@ -160,7 +160,7 @@ interface DialogProps {
 /** A dialog above the page. Escape or a click beside it closes it. */
 export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
-  // A field of the dialog may take the focus before effects run, so this is read when the dialog is first drawn.
+  // A field of the dialog may take the focus before effects run, so the element that had it is read before that.
   const [before] = useState(() => document.activeElement);
   useEffect(() => {
     element.current?.showModal();

@@ -1,6 +1,6 @@
 // A bar with the number of machines per status, for batches and upgrades.
 
-/** The statuses in the order of the bar, each with the class of its colour. Those without a class are not done yet. */
+/** The statuses in the order of the bar, each with the class of its colour. Those without a class mean waiting. */
 const colors: readonly (readonly [status: string, color: string])[] = [
   ['completed', 'good'],
   ['upgraded', 'good'],

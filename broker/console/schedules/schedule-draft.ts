@@ -1,4 +1,4 @@
-// A schedule while it is edited, and how it is saved.
+// Converts a schedule to the content of its form, and that content to a request.
 import type { client } from '../api-client.ts';
 import type { SavedCommand } from '../commands/saved-command-texts.ts';
 import { runnableOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
@@ -11,7 +11,7 @@ export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 
 const secondMs = 1_000;
 
-/** Where a schedule runs, and what. With tags, the key that changes this gives the schedule its rights. */
+/** Where a schedule runs, and what it runs. A key that changes this gives a schedule with tags its own rights. */
 export interface Subject {
   by: TargetsBy;
   machine: string;
@@ -69,7 +69,7 @@ export function subjectInput(
   };
 }
 
-/** The rules as a request contains them. */
+/** Returns the fields of a request for the rules. */
 export function rulesInput(rules: Rules, schedule: Detail | undefined) {
   const { trigger, cron, path, recursive, settle, timezone, overlap, catch_up, onFailure } = rules;
   return {

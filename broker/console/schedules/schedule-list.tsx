@@ -45,7 +45,7 @@ export function ScheduleList({ items, reload, withMachine = false }: ScheduleLis
   );
 }
 
-/** Displays what starts a schedule: its cron expression, or the path whose changes do. */
+/** Displays what starts a schedule: its cron expression, or the path whose changes start it. */
 export function When({
   schedule: { cron, timezone, on_change },
 }: {

@@ -21,8 +21,8 @@ const probe = `
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
   /**
    * Resolves when a condition is true and painted, with the time since the last key or press before it. The condition
-   * is checked when the document changes, not in each frame: Chromium delivers messages that arrive after a key only
-   * after the next frame if one is requested.
+   * is checked when the document changes. A check in each frame would request frames, and Chromium then delivers
+   * messages that arrive after a key only after the next frame.
    */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {

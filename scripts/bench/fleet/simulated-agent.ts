@@ -104,7 +104,7 @@ export class SimulatedAgent {
     return this.#phase === 'linked';
   }
 
-  /** All brokers have one authority. */
+  /** SHA-256 of the pinned CA, which is the same for all brokers. */
   get #fingerprint(): string {
     return this.#ways[0]?.fingerprint ?? '';
   }
@@ -139,8 +139,8 @@ export class SimulatedAgent {
   }
 
   /**
-   * Dials the next broker. Each is dialled once before any is dialled again, in random order; the one that was dialled
-   * last comes last.
+   * Dials the next broker. Each broker is dialled once before any is dialled again. The order is random, with the
+   * broker of the previous dial last.
    */
   #dial(now: number): void {
     const last = this.#last === undefined ? [] : [this.#last];

@@ -22,7 +22,7 @@ export interface AgentParams {
 /** Message of a simulator, several times a second. */
 export interface Progress extends Counts {
   linked: number;
-  /** Number of commands that the machines have run, and how many of them had run before. */
+  /** Number of runs of commands on the machines, and how many of them repeated a command. */
   runs: number;
   runsTwice: number;
   machineIds: string[];

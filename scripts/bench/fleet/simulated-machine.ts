@@ -49,7 +49,7 @@ export class SimulatedMachine {
     return [...this.#results.keys()];
   }
 
-  /** Number of commands that have run. */
+  /** Number of runs of commands, repeated ones included. */
   get runs(): number {
     return this.#ran.size + this.#runsTwice;
   }
