@@ -67,7 +67,7 @@ function addUpdate(saved: Command): void {
       "farhand saved-commands update restart --parameter 'unit:nginx|redis' -- systemctl reload '{{unit}}'",
     ],
     flags: { ...flags, '--name <name>': 'new name' },
-    notes: '\n--parameter replaces all parameters, so give each of them.\n',
+    notes: '\n--parameter replaces all parameters: repeat the flag for each one that should remain.\n',
   } as const;
   verb(saved, 'update <saved-command> [argv...]', spec, async (client, text, argv, options) => {
     const saved_command_id = await findSavedCommand(client, text);

@@ -24,8 +24,8 @@ const flags = {
   '--param <name=value>': 'value of a parameter of the saved command; repeat the flag for several',
   '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
   '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
-  '--recursive': 'also when something below the directory of --on-change changes',
-  '--settle <duration>': 'run after this time without a change of --on-change (default: 2s)',
+  '--recursive': 'watch everything below the directory of --on-change',
+  '--settle <duration>': 'run once the path of --on-change has not changed for this time (default: 2s)',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'what the schedule is for',
   '--timeout <duration>': 'kill the command and its child processes after this time',
@@ -82,7 +82,7 @@ export function addSchedules(program: Command): void {
     input: inputOf,
   });
   for (const [name, about] of [
-    ['enable', 'run a schedule at the times of its cron expression'],
+    ['enable', 'run a schedule at its times, or when its path changes'],
     ['disable', 'stop a schedule, so that it runs only by hand'],
   ] as const)
     routeVerb(schedules, name, 'schedules', 'update', {
@@ -160,7 +160,7 @@ function inputOf({ param, ...given }: Item): Item {
 
 function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
   if (path === undefined && (recursive ?? settle) !== undefined)
-    throw new UsageError('--recursive and --settle are for --on-change: name its path too');
+    throw new UsageError('--recursive and --settle need --on-change: give its path too');
   return path === undefined ? {} : { on_change: { path, recursive, settle } };
 }
 

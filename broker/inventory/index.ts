@@ -168,14 +168,13 @@ export class Inventories {
     const ended = new Promise<void>((resolve) =>
       signal.addEventListener('abort', () => resolve(), { once: true }),
     );
-    const collections = machines.map(({ id }) => {
+    const collections = machines.flatMap(({ id }) => {
       const collect = this.#collectorOf(id, caller);
-      return (
-        collect &&
-        this.#turns.run(signal, collect).catch((err: unknown) => {
-          this.#log.debug({ err, machine_id: id }, 'a machine did not send its inventory');
-        })
-      );
+      if (!collect) return [];
+      const collected = this.#turns.run(signal, collect).catch((err: unknown) => {
+        this.#log.debug({ err, machine_id: id }, 'a machine did not send its inventory');
+      });
+      return [collected];
     });
     await Promise.race([Promise.all(collections), ended]);
     cancel();

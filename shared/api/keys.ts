@@ -122,7 +122,7 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of schedules of the key, which stop until another key changes them; schedules with `tags` stop until another key changes where or what they run',
+          'Ids of the key’s schedules. They do not run until another key changes them. With `tags`, the change must be of where or what the schedule runs',
         ),
       webhooks: z
         .array(webhookId)

@@ -279,7 +279,7 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on. It still has the rights of its old key, unless the request changes where or what it runs. If that key is revoked or expired, the request must say both.',
+      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on. It keeps the rights of its old key unless the request changes where or what it runs. If that key is revoked or expired, the request must contain both.',
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,

@@ -20,7 +20,7 @@ browserTest('a rule is refused with the reason, then tested, created, changed an
   await page.getByLabel('Only machines tagged').fill('web');
   await page.getByText(/the rule would now open alerts for web-1 \(\d+ %\)\./).waitFor();
   await page.getByLabel('Above, in %').fill('100');
-  await page.getByText('now it would open no alert').waitFor();
+  await page.getByText('the rule would open no alert now').waitFor();
   await page.getByRole('button', { name: 'Create' }).click();
   await page.getByRole('alert').getByText('must be below 100').waitFor();
   await page.getByLabel('Above, in %').fill('0');

@@ -110,6 +110,9 @@ async function runAndCancel(window: ConsolePage): Promise<void> {
     await page.keyboard.press('Enter');
     await page.getByRole('button', { name: `Leave out ${name}` }).waitFor();
   }
+  // The choice between a command and a saved command comes before the field of the same name.
+  await tabTo(window, 'Command');
+  await page.keyboard.press('Tab');
   await tabTo(window, 'Command');
   await type(window, "echo '<b>out</b>'; sleep 600", 'Control+Enter');
   await heading(window, 'Batch');

@@ -30,7 +30,7 @@ export function NewFolder({ machine, folder, close, reload }: DialogProps & { fo
           label="Name"
           value={name}
           change={setName}
-          hint="A slash makes a folder inside another one"
+          hint="Use a slash to create a folder inside another one"
           required
           autoFocus
         />

@@ -305,7 +305,9 @@ function Packages({ packages }: { packages: Inventory['packages'] }) {
       </Part>
       {packages.length > 0 && found.length === 0 && <p class="muted">No package has {text} in its name</p>}
       {others > 0 && (
-        <p class="muted">{others.toLocaleString()} more packages: search for a part of a name</p>
+        <p class="muted">
+          {others.toLocaleString()} more packages. Search for a part of a name to find them.
+        </p>
       )}
     </>
   );

@@ -164,7 +164,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
         value={path}
         change={(text) => set({ path: text })}
         placeholder="/etc/nginx"
-        hint="A file or a folder. It need not exist yet. FARHAND_CHANGED_PATHS lists for the command what changed"
+        hint="A file or a folder. It need not exist yet. The command gets the changed paths in FARHAND_CHANGED_PATHS"
         required
         mono
       />
