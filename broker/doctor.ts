@@ -3,7 +3,7 @@ import { dirname } from 'node:path';
 import { unitState } from '../shared/doctor/agent-checks.ts';
 import { findingsText } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
-import { examineSigningKeys } from '../shared/doctor/signing-key-check.ts';
+import { examineSigningKeys } from '../shared/doctor/stray-signing-keys.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf, withSettingsOf } from '../shared/systemd/install.ts';
 import { brokerSettings } from './settings-schema.ts';

@@ -2,7 +2,7 @@
 // The copy is durable when duplicate() resolves.
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
-import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
+import { Flushes, keepOwner, NewFile, seconds } from './atomic/atomic-write.ts';
 import type { Boundary } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
 import { assertHoldsFiles, holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';

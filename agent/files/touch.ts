@@ -1,7 +1,7 @@
 // Sets the modification time of a file or directory, or creates an empty file if the path does not exist.
 import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError, ignoring } from '../../shared/errors.ts';
-import { NewFile, seconds } from './atomic/new-file.ts';
+import { NewFile, seconds } from './atomic/atomic-write.ts';
 import { type BigIntStats, type Pinned, pin, readOnly } from './confine/confined-fs.ts';
 import { assertFolder, fault, type Target } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';

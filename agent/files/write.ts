@@ -3,7 +3,7 @@
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
-import { AtomicWrite } from './atomic/new-file.ts';
+import { AtomicWrite } from './atomic/atomic-write.ts';
 import { type BigIntStats, identify, lookAt } from './confine/confined-fs.ts';
 import { assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
 import { describe, etagOf } from './file-description.ts';

@@ -16,9 +16,9 @@ import { helpText, type Invocation, readSettings } from '../../shared/read-setti
 import { reasonOf } from '../../shared/system-errors.ts';
 import { withSettingsOf } from '../../shared/systemd/install.ts';
 import { SecretVault, vaultFile } from '../deliveries/secret-vault.ts';
-import { startErrorOf } from '../history/postgres-errors.ts';
 import { PostgresListener } from '../history/postgres-listener.ts';
 import { addressOf } from '../history/postgres-settings.ts';
+import { startErrorOf } from '../history/translate-postgres-errors.ts';
 import { authorityFiles, loadAuthority } from '../link/certificate-authority.ts';
 import { type BrokerSettings, brokerSettings } from '../settings-schema.ts';
 import { redeemingToken, storingToken } from './broker-and-owner-tables.ts';

@@ -107,7 +107,7 @@ export class BatchStore {
     }));
   }
 
-  /** Counts a change of a member. Call it once the change is on disk. */
+  /** Counts a change of a command of the batch `id`. Call it once the change is on disk. */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);
   }

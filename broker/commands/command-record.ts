@@ -70,7 +70,7 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
   failures: number;
 }
 
-/** How many commands of a batch have a status, and when the last of these commands ended. */
+/** The number of commands of a batch with one status, and when the last of these commands ended. */
 export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
 /** The process that an agent starts, in the form stored as JSON. */

@@ -2,9 +2,9 @@
 import { Client } from 'pg';
 import { mostSkewMs, now } from '../../shared/clock.ts';
 import { type Finding, fail, ok, warn } from '../../shared/doctor/check-result.ts';
-import { startErrorOf } from './postgres-errors.ts';
 import { addressOf, type PostgresSettings } from './postgres-settings.ts';
 import { oldestVersion } from './postgres-write-connection.ts';
+import { startErrorOf } from './translate-postgres-errors.ts';
 
 /** Milliseconds in which each query must be answered. */
 const answerMs = 5_000;

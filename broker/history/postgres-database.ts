@@ -4,10 +4,10 @@ import { Pool, type PoolClient } from 'pg';
 import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, Query, Row, Value } from './database-interface.ts';
-import { requestErrorOf, startErrorOf } from './postgres-errors.ts';
 import { addressOf, type PostgresAddress, type PostgresSettings } from './postgres-settings.ts';
 import { PostgresSession, queryOf, types } from './postgres-write-connection.ts';
 import { countedTable } from './row-counts.ts';
+import { requestErrorOf, startErrorOf } from './translate-postgres-errors.ts';
 import { stepToPostgres } from './translate-to-postgres.ts';
 
 /** Maximum number of connections for reads. */

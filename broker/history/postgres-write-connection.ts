@@ -9,8 +9,8 @@ import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Row, Value, Writer } from './database-interface.ts';
 import { databaseUnavailable } from './group-commit.ts';
-import { requestErrorOf, startErrorOf } from './postgres-errors.ts';
 import type { PostgresAddress } from './postgres-settings.ts';
+import { requestErrorOf, startErrorOf } from './translate-postgres-errors.ts';
 import { toPostgres } from './translate-to-postgres.ts';
 
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */

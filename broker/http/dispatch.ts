@@ -221,7 +221,10 @@ export function createClients(services: DispatchServices, { connections, forward
     return { ...client, secret_hash: keys.hashIn(authorization) };
   }
   return {
-    /** True if a new request has a valid key or login, or came over the socket file. */
+    /**
+     * True if a request has a valid key or login, came over the socket file, or was forwarded by another broker, which
+     * has checked its key.
+     */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections ||
       forwardedClient !== undefined ||

@@ -13,7 +13,7 @@ import { commandWith, findSavedCommand } from '../commands/saved-commands.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Declared, SavedCommand, Schedule, State } from '../state/in-memory-state.ts';
-import type { Changes } from './collect-changes.ts';
+import type { Changes } from './collect-changed-paths.ts';
 import { newRun, type OnMachine, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {

@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
-import { Changes } from './collect-changes.ts';
+import { Changes } from './collect-changed-paths.ts';
 import { type Launcher, mayNotWatch, type ScheduleContext } from './launch-run.ts';
 import { fingerprintOf, isMissing } from './path-fingerprint.ts';
 import { newRun, settledRun } from './run-records.ts';

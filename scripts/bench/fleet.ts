@@ -15,9 +15,9 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import type { Fleet, FleetSettings } from './fleet/broker-and-agents.ts';
 import { BrokerProcess } from './fleet/broker-process.ts';
 import { runAtOnce, runColdCommands, runCommands } from './fleet/commands.ts';
+import type { Fleet, FleetSettings } from './fleet/fleet-context.ts';
 import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
 import { listHistory } from './fleet/history-lists.ts';
 import {
@@ -26,7 +26,7 @@ import {
   returnAfterCut,
   returnAfterKill,
 } from './fleet/links-at-rest-and-return.ts';
-import { listMachines, patchMachine } from './fleet/machine-lists-and-changes.ts';
+import { listMachines, patchMachine } from './fleet/list-and-patch-machines.ts';
 import { Figures } from './fleet/print-figures.ts';
 import { readSmallFiles } from './fleet/small-files.ts';
 import { bench } from './start-and-measure-programs.ts';

@@ -150,9 +150,13 @@ const dataOfFamily = {
       .optional()
       .describe('Number of the wave, from 1; 0 before the first one; not in events of one machine'),
     waves: z.number().optional().describe('Number of waves; not in events of one machine'),
-    from_version: z.string().optional().describe('Version before; only of a machine'),
-    reason: z.string().nullable().optional().describe('Why the machine has failed; only of a machine'),
-    message: z.string().nullable().optional().describe('The reason in words; only of a machine'),
+    from_version: z.string().optional().describe('Version before the upgrade; only in events of one machine'),
+    reason: z
+      .string()
+      .nullable()
+      .optional()
+      .describe('Why the machine has failed; only in events of one machine'),
+    message: z.string().nullable().optional().describe('The reason in words; only in events of one machine'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);

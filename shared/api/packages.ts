@@ -23,7 +23,9 @@ const agentPackage = named('AgentPackage', {
     ),
   uploaded: z
     .boolean()
-    .describe('True if it was uploaded; false if it is part of the broker, or of --packages'),
+    .describe(
+      'True if it was uploaded; false if it came with the broker, or is in the directory of --packages',
+    ),
   created_at: z.string().describe('Time of the file').meta({ format: 'date-time' }),
 });
 

@@ -86,7 +86,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .enum(['tar.gz', 'deb'])
     .nullable()
     .describe(
-      'Kind of package that can replace the agent; null: only an upgrade by hand can, or the kind is unknown',
+      'Kind of package that can replace the agent; null if it can be replaced only by hand, or if the kind is unknown',
     ),
   key: z
     .string()

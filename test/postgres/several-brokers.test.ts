@@ -86,7 +86,7 @@ withPostgres('two brokers', () => {
       await soon(() => lines('reports of other brokers’ machines could not be read')).toBe(1);
     }
     clock.leap(3_600_000);
-    await soon(() => lines('old rows of the tables of brokers could not be deleted')).toBe(1);
+    await soon(() => lines('outdated rows about brokers and tokens could not be deleted')).toBe(1);
     expect(lines('reports of other brokers’ machines could not be read')).toBe(1);
   }, 40_000);
 

@@ -2,7 +2,7 @@
 // following symlinks, created if missing, and gets its mode and time at the end.
 import { AppError, ignoring, isErrno } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
-import { Flushes, seconds } from '../atomic/new-file.ts';
+import { Flushes, seconds } from '../atomic/atomic-write.ts';
 import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';

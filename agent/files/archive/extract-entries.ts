@@ -9,7 +9,7 @@ import {
   pathOfEntry,
   type TarEntry,
 } from '../../../shared/tar/index.ts';
-import { NewFile, seconds } from '../atomic/new-file.ts';
+import { NewFile, seconds } from '../atomic/atomic-write.ts';
 import { linkAs } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';

@@ -6,7 +6,7 @@ import { examineAgent, unitState } from '../../../shared/doctor/agent-checks.ts'
 import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/check-result.ts';
 import { examineDirectory } from '../../../shared/doctor/directory-checks.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
-import { examineSigningKeys } from '../../../shared/doctor/signing-key-check.ts';
+import { examineSigningKeys } from '../../../shared/doctor/stray-signing-keys.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program-start-and-end.ts';
 import { words } from '../../../shared/read-settings.ts';
 import { type Where, where } from '../connect-to-broker.ts';

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
 import { rounded } from '../compare-programs-in-turns.ts';
 import { at, timed } from '../start-and-measure-programs.ts';
-import type { Fleet } from './broker-and-agents.ts';
+import type { Fleet } from './fleet-context.ts';
 import { Prober } from './http-load.ts';
 import { describeProbe, milliseconds } from './print-figures.ts';
 

@@ -3,7 +3,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { rounded } from '../compare-programs-in-turns.ts';
 import { cost } from '../start-and-measure-programs.ts';
-import type { Fleet } from './broker-and-agents.ts';
+import type { Fleet } from './fleet-context.ts';
 import { Prober } from './http-load.ts';
 import { describeProbe } from './print-figures.ts';
 

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { Pool } from 'undici';
 import { median, startAgent, timed } from '../start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from '../start-sshd.ts';
-import type { Fleet } from './broker-and-agents.ts';
+import type { Fleet } from './fleet-context.ts';
 import { milliseconds } from './print-figures.ts';
 
 const files = 64;

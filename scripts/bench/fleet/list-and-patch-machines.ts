@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { rounded } from '../compare-programs-in-turns.ts';
 import { at, program } from '../start-and-measure-programs.ts';
-import type { Fleet } from './broker-and-agents.ts';
+import type { Fleet } from './fleet-context.ts';
 import { perSecond, wrkVersion } from './http-load.ts';
 import { milliseconds } from './print-figures.ts';
 
