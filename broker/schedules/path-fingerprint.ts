@@ -58,12 +58,15 @@ async function* entriesIn(
   }
 }
 
-/** Describes an entry. Leaves out size and time of a directory, because entries that are not watched change them. */
+/**
+ * Returns a digest of an entry, which is short also if the machine sends long names. Leaves out size and time of a
+ * directory, because entries that are not watched change them.
+ */
 function lineOf({ path, type, size, mode, owner, group, modified_at_ms }: FileEntry__Output): string {
   const isDirectory = type === 'FILE_TYPE_DIRECTORY';
   const content = isDirectory ? [] : [size, modified_at_ms];
-  return [path.toString('hex'), type, mode, owner, group, ...content].join(' ');
+  return digestOf([path.toString('hex'), type, mode, owner, group, ...content]);
 }
 
-const digestOf = (lines: readonly string[]): string =>
+const digestOf = (lines: readonly (string | number)[]): string =>
   createHash('sha256').update(lines.join('\n')).digest('base64url');

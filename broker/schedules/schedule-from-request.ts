@@ -41,7 +41,7 @@ const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'm
 
 /** True if a request changes where or what a schedule runs. */
 export const decidesRun = (changes: Changes): boolean =>
-  ([...exposing, 'env'] as const).some((field) => changes[field] !== undefined);
+  ([...exposing, 'on_change', 'env'] as const).some((field) => changes[field] !== undefined);
 
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);

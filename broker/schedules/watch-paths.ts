@@ -6,6 +6,7 @@ import { after, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
 import { Changes } from './collect-changed-paths.ts';
 import { type Launcher, mayNotWatch, type ScheduleContext } from './launch-run.ts';
@@ -57,6 +58,8 @@ export class PathWatches {
   readonly #tracked: TrackedSchedules;
   readonly #log: Logger;
   readonly #watches = new Map<string, PathWatch>();
+  /** Limits how many paths are read for fingerprints at once, because thousands of machines may link at once. */
+  readonly #readings = new Semaphore(16);
   readonly #stops: (() => void)[];
   #stopped = false;
 
@@ -237,7 +240,8 @@ export class PathWatches {
   /** Returns the state of the path: the schedule's `since`, from which on changes count, and a fingerprint. */
   async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
     const { stub } = this.#context.presence.get(watch.tracked.machine_id);
-    const fingerprint = await fingerprintOf(stub, watch.on_change, this.#optionsOf(watch, signal));
+    const options = this.#optionsOf(watch, signal);
+    const fingerprint = await this.#readings.run(signal, () => fingerprintOf(stub, watch.on_change, options));
     return `${watch.schedule.since} ${fingerprint}`;
   }
 
