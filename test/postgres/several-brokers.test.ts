@@ -372,8 +372,8 @@ withPostgres('when the owner of a machine', () => {
     const { status, headers } = await waiting;
     const afterMs = performance.now() - frozen;
     expect([status, headers.get('retry-after'), await broken]).toEqual([503, '1', 'broken']);
-    // The lease lasts 10 s from its last renewal, which was some 2 s ago, or longer on a busy machine.
-    expect(afterMs).toBeGreaterThan(6_000);
+    // The lease lasts 10 s from its last renewal. While a broker starts, renewals are some seconds apart.
+    expect(afterMs).toBeGreaterThan(4_000);
     expect(afterMs).toBeLessThan(14_000);
     // Another broker claims the machine. Its agent is still linked to the frozen one.
     await expect
