@@ -20,6 +20,8 @@ export class Lease {
    */
   #until = 0;
   #steadySince = 0;
+  /** The monotonic time since which the database has answered every renewal; undefined after one that failed. */
+  #answeredSince: number | undefined;
   #isReleased = false;
 
   constructor(
@@ -45,12 +47,27 @@ export class Lease {
   }
 
   /**
+   * Renews the lease now. True if the database has answered this renewal, and all others for the length of a lease.
+   * After a failure of the database, all other brokers thus have this time to reach it again.
+   */
+  async hasDatabase(): Promise<boolean> {
+    await this.renew().catch(() => {});
+    return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
+  }
+
+  /**
    * Renews the lease. Returns the monotonic time when the renewal was sent, from which the length of the lease is
    * measured.
    */
   async renew(): Promise<number> {
     const sent = monotonic();
-    await this.#connection.query(renewal, [this.brokerId, this.url, this.directoryId]);
+    try {
+      await this.#connection.query(renewal, [this.brokerId, this.url, this.directoryId]);
+    } catch (error) {
+      this.#answeredSince = undefined;
+      throw error;
+    }
+    this.#answeredSince ??= sent;
     if (sent > this.#until) this.#steadySince = sent;
     this.#until = sent + leaseMs - marginMs;
     return sent;

@@ -54,10 +54,18 @@ export class OwnersAsLastRead {
     return (this.#brokers.get(brokerId)?.until ?? 0) <= this.#readAt;
   }
 
+  /** Returns the other brokers that are alive. */
   peers(): readonly Peer[] {
-    const others = [...this.#brokers].filter(
-      ([id, { until }]) => id !== this.#brokerId && until > monotonic(),
-    );
+    return this.#othersAliveAt(monotonic());
+  }
+
+  /** Returns the other brokers that were alive when the database was last read. */
+  lastKnownPeers(): readonly Peer[] {
+    return this.#othersAliveAt(this.#readAt);
+  }
+
+  #othersAliveAt(time: number): Peer[] {
+    const others = [...this.#brokers].filter(([id, { until }]) => id !== this.#brokerId && until > time);
     return others.map(([brokerId, { url }]) => ({ brokerId, url }));
   }
 

@@ -127,6 +127,16 @@ export class Cluster implements Owners {
     return this.#lease.isGood;
   }
 
+  /** True if the lease of this broker is over, although this broker has not given it up. */
+  get isCutOff(): boolean {
+    return !this.#isClosed && !this.isAlive;
+  }
+
+  /** True if this broker has the database, and has not lost it a moment ago. Never rejects. */
+  async hasDatabase(): Promise<boolean> {
+    return !this.#isClosed && (await this.#lease.hasDatabase());
+  }
+
   owns(machineId: string): boolean {
     return this.#own.has(machineId);
   }
@@ -158,6 +168,10 @@ export class Cluster implements Owners {
 
   peers(): readonly Peer[] {
     return this.#owners.peers();
+  }
+
+  lastKnownPeers(): readonly Peer[] {
+    return this.#owners.lastKnownPeers();
   }
 
   async advertise(url: string): Promise<void> {

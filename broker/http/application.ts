@@ -10,6 +10,9 @@ import { AppError } from '../../shared/errors.ts';
 import { requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Backups } from '../backup.ts';
+import { hasDatabasePath } from '../cluster/hand-over-when-cut-off.ts';
+import type { ConnectionLimiter } from '../connection-limiter.ts';
+import { databaseUnavailable } from '../history/group-commit.ts';
 import { publicError } from '../request-checks/public-error.ts';
 import type { RequestMetrics } from './about-broker.ts';
 import { serveConsole } from './console-files.ts';
@@ -21,6 +24,14 @@ export interface AppOptions extends DispatchServices, WebSocketServices {
   backups: Backups;
   /** Directory of the built console. */
   consoleDirectory: string;
+}
+
+/** Settings of one server by which it has private routes. */
+export interface AppPort {
+  /** Limits connections; undefined for the broker's own socket file, whose callers need no key. */
+  connections?: ConnectionLimiter;
+  /** True if this broker has the database. Other brokers ask for this at the peer port. */
+  hasDatabase?: (() => Promise<boolean>) | undefined;
 }
 
 export type Headers = Readonly<Record<string, string>>;
@@ -61,7 +72,7 @@ export function createApp(
   clients: Clients,
   upgrades: WebSocketUpgrades,
   headers: Headers,
-  local: boolean,
+  { connections, hasDatabase }: AppPort,
 ): Koa {
   const router = new Router({ strict: true, sensitive: true });
   for (const place of allRoutes()) {
@@ -72,7 +83,12 @@ export function createApp(
         : dispatcher(place, options, clients);
     router.register(patternOf(route), [route.method], answer);
   }
-  if (local) {
+  if (hasDatabase)
+    router.get(hasDatabasePath, async (ctx) => {
+      if (!(await hasDatabase())) throw databaseUnavailable();
+      ctx.status = 204;
+    });
+  if (!connections) {
     // These routes are not part of the API. They exist only on the broker's own socket file.
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };

@@ -15,18 +15,23 @@ import type { SecureContextOptions } from 'node:tls';
 import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
+import { logAcceptErrors } from '../connection-limiter.ts';
 import type { Client } from '../request-checks/authenticate.ts';
 import { publicError } from '../request-checks/public-error.ts';
-import { type AppOptions, createApp, type Headers, headersOfAll, retryHeaders } from './application.ts';
+import {
+  type AppOptions,
+  type AppPort,
+  createApp,
+  type Headers,
+  headersOfAll,
+  retryHeaders,
+} from './application.ts';
 import { createClients } from './dispatch.ts';
 import { jsonType } from './reply.ts';
 import { WebSocketUpgrades } from './websocket-upgrades.ts';
 
 /** Settings that differ between the broker's HTTP servers. */
-export interface Port {
-  /** Limits connections; undefined for the broker's own socket file, whose callers need no key. */
-  connections?: ConnectionLimiter;
+export interface Port extends AppPort {
   /**
    * Finds the client of a request that another broker forwarded. Only for the peer port, which accepts and
    * authenticates connections itself.
@@ -77,7 +82,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   const headers = headersOfAll(hsts);
   const clients = createClients(options, port);
   const upgrades = new WebSocketUpgrades(options, forwardedClient !== undefined);
-  const handle = createApp(options, clients, upgrades, headers, !connections).callback();
+  const handle = createApp(options, clients, upgrades, headers, port).callback();
   const begin = beginKeyedFirst(handle, clients.hasKey);
   const take = (request: IncomingMessage, response: ServerResponse): void => {
     // The connection may have ended in the same packet as the request.

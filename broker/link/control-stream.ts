@@ -34,7 +34,7 @@ export interface LinkServices {
   /** SHA-256 of the broker's CA certificate. The agent signs it together with the nonce of the challenge. */
   fingerprint: string;
   /** The other brokers of the database; undefined with a single broker. */
-  cluster?: Pick<Cluster, 'take' | 'owns' | 'unlinked'> | undefined;
+  cluster?: Pick<Cluster, 'isAlive' | 'take' | 'owns' | 'unlinked'> | undefined;
   /** Broker addresses that agents use from now on. If there are none, agents continue to use their present ones. */
   agentBrokers: readonly string[];
   limits: LinkLimits;
@@ -89,6 +89,7 @@ const mostProcesses = 4096;
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
+const withoutDatabase = 'this broker cannot reach its database now: connect to another broker, or later';
 /** A heartbeat with a report counts as this many messages, because a report is checked and stored. */
 const reportCost = 25;
 
@@ -100,6 +101,7 @@ export async function serveConnect(
   settings: LinkSettings,
 ): Promise<void> {
   const { limits, connections, hellos, cluster, state } = services;
+  if (cluster?.isAlive === false) return refuse(stream, grpcStatus.UNAVAILABLE, withoutDatabase);
   let machine: Machine | undefined;
   try {
     const nonce = randomBytes(32);

@@ -62,7 +62,7 @@ const pings = { pingMs: 15_000, pongMs: 30_000 };
  * is ended, as over HTTP.
  */
 const stalledMs = 70_000;
-/** Agents reconnect to a stopping broker at random times within this period. */
+/** Agents that are asked to reconnect do so at random times within this period. */
 const returnSpreadMs = 5_000;
 /** Milliseconds in which the headers of a first request must arrive. */
 const silentMs = 15_000;
@@ -114,7 +114,7 @@ async function startParts(
   const { owners, peerClients: clients } = parts;
   const peering =
     owners && clients && !settings.local
-      ? await createPeering(opening, { ...parts, owners, clients })
+      ? await createPeering(opening, { ...parts, owners, clients, spreadMs: returnSpreadMs })
       : undefined;
   const peers = peering?.peers;
   const streams = new StreamsService({ ...parts, peers, stalledMs: tuning.stalledMs ?? stalledMs, log });

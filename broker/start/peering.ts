@@ -1,5 +1,6 @@
 // Connects a broker with the other brokers of its database: the client and the server of the peer port.
-import type { Owners } from '../cluster/peers/owner-lookup.ts';
+import { handOverWhenCutOff } from '../cluster/hand-over-when-cut-off.ts';
+import type { Owners, Peer } from '../cluster/peers/owner-lookup.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import type { StreamsService } from '../grpc-api/index.ts';
 import type { AppOptions } from '../http/application.ts';
@@ -15,12 +16,14 @@ type ClientFinder = NonNullable<Parameters<StreamsService['addTo']>[1]['forwarde
 type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster' | 'presence'> & {
   owners: Owners;
   clients: PeerClients;
+  /** Agents that are asked to reconnect do so at random times within this number of milliseconds. */
+  spreadMs: number;
 };
 
 /** Creates the parts that forward requests to other brokers and accept requests from them. */
 export async function createPeering(
   { closers, log }: Opening,
-  { owners, clients, lookups, state, authority, cluster, presence }: Services,
+  { owners, clients, lookups, state, authority, cluster, presence, spreadMs }: Services,
 ) {
   const [{ Peers }, { listenForPeers }, forwarded, { machineHeader }, { addFileWriter }] = await Promise.all([
     import('../cluster/peers/route-to-owner.ts'),
@@ -30,6 +33,10 @@ export async function createPeering(
     import('../grpc-api/write-files-for-brokers.ts'),
   ]);
   const leaf = await authority.peer();
+  if (cluster) {
+    const ask = (peer: Peer): Promise<boolean> => clients.http.hasDatabase(peer);
+    closers.push(handOverWhenCutOff({ cluster, presence, ask, spreadMs, log }));
+  }
   const peers = new Peers({ owners, lookups, state }, clients);
   const { clientHeader, describedClient } = forwarded;
   const clientOf = (header: unknown) =>
@@ -50,6 +57,7 @@ export async function createPeering(
         {
           connections,
           forwardedClient: ({ headers }) => clientOf(headers[clientHeader]),
+          hasDatabase: cluster && (() => cluster.hasDatabase()),
           silentMs,
           hsts: false,
         },

@@ -12,6 +12,7 @@ import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
+import { hasDatabasePath } from '../hand-over-when-cut-off.ts';
 import { clientHeader, clientOf, type DescribedClient, describeClient } from './forwarded-client-header.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
 
@@ -30,6 +31,8 @@ export interface Forwarded {
 const connectMs = 2_000;
 /** Milliseconds in which another broker must accept a test connection. A broker that is only busy needs less. */
 const answerMs = 5_000;
+/** Milliseconds in which another broker must say whether it has the database. Its own statements take 3 s at most. */
+const databaseMs = 4_000;
 /**
  * Maximum number of idle connections to each broker. A request that finds no idle connection waits some 2 ms for a
  * handshake.
@@ -208,6 +211,20 @@ export class PeerClient {
       });
       outgoing.on('error', (error) => reject(unanswered(peer, error)));
     });
+  }
+
+  /** Asks the peer whether it has the database. False if the peer does not answer in time. Never rejects. */
+  async hasDatabase(peer: Peer): Promise<boolean> {
+    const outgoing = this.#send(peer, { method: 'GET', url: hasDatabasePath }, {});
+    const cancel = after(databaseMs, () => outgoing.destroy());
+    const answered = Promise.withResolvers<boolean>();
+    outgoing.once('response', (answer) => {
+      answer.resume();
+      answered.resolve(answer.statusCode === 204);
+    });
+    outgoing.on('error', () => answered.resolve(false)).once('close', () => answered.resolve(false));
+    outgoing.end();
+    return await answered.promise.finally(cancel);
   }
 
   #send(

@@ -1,0 +1,88 @@
+// A broker that cannot reach the database: it hands its agents over if another broker has the database, and keeps them
+// if none has it.
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { gate, soon } from '../commands-fixture.ts';
+import { copyOf, createServer, databaseOf, withPostgres } from '../postgres/postgres-fixture.ts';
+import { startFarhand } from '../start-farhand.ts';
+import { program } from '../start-processes.ts';
+import { startProxy } from '../tcp-proxy.ts';
+
+const leaseIsOver = 'the lease of this broker is over: trying again in 2 s';
+
+/**
+ * The broker `cut`, a separate process that reaches the database through a proxy, and the broker `other`, which reaches
+ * it directly. The agent is linked with `cut`, and has the addresses of both.
+ */
+async function startBoth() {
+  const server = await createServer();
+  const url = await server.createDatabase();
+  const peer = ['--peer-listen', '127.0.0.1:0'];
+  const other = await startFarhand({ flags: ['--database-url', url, ...peer] });
+  const toDatabase = await startProxy(`127.0.0.1:${server.port}`);
+  onTestFinished(() => toDatabase.close());
+  const throughProxy = `postgres://farhand@${toDatabase.address}/${databaseOf(url)}?sslmode=disable`;
+  const ports = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const flags = ['--data-dir', copyOf(other.dataDir), '--database-url', throughProxy, ...peer, ...ports];
+  const cut = program('broker/main.ts', flags);
+  const { http, grpc } = await cut.line('broker is up');
+  const client = new Farhand({ baseUrl: String(http), apiKey: other.key, retries: 0 });
+  const toOther = await startProxy(other.grpc);
+  onTestFinished(() => toOther.close());
+  toOther.forbid();
+  const agent = await other.agent({ through: `${String(grpc)},${toOther.address}` });
+  toOther.allow();
+  return { server, other, toDatabase, cut, client, toOther, agent, machine_id: agent.machineId };
+}
+
+withPostgres('a broker without the database', () => {
+  test.each([
+    { what: 'loses every packet', cutOff: 'stall', bring: 'resume' },
+    { what: 'refuses connections', cutOff: 'forbid', bring: 'allow' },
+  ] as const)(
+    'hands its agents over to one that has it, and takes agents once it is back, if its network $what',
+    async ({ cutOff, bring }) => {
+      const { other, toDatabase, client, toOther, agent, machine_id } = await startBoth();
+      const { wait, open } = gate();
+      const lines = (from: number, to: number) => `seq -f 'line %.0f' ${from} ${to}`;
+      const command = `${lines(1, 50_000)}; ${wait}; ${lines(50_001, 100_000)}`;
+      const { id } = await client.commands.async({ machine_id, command });
+      await soon(async () => (await client.commands.get({ command_id: id })).stdout_bytes).toBe(538_894);
+      toDatabase[cutOff]();
+      const begun = performance.now();
+      await agent.linked(false);
+      await agent.linked(true);
+      expect(performance.now() - begun).toBeLessThan(20_000);
+      await soon(async () => (await other.client.commands.get({ command_id: id })).status).toBe('running');
+      open();
+      await soon(async () => (await other.client.commands.get({ command_id: id })).status).toBe('completed');
+      const { body } = await other.call('GET', `/commands/${id}/output`);
+      expect(body).toBe(`${Array.from({ length: 100_000 }, (_, n) => `line ${n + 1}`).join('\n')}\n`);
+      const linkedAgain = agent.linked(false).then(() => agent.linked(true));
+      toOther.forbid();
+      toDatabase[bring]();
+      await linkedAgain;
+      await soon(() =>
+        client.commands.create({ machine_id, command: 'echo back', wait: 10_000 }),
+      ).toMatchObject({ status: 'completed', stdout: 'back\n' });
+    },
+  );
+
+  test('keeps its agents while no broker has it, also if it reaches the database later than others', async () => {
+    const { server, other, toDatabase, cut, client, agent, machine_id } = await startBoth();
+    const lost = vi.fn();
+    void agent.linked(false).then(lost);
+    await server.stop('SIGKILL');
+    // Others are asked each time that the lease is found to be over.
+    for (let n = 0; n < 5; n += 1) await cut.line(leaseIsOver);
+    toDatabase.forbid();
+    await server.start();
+    await soon(async () => (await other.call('GET', '/machines')).status).toBe(200);
+    for (let n = 0; n < 2; n += 1) await cut.line(leaseIsOver);
+    toDatabase.allow();
+    await soon(() =>
+      client.commands.create({ machine_id, command: 'echo back', wait: 10_000 }),
+    ).toMatchObject({ status: 'completed', stdout: 'back\n' });
+    expect(lost).not.toHaveBeenCalled();
+  });
+});
