@@ -43,8 +43,9 @@ export async function checkAll(load: Load, services: CheckServices): Promise<str
   return failures;
 }
 
+/** Returns the status of each command, followed by the reason of its end if it has one. */
 async function statusesOf(query: Query): Promise<Map<string, string>> {
-  const rows = await query('SELECT id, status FROM commands');
+  const rows = await query("SELECT id, concat_ws(': ', status, reason) AS status FROM commands");
   return new Map(rows.map((row) => [String(row.id), String(row.status)]));
 }
 

@@ -132,10 +132,18 @@ export class SimulatedMachine {
     return { messages: { messages } };
   }
 
+  /**
+   * Returns the end of a command. An unknown command has certainly not run, so the broker starts it again: a broker can
+   * be killed after it has stored that it sends a command, and before the agent gets it.
+   */
   #follow(id: string): Result {
     // Both responses have this one field at the same number, so their bytes are equal.
     const messages = this.#results.get(id);
-    return messages ? { messages: { messages } } : refusal('command_not_found', 'no such command');
+    if (messages) return { messages: { messages } };
+    const exit = this.#ran.has(id)
+      ? { outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }
+      : { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' };
+    return { messages: { messages: [encode('FollowProcessResponse', { event: { exit } })] } };
   }
 }
 
