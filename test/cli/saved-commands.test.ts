@@ -34,8 +34,8 @@ test('saved commands are created, listed, run on machines, used by schedules and
 
   const nothing = await farhand('saved-commands update', ['greet']);
   expect([nothing.code, nothing.err]).toEqual([2, expect.stringContaining('say what to change')]);
-  const unknown = await farhand('saved-commands update', ['nobody', '--timeout', '1m']);
-  expect([unknown.code, unknown.err]).toEqual([1, expect.stringContaining('nobody')]);
+  const unknown = await farhand('saved-commands update', ['no-such-name', '--timeout', '1m']);
+  expect([unknown.code, unknown.err]).toEqual([1, expect.stringContaining('no-such-name')]);
   const timed = await farhand.json('saved-commands update', ['greet', '--timeout', '1m', '--name', 'hello']);
   expect(timed).toMatchObject({ name: 'hello', timeout: 60_000, argv: ['echo', '{{word}} {{count}}'] });
   expect(timed.parameters).toHaveLength(2);

@@ -12,7 +12,7 @@ import { allowedText, type Parameter, type SavedCommand } from './saved-command-
 export interface WhatToRun {
   by: 'line' | 'saved';
   line: string;
-  /** Id of the saved command; empty if none is chosen. */
+  /** Id of the chosen saved command; an empty text before the choice. */
   saved: string;
   values: Readonly<Record<string, string>>;
 }
