@@ -24,7 +24,7 @@ import {
 import { findTimeZone } from './time-zone.ts';
 import { TrackedSchedules } from './tracked-schedules.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
-import { mostWatches, PathWatches } from './watch-paths.ts';
+import { mostWatches, PathWatches, tooManyWatches } from './watch-paths.ts';
 
 const detailedTimes = 5;
 /** Milliseconds to wait until a linked agent accepts a command. */
@@ -247,8 +247,7 @@ export class Schedules {
       .all('schedules')
       .filter((one) => one.id !== id && one.on_change && one.enabled && one.machine_id === machine_id);
     if (!enabled || machine_id === null || others.length < mostWatches) return;
-    const message = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
-    throw new AppError('conflict', message, { machine_id });
+    throw new AppError('conflict', tooManyWatches, { machine_id });
   }
 
   /** Throws permission_denied or invalid_path if the machine of a schedule is online and refuses the path. */

@@ -2,7 +2,7 @@
 // not changed for the time `settle`.
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
-import { after, sleep } from '../../shared/clock.ts';
+import { after, monotonic, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -19,6 +19,7 @@ import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedu
  * for requests that watch files.
  */
 export const mostWatches = 16;
+export const tooManyWatches = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
 /** Milliseconds until a path is watched again: `soonMs` after a watch has ended or failed once, otherwise `laterMs`. */
 const soonMs = 1_000;
 const laterMs = 30_000;
@@ -47,6 +48,8 @@ interface PathWatch {
   wasLinked: boolean;
   /** The reason why the path is not watched, as it was last recorded. */
   problem: string | undefined;
+  /** Time on the monotonic clock at which a directory was last created at the path. */
+  renewedAt: number;
   cancelTimer(): void;
 }
 
@@ -73,10 +76,10 @@ export class PathWatches {
       context.presence.watch((machineId) => {
         for (const one of tracked.on(machineId)) if (one.schedule.on_change) this.#update(one);
       }),
-      context.records.watch(({ schedule_id, machine_id }) => {
-        for (const watch of this.#watches.values())
-          if (watch.waiting && watch.schedule.id === schedule_id)
-            if (!watch.schedule.tags || watch.tracked.machine_id === machine_id) this.#settle(watch);
+      context.records.watch((run) => {
+        const one = tracked.of(run);
+        const watch = one && this.#watches.get(keyOf(one));
+        if (watch?.waiting) this.#settle(watch);
       }),
     ];
     this.#follow();
@@ -153,11 +156,12 @@ export class PathWatches {
           watched = absolute;
           // From now on no change is missed. Earlier changes are found by comparing the path with its stored state.
           await this.#compare(watch, signal);
-          Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
+          succeeded(watch);
         }
         if (changes.length > 0) this.#add(watch, changes);
         // If a directory has been created at the path, a new watch is needed to follow the entries of the directory.
-        if (changes.some((one) => isNewDirectory(one) && watched?.equals(one.path))) return 0;
+        if (changes.some((one) => isNewDirectory(one) && watched?.equals(one.path)))
+          return waitBeforeRenewal(watch);
       }
     } finally {
       watch.open = false;
@@ -168,16 +172,19 @@ export class PathWatches {
   #assertFewWatches({ tracked: { machine_id } }: PathWatch): void {
     const others = [...this.#tracked.on(machine_id)].map((one) => this.#watches.get(keyOf(one)));
     if (others.filter((one) => one?.open).length < mostWatches) return;
-    const message = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
-    throw new AppError('unavailable', message);
+    throw new AppError('unavailable', tooManyWatches);
   }
 
   /** Handles a watch that could not begin, or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
       // No agent watches a path whose directory is missing. Agents of version 0.1.0 watch no missing path at all.
-      await this.#compare(watch, signal).catch(nothing);
-      Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
+      try {
+        await this.#compare(watch, signal);
+        succeeded(watch);
+      } catch (err) {
+        if (!signal.aborted) this.#log.warn({ err, schedule_id: watch.schedule.id }, notCompared);
+      }
       return laterMs;
     }
     watch.failures += 1;
@@ -328,8 +335,23 @@ function newWatch(tracked: Tracked, on_change: PathWatch['on_change']): PathWatc
   return {
     ...{ tracked, schedule: tracked.schedule, on_change, link: undefined, changes: undefined },
     ...{ open: false, busy: false, waiting: false, failures: 0, wasLinked: false, problem: undefined },
+    renewedAt: Number.NEGATIVE_INFINITY,
     cancelTimer: nothing,
   };
+}
+
+function succeeded(watch: PathWatch): void {
+  Object.assign(watch, { failures: 0, wasLinked: true, problem: undefined });
+}
+
+/**
+ * Returns the milliseconds until a path is watched again, at which a directory was created. It is at once, but only
+ * once in `soonMs`: an agent that reports new directories all the time would keep the broker busy.
+ */
+function waitBeforeRenewal(watch: PathWatch): number {
+  const passed = monotonic() - watch.renewedAt;
+  watch.renewedAt = monotonic();
+  return passed < soonMs ? soonMs : 0;
 }
 
 /** Ends the call to the agent. The changes that the agent has reported are not dropped. */
@@ -347,6 +369,9 @@ function end(watch: PathWatch): void {
 
 const isNewDirectory = ({ kind, type }: FileChange__Output): boolean =>
   kind === 'FILE_CHANGE_KIND_ADDED' && type === 'FILE_TYPE_DIRECTORY';
+
+const notCompared =
+  'the path of a schedule could not be compared with its earlier state; trying again in 30 s';
 
 const unwatched =
   'the path changed while it was not watched, because its machine was offline or the broker was not running';
