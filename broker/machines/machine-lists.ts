@@ -26,17 +26,19 @@ interface Selection {
 
 interface List {
   machines: Machine[];
-  /** Versions of the reported fields at the time when the list was made. */
+  /** Versions of the fields of presence and facts at the time when the list was made. */
   versions: string;
+  /** Time on the monotonic clock up to which the list is used, although machines report all the time. */
+  until: number;
 }
 
 /** Maximum number of lists in memory for each set of machines: one for each combination of filters and sort field. */
 const mostLists = 16;
 /**
- * Milliseconds for which a list that is sorted by reported values is used, because online machines report all
- * the time.
+ * A list that is sorted by reported values is used this many times as long as it took to make. So at most a tenth of
+ * the time is spent on making it, with any number of machines.
  */
-const reportedMs = 100;
+const reuseFactor = 10;
 
 export class MachineLists {
   readonly #services: ListServices;
@@ -64,9 +66,11 @@ export class MachineLists {
     const name = JSON.stringify(selection);
     const versions = this.#versionsOf(selection);
     const known = lists.get(name);
-    if (known?.versions === versions) return known.machines;
+    const began = monotonic();
+    if (known?.versions === versions && began < known.until) return known.machines;
     const all = allowed ? allowed.flatMap((id) => machines.get(id) ?? []) : [...machines.values()];
-    const made = { machines: this.#filterAndSort(all, selection), versions };
+    const selected = this.#filterAndSort(all, selection);
+    const made = { machines: selected, versions, until: usedUntil(selection, began) };
     lists.delete(name);
     lists.set(name, made);
     // A map lists its keys in the order in which they were added.
@@ -111,8 +115,13 @@ export class MachineLists {
     return [
       used.includes('status') && presence.version,
       ['hostname', 'os', 'arch'].some((name) => used.includes(name)) && machineFacts.version,
-      ['last_seen', 'cpu', 'memory', 'disk'].some((name) => used.includes(name)) &&
-        Math.floor(monotonic() / reportedMs),
     ].join();
   }
+}
+
+/** Returns the time on the monotonic clock up to which a list is used that began to be made at `began`. */
+function usedUntil({ sort }: Selection, began: number): number {
+  if (!['last_seen', 'cpu', 'memory', 'disk'].includes(sort.replace('-', '')))
+    return Number.POSITIVE_INFINITY;
+  return began + (monotonic() - began) * (reuseFactor + 1);
 }
