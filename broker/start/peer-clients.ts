@@ -7,7 +7,7 @@ import type { Authority } from '../link/certificate-authority.ts';
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
 /** Milliseconds between two checks that brokers with open requests can be reached. gRPC checks its connections itself. */
-const checkMs = 5_000;
+const checkMs = 4_000;
 
 interface Opening {
   /** Functions that close what was created. */

@@ -32,6 +32,23 @@ test('a call ends as unavailable if the connection to the owner of its machine i
   expect((await refusalOf(watch)).code).toBe('unavailable');
 });
 
+test('a call goes on although the owner of its machine stalls for less than the length of a lease', async () => {
+  const { front, machineId: machine_id, throughProxy } = await startTwoBrokers();
+  const proxy = throughProxy();
+  const client = await streamsOf(front);
+  const folder = temporaryFolder('stalled');
+  const watch = client.watchFiles({ machine_id, path: folder });
+  expect((await watch.next()).value).toMatchObject({ change: '' });
+  // Checks of the connection run every few seconds, so one of them begins soon after the owner stalls.
+  await new Promise((resolve) => setTimeout(resolve, 7_500));
+  proxy.stall();
+  await new Promise((resolve) => setTimeout(resolve, 8_000));
+  proxy.resume();
+  writeFileSync(join(folder, 'new'), '');
+  expect((await watch.next()).value).toMatchObject({ path: join(folder, 'new') });
+  await watch.return(undefined);
+});
+
 test('a forwarded call is not forwarded again', async () => {
   const { front, machineId: machine_id, own } = await startTwoBrokers();
   own((seenBy) => (seenBy === 'front' ? 'owner' : 'front'));

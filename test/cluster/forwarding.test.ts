@@ -9,6 +9,7 @@ import { text } from 'node:stream/consumers';
 import { expect, test, vi } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { shared } from '../close-after-tests.ts';
+import { gate, leapingClock } from '../commands-fixture.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 import { startTwoBrokers } from './two-brokers.ts';
@@ -65,6 +66,23 @@ test('a request and a stream over open connections to an owner that stalls end w
   expect(performance.now() - stalled).toBeLessThan(15_000);
   proxy.resume();
   expect((await get()).status).toBe(200);
+});
+
+test('a request is answered although its owner stalls for 10 seconds, the length of a lease', async () => {
+  const clock = leapingClock();
+  const { call, machineId, owner, throughProxy } = await startTwoBrokers();
+  const proxy = throughProxy();
+  const { wait, open } = gate();
+  const body = { machine_id: machineId, command: wait, wait: 50_000 };
+  const waiting = call('POST', '/commands', { body });
+  const running = () => owner.client.commands.list({ status: 'running' });
+  await waitFor(async () => expect((await running()).items).toHaveLength(1));
+  proxy.stall();
+  // In the first five seconds the front broker begins to check whether it can reach the owner.
+  for (const ms of [5_000, 5_000]) clock.leap(ms);
+  proxy.resume();
+  open();
+  expect((await waiting).body.data).toMatchObject({ status: 'completed' });
 });
 
 test('a client gets 503 if the owner is lost before its answer, and is disconnected if that happens during the answer', async () => {

@@ -3,6 +3,7 @@
 import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
+import { leaseMs } from '../broker-and-owner-tables.ts';
 import type { Forwarded } from './forward-http-to-peer.ts';
 import { clientHeader, describeClient } from './forwarded-client-header.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
@@ -24,9 +25,10 @@ const options = {
   'grpc-node.flow_control_window': windowBytes,
   'grpc.max_receive_message_length': messageBytes,
   'grpc.max_send_message_length': messageBytes,
-  // A broker that is frozen or unreachable is noticed within 15 s.
-  'grpc.keepalive_time_ms': 10_000,
-  'grpc.keepalive_timeout_ms': 5_000,
+  // A broker that cannot be reached is noticed within 15 s. Calls to a broker that is frozen end with its lease, and not
+  // before.
+  'grpc.keepalive_time_ms': 4_000,
+  'grpc.keepalive_timeout_ms': leaseMs,
 };
 
 /** Name of the header with the id of the machine on which a call of another broker writes files. */

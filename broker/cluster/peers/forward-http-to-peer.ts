@@ -12,6 +12,7 @@ import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
+import { leaseMs } from '../broker-and-owner-tables.ts';
 import { hasDatabasePath } from '../hand-over-when-cut-off.ts';
 import { clientHeader, clientOf, type DescribedClient, describeClient } from './forwarded-client-header.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
@@ -29,8 +30,11 @@ export interface Forwarded {
 
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
-/** Milliseconds in which another broker must accept a test connection. A broker that is only busy needs less. */
-const answerMs = 5_000;
+/**
+ * Milliseconds in which another broker must accept a test connection. It is the length of a lease, because requests to
+ * a broker that is frozen end with its lease and not before.
+ */
+const answerMs = leaseMs;
 /** Milliseconds in which another broker must say whether it has the database. Its own statements take 3 s at most. */
 const databaseMs = 4_000;
 /**
