@@ -162,7 +162,7 @@ export class AlertRecords {
     });
   }
 
-  /** Resolves an alert that is not resolved yet. An alert that was never open gets no event. */
+  /** Resolves an alert that is not resolved yet. An alert that was only held back gets no event. */
   resolve(alert: Alert, reason: Reason): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
       WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
@@ -173,8 +173,8 @@ export class AlertRecords {
   }
 
   /**
-   * Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. If another broker has
-   * repeated the alert meanwhile, returns it unchanged.
+   * Counts a repeat of an open alert and emits the event of the repeat. Returns undefined if the alert is acknowledged
+   * or resolved. If another broker has repeated the alert meanwhile, writes nothing and returns the stored alert.
    */
   repeat(alert: Alert): Promise<Alert | undefined> {
     const { id, repeats } = alert;

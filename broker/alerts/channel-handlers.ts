@@ -135,8 +135,10 @@ export class ChannelHandlers implements Routes {
         const message = `channel ${channel_id} has no delivery ${delivery_id}: list its deliveries`;
         throw new AppError('delivery_not_found', message, { delivery_id });
       }
-      if (receivers.obstacle(channel, event))
-        throw new AppError('forbidden', 'the key of this channel may not read this alert', { delivery_id });
+      if (receivers.obstacle(channel, event)) {
+        const message = 'the key of this channel may not read this alert, so the channel cannot send it';
+        throw new AppError('forbidden', message, { delivery_id });
+      }
       await store.request(channel_id, event, transaction, true);
       return (await store.find(delivery_id, transaction))?.row ?? row;
     });
@@ -187,7 +189,7 @@ export class ChannelHandlers implements Routes {
       ...before,
       ...given,
       url: printable(before.type, sealed.url),
-      // A secret that cannot be decrypted is not changed until the url is set again.
+      // If the old url and secret cannot be decrypted, they stay as they are until a request sets the url again.
       sealed: old || url !== undefined ? receivers.seal(id, sealed) : before.sealed,
       armed: params.enabled ? before.armed + 1 : before.armed,
       key_id: moved || orphaned ? caller.key_id : before.key_id,
@@ -245,7 +247,11 @@ function assertFields({ type, user, from, to }: AlertChannel, { url, secret }: S
   if (isMail && (user === null) !== (secret === null))
     throw fieldError('body', 'secret', 'must be set together with user, as the password of the mail server');
   if (['slack', 'discord'].includes(type) && secret !== null)
-    throw fieldError('body', 'secret', `is not for ${type}, whose URL is the secret`);
+    throw fieldError(
+      'body',
+      'secret',
+      `is not for channels of type ${type}, whose url is the secret: leave it out`,
+    );
 }
 
 /** Throws validation_failed if a stored password or token would be sent to another server. */
@@ -264,7 +270,11 @@ function assertSecretSent(
     return;
   const serverOf = (url: string): string => `${new URL(url).protocol}//${new URL(url).host}`;
   if (serverOf(sent.url) === serverOf(old.url)) return;
-  throw fieldError('body', 'secret', 'must be sent again, or null, because the new url is of another server');
+  throw fieldError(
+    'body',
+    'secret',
+    'must be set again, or set to null, because the new url leads to another server',
+  );
 }
 
 function assertMayRead({ may }: Pick<Rights, 'may'>): void {

@@ -27,7 +27,7 @@ export class Monitor {
   readonly #conditions: Conditions;
   readonly #log: Logger;
   readonly #tracked: TrackedAlerts;
-  /** The documents at the time of the last comparison. */
+  /** The declared documents when #look() last ran. */
   #seen: Followed;
   /** Stops following changes. Is undefined if there are no rules, because changes are followed only for rules. */
   #unfollow: (() => void) | undefined;
@@ -129,7 +129,7 @@ export class Monitor {
 
   // ---- What is followed
 
-  /** Compares the declared documents with the documents at the last comparison. */
+  /** Finds the declared documents that have changed since the last call, and evaluates the rules about them. */
   #look(): void {
     const before = this.#seen;
     const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
@@ -156,7 +156,7 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // A running timer is not replaced, because otherwise each change of a document would restart its hour.
+    // A running timer is not replaced, because otherwise each change of a document would restart its wait of an hour.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;
@@ -246,7 +246,8 @@ export class Monitor {
     const left = tracked.since + rule.for - monotonic();
     if (left <= 0) this.#tracked.open(tracked);
     else if (!isMeasured(rule.kind)) {
-      // A measured value is checked again with the next report.
+      // The condition is checked again when its time is over. A measured value needs no timer, because the next report
+      // checks it again.
       tracked.cancelCheck();
       tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
     }

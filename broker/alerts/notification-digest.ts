@@ -18,11 +18,11 @@ export interface DigestTimes {
   /** Longest time that a step waits for further steps, in milliseconds. */
   longestMs: number;
   /**
-   * Milliseconds after the start of the broker in which nothing is sent, because machines return and rules
+   * Milliseconds after the start of the broker in which nothing is sent. In this time machines link again, and rules
    * are evaluated again.
    */
   startMs: number;
-  /** A time without the broker is reported if it was longer than this, in milliseconds. */
+  /** A downtime of the broker is reported if it was longer than this, in milliseconds. */
   downMs: number;
 }
 
@@ -79,13 +79,15 @@ export class Digest {
     this.#times = times;
     this.#log = log;
     const { events, state, store, queue } = services;
-    // A notice is committed in one transaction with its step, and a delivery with its notification.
+    // The notice of a step is written in the transaction of the step, so that a crash loses no notice. In the same way,
+    // the delivery of a notification is written in the transaction of the notification.
     events.within(({ id, type }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
       return (transaction) =>
         transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
     });
-    // Steps of other brokers start the timer too. If another broker is killed, this broker sends its steps in time.
+    // Steps of other brokers start the timer too. If another broker is killed, this broker sends that broker's steps in
+    // time.
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#noticed();
     });
@@ -125,7 +127,7 @@ export class Digest {
     });
   }
 
-  /** Starts the timer if steps wait and no timer runs. Another broker may have ended before it sent them. */
+  /** Starts the timer if steps wait and no timer runs: another broker may have ended before it sent its steps. */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
       .get('SELECT 1 AS n FROM alert_notices LIMIT 1')
@@ -155,7 +157,7 @@ export class Digest {
     this.#latest ??= at + this.#times.longestMs;
     const due = Math.max(this.#earliest, Math.min(at + this.#times.quietMs, this.#latest));
     this.#cancel();
-    // Nothing is due before start(), which reads the steps that wait.
+    // Before start() no timer is set, because start() itself finds the steps that wait.
     if (Number.isFinite(due)) this.#cancel = after(Math.max(0, due - at), () => void this.#send());
   }
 

@@ -98,7 +98,7 @@ export function jsonFor(
       text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
     return { text: cut([`*${safe(title)}*`, ...lines.map(safe)].join('\n'), mostSlack) };
   }
-  // An empty list of mentions keeps a machine called @everyone from calling everyone.
+  // allowed_mentions is empty, so that a machine named @everyone mentions no user.
   if (type === 'discord') {
     // Names of machines must not become links or other markup.
     const plain = (text: string): string => text.replaceAll(/[\\*_~`|>#()[\]]/g, '\\$&');

@@ -120,7 +120,6 @@ export class Conditions {
     if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs?.set(keyOfRun(run), run);
   }
 
-  /** Returns all subjects of a rule. */
   subjects(rule: AlertRule): Subject[] {
     const { machines, keys } = this.#services.state;
     if (rule.kind === 'certificate') return this.#certificates.map(({ id }) => ({ id, machineId: null }));
@@ -177,8 +176,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // The silence before the start of this process, or while another broker owned the machine, does not count, because
-    // this process does not know if the machine was offline then.
+    // Silence counts only from the start of this process, or from the time when this broker took over the machine. This
+    // process does not know if the machine was offline before that.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

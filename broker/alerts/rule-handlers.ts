@@ -111,7 +111,7 @@ function checked(rule: AlertRule): AlertRule {
   if (kind !== 'load' && above >= 100)
     throw fieldError('body', 'above', 'is in percent, so it must be below 100');
   const recover = rule.recover ?? Math.round(above * 90) / 100;
-  if (recover > above) throw fieldError('body', 'recover', 'must not be higher than above');
+  if (recover > above) throw fieldError('body', 'recover', 'must not be higher than the value of above');
   return { ...rule, recover };
 }
 

@@ -150,7 +150,7 @@ export class TrackedAlerts {
     return true;
   }
 
-  /** Starts the timer that opens an alert that is held back, or that repeats an open alert. */
+  /** Starts the timer that opens a held-back alert or repeats an open alert. */
   armNext(tracked: Tracked, alert: Alert): void {
     tracked.cancelNext();
     tracked.cancelNext = nothing;

@@ -75,7 +75,8 @@ export class OwnersAsLastRead {
 
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `hasOtherBrokers` is true if the living brokers have changed; `isOther` also if an owner or a link has.
+   * link. `hasOtherBrokers` is true if the living brokers have changed. `isOther` is true if the living brokers, an
+   * owner or a link has changed.
    */
   async read(): Promise<{ machineIds: readonly string[]; isOther: boolean; hasOtherBrokers: boolean }> {
     const at = monotonic();

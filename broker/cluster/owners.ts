@@ -41,12 +41,10 @@ interface Options {
   address: PostgresAddress;
   brokerId: string;
   url: string;
-  /** Id of the data directory. */
   directoryId: string;
   log: Logger;
 }
 
-/** Returns a new id of a broker. */
 export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
 
 export class Cluster implements Owners {

@@ -113,7 +113,6 @@ export class PeerClient {
     this.#agent = agentWith(leaf);
   }
 
-  /** Closes all connections. */
   close(): void {
     this.#agent.destroy();
   }
@@ -142,8 +141,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // The answer flows from the next turn of the event loop on. pipeline() pauses it when the client reads
-      // slowly.
+      // This listener makes the answer flow, but only from the next turn of the event loop on. By then pipeline()
+      // reads the answer, and pauses it when the client reads slowly.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {

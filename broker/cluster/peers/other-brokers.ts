@@ -78,7 +78,7 @@ async function write(
     }
     call.end();
   } catch (error) {
-    // The other broker's refusal explains why the messages could not be sent.
+    // After a refusal by the other broker this error is ignored. errorOf() below gives the reason of the refusal.
     if (!over.signal.aborted) {
       cancel();
       throw error;

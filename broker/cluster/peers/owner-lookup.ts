@@ -36,9 +36,12 @@ export type FileWriter = Pick<AgentStub, 'writeFile' | 'writeArchive'>;
 
 /** Calls to other brokers, for requests about machines that other brokers own. */
 export interface OtherBrokers extends Pick<Owners, 'ownerElsewhere'> {
-  /** Sends a GET request of the caller to another broker. Resolves with the data of the answer. Throws unavailable. */
+  /**
+   * Sends a GET request of the caller to another broker. Resolves with the data of the answer. Throws unavailable if
+   * the broker does not answer with status 200.
+   */
   get(peer: Peer, path: string, caller: Caller): Promise<unknown>;
-  /** Follows a stream of another broker to its end. Throws unavailable. */
+  /** Follows a stream of another broker to its end. Throws unavailable if the stream cannot begin or breaks. */
   events(peer: Peer, path: string, caller: Caller): AsyncGenerator<{ event: string; data: unknown }>;
   /**
    * Returns the calls that write files on a machine of another broker; undefined if no other broker owns the machine.

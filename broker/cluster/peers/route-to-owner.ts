@@ -59,8 +59,8 @@ export class Peers {
   }
 
   /**
-   * A copy for the peer port, which refuses requests about machines of other brokers. A forwarded request is never
-   * forwarded again.
+   * A copy that refuses requests about machines of other brokers. The peer port uses the copy, so that no request is
+   * forwarded twice.
    */
   get atPeerPort(): Peers {
     return new Peers(this.#services);
