@@ -36,7 +36,10 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
-  /** Ids of created objects, for the audit. A repeated request gets the first of them. */
+  /**
+   * Ids of objects that are created besides the batch, for the audit. A request that is repeated with the same
+   * idempotency key gets the object with the first of these ids.
+   */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
   complete?(transaction: HistoryTransaction, members: readonly Command[]): void;
@@ -281,7 +284,7 @@ export class Batches {
     return { here, elsewhere };
   }
 
-  /** Resolves when the ends of all commands are on disk, after `ms` milliseconds, or when the signal fires. */
+  /** Waits until the ends of all commands are on disk, at most `ms` milliseconds, and only until the signal fires. */
   async #untilEnded(id: string, members: readonly OpenCommand[], ms: number, signal?: AbortSignal) {
     const until = monotonic() + ms;
     for (const open of members) await open.untilEnded(until - monotonic(), signal);

@@ -195,7 +195,8 @@ export class BatchStore {
   }
 
   /**
-   * Waits until all commands of a batch have ended at their brokers, for `ms` milliseconds, or until the signal fires.
+   * Waits until all commands of a batch have ended at their brokers, at most `ms` milliseconds, and only until the
+   * signal fires.
    */
   async untilEnded(id: string, ms: number, signal?: AbortSignal): Promise<void> {
     const until = monotonic() + ms;

@@ -65,7 +65,8 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
   /** Number of commands that ran at other brokers when the database was last read. */
   elsewhere: number;
   /**
-   * Number of commands that ended with a status other than completed. Several brokers count them in the database.
+   * Number of commands that ended with a status other than completed. If there are several brokers, the number is read
+   * from the database.
    */
   failures: number;
 }

@@ -38,7 +38,7 @@ import {
 import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
-/** Milliseconds that a broker waits longer before it removes a command whose output files another broker has. */
+/** Extra milliseconds that a broker waits before it removes an old command whose output files another broker has. */
 const longerMs = 86_400_000;
 
 /** The parts of the broker that commands use. */
@@ -270,7 +270,7 @@ export class CommandStore {
     });
   }
 
-  /** Records that this broker has the files of commands that ended while it was the only one of its database. */
+  /** Records that this broker has the output files of commands that ended before other brokers used the database. */
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;
     if (!cluster) return;

@@ -322,7 +322,8 @@ function statusIs(status: Status | undefined): Condition {
 
 /**
  * Returns the columns whose indexes find the rows of a list, the best one first. An index is useful if it finds few
- * rows. Few commands are open or have failed, and a schedule has fewer commands than its machine.
+ * rows: few commands are open, and a schedule has fewer commands than its machine. A status of failure is left out,
+ * because the index commands_failed has the status together with the machine.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';

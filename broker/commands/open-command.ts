@@ -96,14 +96,14 @@ export class OpenCommand {
     return this.ended ?? { ...this.record, ...tails, ...output.extent() };
   }
 
-  /** Resolves when the command has started or ended, after `ms` milliseconds, or when the signal fires. */
+  /** Waits until the command has started or ended, at most `ms` milliseconds, and only until the signal fires. */
   untilStarted(ms: number, signal: AbortSignal): Promise<void> {
     const { output } = this;
     const started = (): boolean => this.record.started_at !== null || this.ended !== undefined;
     return output.changed.until(() => started() || output.stopped, ms, signal);
   }
 
-  /** Resolves when the command's end is on disk, after `ms` milliseconds, or when the signal fires. */
+  /** Waits until the command's end is on disk, at most `ms` milliseconds, and only until the signal fires. */
   untilEnded(ms: number, signal?: AbortSignal): Promise<void> {
     const { output } = this;
     return output.changed.until(() => this.ended !== undefined || output.stopped, ms, signal);
@@ -211,7 +211,7 @@ export class OpenCommand {
     else after(retryMs, () => this.resume());
   }
 
-  /** Follows the command if the linked agent has it and no call does so yet; sends a pending cancellation. */
+  /** Follows the command if a linked agent has it and no other call follows it. Sends a pending cancellation. */
   resume(): void {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;
@@ -270,8 +270,8 @@ export class OpenCommand {
   }
 
   /**
-   * Handles a failed call to the agent. Returns the end of a command that a full agent refused. A command
-   * that may have run stays open or ends as lost.
+   * Handles a failed call to the agent. Returns the end of a command that the agent refused because it has too many. A
+   * command that may have run stays open or ends as lost.
    */
   async #handleFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;

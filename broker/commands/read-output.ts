@@ -14,8 +14,8 @@ export interface Source {
   /** The command's final record, once it is stored; undefined before. `output` is complete then. */
   readonly ended: Command | undefined;
   /**
-   * Offsets of the first bytes in the output files, if another broker has these files. `output` then has only the bytes
-   * that are in the database.
+   * Set if another broker has the output files: the offset of the first byte in each file. In this case `output` has
+   * only the bytes that are in the database.
    */
   readonly away?: Record<Stream, number> | undefined;
 }
@@ -112,7 +112,6 @@ function assertNotAway({ output, away }: Source, stream: Stream, from: number): 
   );
 }
 
-/** Converts a part to an event. */
 export function eventOf(part: Part) {
   if ('end' in part) return { event: 'exit', data: part.end };
   if ('to' in part) return { event: 'gap', data: part };

@@ -73,7 +73,7 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
         const users = schedulesWith(saved, transaction);
         if (users.length > 0) {
           const schedules = users.map((one) => one.id);
-          const message = `${users.length} schedules use this saved command: change or delete them first`;
+          const message = `schedules use this saved command (${users.length}): change or delete them first`;
           throw new AppError('conflict', message, { schedules: schedules.slice(0, 100) });
         }
         transaction.remove('saved_commands', saved.id);
@@ -142,8 +142,8 @@ const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Sch
   transaction.all('schedules').filter((one) => one.saved_command_id === id);
 
 /**
- * Throws forbidden for a key that is limited to machines. If schedules run the saved command, also throws forbidden for
- * a key that may not change or read schedules, because a command can print the environment of its schedule.
+ * Throws forbidden for a key that is limited to machines. If schedules run the saved command, the key must also be
+ * allowed to read and change schedules, because a command can print the environment of its schedule.
  */
 function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
@@ -185,12 +185,14 @@ const mayBeLeftOut = (parameter: Parameter): boolean => !parameter.required && p
 
 function assertSoundParameter(parameter: Parameter, path: string, time: PatternTime): void {
   const { type, values, pattern, min, max } = parameter;
-  if ((type === 'enum') !== (values !== null))
-    throw fieldError('body', `${path}.values`, 'are for the type enum, which needs them');
+  if (type === 'enum' && values === null)
+    throw fieldError('body', `${path}.values`, 'are missing: the type enum needs them');
+  if (type !== 'enum' && values !== null)
+    throw fieldError('body', `${path}.values`, 'are only for the type enum: leave them out');
   if (pattern !== null && type !== 'string' && type !== 'path')
-    throw fieldError('body', `${path}.pattern`, 'is for the types string and path');
+    throw fieldError('body', `${path}.pattern`, 'is only for the types string and path: leave it out');
   if ((min ?? max) !== null && type !== 'integer')
-    throw fieldError('body', `${path}.min`, 'and max are for the type integer');
+    throw fieldError('body', `${path}.min`, 'and max are only for the type integer: leave them out');
   if (pattern !== null && !isPattern(pattern))
     throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
   if (parameter.default === null) return;
@@ -217,7 +219,7 @@ function textOf(parameter: Parameter, given: Value | undefined, time: PatternTim
   const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
   const mismatch = problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
   if (mismatch !== undefined) throw refused(name, mismatch);
-  // A program may read -0 or 007 differently from the check above.
+  // Numbers such as -0 and 007 are normalized, because a program may read them differently from the check above.
   return type === 'integer' ? String(Number(text)) : text;
 }
 

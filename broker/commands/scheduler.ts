@@ -331,7 +331,8 @@ export class Scheduler {
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
     if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
-    // The slot stays occupied until this end is counted, because the batch may then exceed max_failures.
+    // The command occupies a slot of its batch until its failure is counted. No other command may start before that,
+    // because the batch may exceed max_failures then.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }
@@ -350,7 +351,7 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // The agent may delete commands that have ended for the broker, and those that the broker does not know.
+    // The agent may delete commands whose end this broker has stored, and commands that this broker does not know.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }
