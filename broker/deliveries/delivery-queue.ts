@@ -28,7 +28,7 @@ export interface Receivers<R extends Receiver> {
   obstacle(receiver: R, event: EventKind): string | undefined;
   /** Makes one attempt. Never rejects. */
   send(receiver: R, message: Message, signal: AbortSignal): Promise<Outcome>;
-  /** Called after the last attempt of a delivery has failed, in the transaction of its outcome. */
+  /** Called after the last attempt of a delivery has failed, in the transaction that stores the outcome. */
   gaveUp(receiver: R, delivery: Delivery, transaction: HistoryTransaction): void;
 }
 
@@ -51,7 +51,7 @@ export interface RetrySettings {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
-/** Average milliseconds between the starts of two queues. After the start of the broker, they begin at random times. */
+/** Average milliseconds between the starts of two queues. Queues start at random times after the broker has started. */
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
@@ -97,7 +97,8 @@ export class DeliveryQueue<R extends Receiver> {
     const all = [...receivers.all()];
     const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
-    // The clock may have been ahead, so no delivery may wait longer than the longest possible wait.
+    // If the clock was ahead when due times were stored, these times are too late now. No delivery waits longer than
+    // the longest possible delay.
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
       const begin = (): void => void this.#limitDue(id, longest);
@@ -198,7 +199,7 @@ export class DeliveryQueue<R extends Receiver> {
     }
   }
 
-  /** Returns the receiver if another attempt may begin now. Starts a sweep if the receiver is disabled. */
+  /** Returns the receiver if another attempt may begin now. Fails the waiting deliveries of a disabled receiver. */
   #attemptable(queue: ReceiverQueue): R | undefined {
     const { receivers, claims } = this.#parts;
     const receiver = receivers.get(queue.id);
@@ -247,8 +248,8 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /**
-   * Returns the delay before the next attempt. It varies by 10 %, so that retries spread. The Retry-After of
-   * a busy receiver counts up to twice the delay.
+   * Returns the milliseconds before the next attempt. They vary by 10 %, so that retries spread. A busy receiver can
+   * delay the attempt with Retry-After, at most to twice the usual time.
    */
   #waitAfter(tries: number, { retryAfter }: Outcome): number {
     const { waits } = this.#retry;

@@ -81,7 +81,6 @@ const maxAttempts = 20;
 const withAttempt = `attempts = substr(attempts, 1, length(attempts) - 1) ||
   CASE WHEN attempts = '[]' THEN '' ELSE ',' END || ? || ']'`;
 
-/** Reads and writes the tables of deliveries. */
 export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();

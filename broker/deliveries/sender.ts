@@ -76,7 +76,6 @@ export class Sender {
     });
   }
 
-  /** Closes all connections. */
   async close(): Promise<void> {
     await Promise.all([this.#pooled.destroy(), this.#unpooled.destroy()]);
   }
@@ -115,7 +114,7 @@ export class Sender {
     });
     this.#guard.refuseSelf(socket);
     const before = socket.bytesRead;
-    // undici rejects the request with this same error object, by which it is recognized later.
+    // undici rejects the request with this same error object, so #stale contains the error of the request.
     socket.on('error', (error) => {
       const closed = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
       if (closed && socket.bytesRead > before) this.#stale.add(error);

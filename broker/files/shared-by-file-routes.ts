@@ -75,7 +75,7 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
-/** Splits a streamed answer into its head and the rest. The rest is closed when the request ends. */
+/** Splits a streamed answer into its first message, the head, and the rest. The end of the request closes the rest. */
 export async function splitHead<T, H>(
   parts: AsyncIterable<T>,
   headOf: (part: T) => H | null | undefined,
@@ -86,7 +86,7 @@ export async function splitHead<T, H>(
   if (!head)
     throw new AppError(
       'machine_error',
-      'the answer of the machine begins without a head: update the agent of the machine',
+      'the answer of the machine lacks its first part: update the agent of the machine',
     );
   return { head, rest: { [Symbol.asyncIterator]: () => rest } };
 }
@@ -95,7 +95,7 @@ export async function splitHead<T, H>(
 
 export type Entry = Reply<Api['files']['change']>;
 
-/** Longest path in bytes; no system call accepts longer paths. */
+/** Longest path in bytes that is sent to an agent. It is more than any system accepts; Linux accepts 4,095 bytes. */
 const longestPath = 16 * 1024;
 const specials = new Set(['fifo', 'socket', 'block', 'char']);
 

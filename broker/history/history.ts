@@ -38,8 +38,9 @@ export interface Retention {
   /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
-   * The column with the numbers of the rows, if rows with higher numbers have later times in `column`. Only times in
-   * the future may break that order. If this column is set, only the first rows are checked, and no index is needed.
+   * The column with the numbers of the rows, if rows with higher numbers have later times in `column`. Rows with times
+   * in the future may break that order, and are skipped. If this column is set, only the rows with the lowest numbers
+   * are checked, and no index is needed.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */

@@ -181,8 +181,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table no row of a quarter of an hour has a lower sequence number than the one computed from the
-  // beginning of the quarter. The query can therefore find the rows by their sequence numbers.
+  // In an ordered table, the sequence number of a row is at least its time multiplied by sequencesPerMs. The query can
+  // therefore find the rows of a quarter of an hour by their sequence numbers.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

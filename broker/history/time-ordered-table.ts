@@ -1,5 +1,5 @@
-// A history table whose sequence numbers follow the time of the rows, so that the rows of a time are found without an
-// index.
+// A history table whose sequence numbers follow the time of the rows, so that the rows of a period are found without an
+// index of times.
 
 import type { Route } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';

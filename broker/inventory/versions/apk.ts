@@ -2,7 +2,10 @@
 // commit, and the revision of the package.
 import { compareNumbers } from './deb.ts';
 
-/** If two parts differ in kind, a pre-release suffix is older. Otherwise the later kind in this list is older. */
+/**
+ * If two parts differ in kind, a pre-release suffix is the older part. If neither part is one, the part whose kind
+ * comes later in this list is older.
+ */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
 interface Part {

@@ -3,7 +3,7 @@
 import { compareNumbers } from './deb.ts';
 import { compareWithEpoch } from './rpm.ts';
 
-/** Returns a number as compareDeb() does, by the rule of pacman. A release counts only if both versions have one. */
+/** Compares by pacman's rule; the result is as for compareDeb(). Compares releases only if both versions have one. */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Separators followed by a segment of digits or letters, or separators at the end. */

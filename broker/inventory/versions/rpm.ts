@@ -4,7 +4,7 @@ import { compareNumbers } from './deb.ts';
 /** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;
 
-/** Returns a number as compareDeb() does, by the rule of rpm. A release counts only if both versions have one. */
+/** Compares by rpm's rule; the result is as for compareDeb(). Compares releases only if both versions have one. */
 export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Compares versions of the form [EPOCH:]VERSION[-RELEASE], which rpm and pacman have in common. */
