@@ -99,7 +99,7 @@ export function serviceHandlers(
     },
     docs(_input, caller) {
       const nonce = newNonce();
-      // Redoc brings its icons as a font in its style.
+      // Redoc's style contains its icons as a font in a data: URL.
       caller.headers.set('Content-Security-Policy', pagePolicy(nonce, "'self' data:"));
       return { type: 'text/html', body: pageWith(nonce) };
     },

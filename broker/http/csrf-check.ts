@@ -46,7 +46,7 @@ export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean
 
 /**
  * True if a request was encrypted, or came directly from this machine. Clients of a proxy on this machine may be on
- * other machines. Their connections count as encrypted only if the proxy is trusted and reports that.
+ * other machines. Their connections count as encrypted only if the proxy is trusted and reports TLS.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
@@ -64,7 +64,7 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))
     throw refusal(
-      'the cookie of a login does not count for scripts and styles, because a file of a machine must not run as one',
+      'the cookie of a login does not count for scripts and styles, because a file of a machine must not run in the browser: send an API key',
     );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';

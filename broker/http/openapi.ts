@@ -28,7 +28,10 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   batches: ['Batches', 'One command on many machines.'],
   savedCommands: ['Saved commands', 'Programs with typed parameters, run on machines or by schedules.'],
   upgrades: ['Upgrades', 'Another version of the agent for many machines, a wave at a time.'],
-  schedules: ['Schedules', 'Commands by cron expression, and the history of their runs.'],
+  schedules: [
+    'Schedules',
+    'Commands that run by a cron expression or when a path changes, and their past runs.',
+  ],
   sessions: [
     'Sessions',
     'Terminals on machines that outlive their clients and short losses of the connection.',
@@ -43,8 +46,8 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   webhooks: ['Webhooks', 'Subscriptions that send events to a URL, and their deliveries.'],
   alertRules: ['Alert rules', 'When to open an alert, and about which machines.'],
   alertChannels: ['Alert channels', 'Where alerts are sent: webhooks, chats, phones and e-mail.'],
-  maintenanceWindows: ['Maintenance windows', 'When and of which machines alerts are held back.'],
-  alerts: ['Alerts', 'What is or was wrong: from the opening to the end.'],
+  maintenanceWindows: ['Maintenance windows', 'Times in which the alerts of some machines are held back.'],
+  alerts: ['Alerts', 'Open and past alerts: what is wrong now, and what was wrong.'],
   audit: ['Audit log', 'The append-only record of every call that changes or runs something.'],
   packages: ['Packages', 'The install script, and the agent packages for new machines and for upgrades.'],
   service: ['Service', 'Version, health and metrics of the broker, and this document.'],
@@ -197,7 +200,9 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
       header: z.object({
         ...requestHeaders,
         ...(route.idempotency && {
-          'Idempotency-Key': key.describe('A repeat with the same key within 24 hours gets the first answer'),
+          'Idempotency-Key': key.describe(
+            'A repeat with the same value within 24 hours gets the answer of the first request',
+          ),
         }),
       }),
     },
@@ -328,7 +333,7 @@ export function codesOf(route: Route): Code[] {
 function idsIn(route: Route): Code[] {
   const body = route.body instanceof z.ZodObject ? route.body.shape : {};
   const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
-  // A described copy of an id schema still has the checks of the original, so the checks show the noun.
+  // describe() copies an id schema, but the copy has the same check objects. These checks identify the kind of id.
   const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
   const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
   const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));

@@ -86,7 +86,7 @@ function longReply(
   reply: unknown,
 ): (GrowingParts & { count: number }) | undefined {
   if (!parts) return undefined;
-  // The cast is safe: a route with parts answers an object, in which `grows` names an array.
+  // The cast is safe: a route with parts answers an object, and `grows` is the name of an array in it.
   const { [grows]: items, ...head } = reply as Record<string, unknown> & { [grows: string]: unknown[] };
   const count = items?.length ?? 0;
   return items && count > mostItems ? { head, items: slicesOf(items), count } : undefined;
@@ -216,7 +216,7 @@ async function* growingOf(
   { grows, parts }: Route,
   own: object,
 ): AsyncGenerator<string> {
-  if (!parts) throw new Error('this route names no array that grows');
+  if (!parts) throw new Error('a route with a growing reply must set parts');
   const start = (): string =>
     `{"data":${JSON.stringify(parts.rest.parse(head)).slice(0, -1)},${JSON.stringify(grows)}:[`;
   let begun = false;
@@ -245,7 +245,7 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // If the stream is not sent after all, the end of the request closes it.
+  // A HEAD request gets no body. If there is a stream, the end of the request closes it.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;
@@ -270,7 +270,7 @@ async function begun<T extends { length: number }>(
     let sent = 0;
     try {
       for (let next = await first; next && !next.done; next = await iterator.next()) {
-        // The first chunk is released, because a large answer may take hours.
+        // This releases the memory of the first chunk, because sending a large answer may take hours.
         first = undefined;
         sent += next.value.length;
         yield next.value;

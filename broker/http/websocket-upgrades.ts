@@ -159,7 +159,7 @@ async function forwardTo(
 
 const unknownTicket = new AppError(
   'unauthorized',
-  'this ticket is unknown, used or expired: attach again, and open its stream_url within 30 seconds',
+  'this ticket is unknown, used or expired: attach again, and open the new stream_url within 30 seconds',
 );
 
 /** Redeems the ticket of a request. This comes after all other checks, because it uses the ticket up. */
