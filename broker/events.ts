@@ -42,7 +42,7 @@ type StreamInput = Input<Api['events']['stream']>;
 const counted: CountedTable = {
   ...{ table: 'events', time: 'created_at', number: 'seq', columns: ['type'] },
 };
-// The table has few indexes, because with each index every command writes another page of the database.
+// The table has few indexes, because for each index every command writes one more page of the database.
 const tables = [
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,

@@ -90,9 +90,9 @@ export class JoinTokens {
   };
 
   /**
-   * Registers a machine with a token. The use of the token, the machine and the event machine.registered are
-   * one commit. A repeat with the same token and public key returns the same machine. Throws unauthorized for
-   * an invalid token, and validation_failed.
+   * Registers a machine with a token. The use of the token, the machine and the event machine.registered are one
+   * commit. A repeat with the same token and public key returns the same machine. Throws unauthorized for an invalid
+   * token, and validation_failed for invalid fields.
    */
   async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
     const parsed = enrolment.safeParse(request);

@@ -40,7 +40,8 @@ function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () 
   const starting = startBroker(settings, log);
   starting.then((broker) => {
     if (settings.local) process.stdout.write(`${broker.socket}\n`);
-    notify.up(`REST on ${broker.url ?? broker.socket}, agents on ${broker.grpc ?? 'nothing'}`, broker.alive);
+    const agents = broker.grpc === undefined ? 'no port for agents' : `agents on ${broker.grpc}`;
+    notify.up(`REST on ${broker.url ?? broker.socket}, ${agents}`, broker.alive);
   }, fail);
   return async () => (await starting).close();
 }

@@ -86,11 +86,14 @@ export function filtersOf(
 interface RowSource {
   table: string;
   columns: string;
-  /** Columns by which rows are sorted that are equal in the sort field of the list. */
+  /** Columns that sort rows with equal values in the sort field of the list. */
   tie?: readonly string[];
   /** The counts of the table; set if its rows are counted in the background. */
   counted?: CountedTable;
-  /** The conditions for the bounds; by default they compare the column of times. */
+  /**
+   * Returns the conditions for the bounds of a request, such as `since` and `until`; by default they compare the column
+   * of times.
+   */
   within?(bounds: Bounds): Condition[];
   /**
    * Columns whose indexes find the rows, the best one first. SQLite uses the first of them that has a
@@ -105,8 +108,8 @@ function columnOf([sql]: NonNullable<Condition>): string {
 }
 
 /**
- * Returns the conditions with a plus before all columns of `findBy` except the first with a condition. The
- * plus hides the index of a column.
+ * Returns the conditions with a unary plus before each column of `findBy`, except the first one that has a condition.
+ * SQLite does not use the index of a column with a plus.
  */
 function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Condition[]): Condition[] {
   const columns = conditions.map((condition) => condition && columnOf(condition));
@@ -137,8 +140,8 @@ export async function pageOfRows(
   const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
   const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
   const number = counted?.number;
-  // The rows of a page are read in a second step, by number, because an index may contain all columns of the
-  // conditions.
+  // An index may contain all columns of the conditions. So the row numbers of the page are found first, and then only
+  // the rows with these numbers are read.
   const sql = number
     ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
     : `SELECT ${columns} ${page}`;

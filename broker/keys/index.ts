@@ -15,7 +15,7 @@ import { pageOf } from '../paging.ts';
 import type { Declared, Key, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
 import { currentKey, endOf, hasExpired, holds, machinesOfSchedule, within } from './rights.ts';
 
-/** The text with which every key starts (spec section 5). */
+/** The text with which every key starts. */
 const literal = 'service_apikey_';
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
@@ -64,13 +64,16 @@ export class Keys {
     return new Keys(state, await KeyUsage.open(history, state.keys), loginOf, log);
   }
 
-  /** SHA-256 of the key in the header `Authorization: Bearer KEY`, known or not; undefined for other headers. */
+  /**
+   * SHA-256 of the secret in the header `Authorization: Bearer KEY`, even if no key has this secret; undefined for
+   * other headers.
+   */
   hashIn(authorization: string): string | undefined {
     const presented = bearer.exec(authorization)?.[1];
     return presented?.startsWith(literal) ? hashOf(presented) : undefined;
   }
 
-  /** The key in the header `Authorization: Bearer KEY`, even if the key has expired. */
+  /** The key whose secret is in the header `Authorization: Bearer KEY`, even if the key has expired. */
   find(authorization: string): Key | undefined {
     const hashed = this.hashIn(authorization);
     if (hashed === undefined) return undefined;
@@ -83,7 +86,7 @@ export class Keys {
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
 
-  /** Reads the changes of other brokers first, and then finds the key. */
+  /** Finds a key like find(), but first reads what other brokers have changed. */
   async findNew(authorization: string): Promise<Key | undefined> {
     if (this.hashIn(authorization) === undefined) return undefined;
     await this.#state.refresh();
@@ -107,8 +110,8 @@ export class Keys {
   }
 
   /**
-   * Records the use of a key and returns its current version. Throws unauthorized, and logs the address, if
-   * no key was found or it is revoked or expired.
+   * Records the use of a key and returns its current version. Throws unauthorized, and logs the address, if no key was
+   * found or the key is revoked or expired.
    */
   admit(found: Key | undefined, address: string): Key {
     try {
@@ -222,7 +225,10 @@ function newEnd({ expires_at }: Key, end: Date | null | undefined): string | nul
   return end === undefined ? expires_at : (end?.toISOString() ?? null);
 }
 
-/** Throws forbidden if `key` is stronger than the caller's own key. */
+/**
+ * Throws forbidden if `key` is stronger than the caller's own key: it has a scope, or may use a machine, that the own
+ * key lacks.
+ */
 function assertNotStronger(key: Key, own: Key): void {
   const missing = key.scopes.find((scope) => !holds(own, scope));
   if (missing) {
@@ -245,8 +251,8 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns the enabled schedules and webhooks that act with the rights of this key. These stop when the key is
- * revoked. Also returns the saved commands that the key changed last. These remain.
+ * Returns what a revoked key leaves behind: its enabled schedules and webhooks, which stop, and the saved commands that
+ * it changed last, which remain.
  */
 function stoppedWith({ id }: Key, state: State, caller: Caller) {
   const { schedules, webhooks, saved_commands } = state;
@@ -325,8 +331,8 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // A failed write needs no handling: the history logs it, and the next use of the key after a minute is
-      // written.
+      // A failed write needs no handling: the history logs it, and the first use of the key after a minute is written
+      // again.
       .catch(() => {});
   }
 }

@@ -163,7 +163,7 @@ export function mayWatch(state: State) {
 /**
  * Returns the machines that a schedule runs on: its machine, or the machines with all of its tags. Of machines with
  * tags, only those that the schedule's key may use are returned. If the key is revoked or expired, all machines with
- * the tags are returned, so that their history says why nothing ran.
+ * the tags are returned, so that the history has for each of them a run with the reason why nothing ran.
  */
 export function machinesOfSchedule(
   { machine_id, tags, requested_by }: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by'>,
@@ -186,7 +186,7 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
   const awaitExpiry = (): void => {
     cancel();
     const left = endOf(keyOf(state, key_id) ?? localKey) - now();
-    // A key that has expired already needs no timer, because the next check finds that.
+    // No timer is needed for a key that has expired already, because callers also check the key themselves.
     if (left > 0 && Number.isFinite(left)) cancel = after(left, again);
   };
   const again = (): void => {

@@ -83,8 +83,8 @@ export class Calls {
   constructor(options: CallsOptions) {
     this.#options = options;
     this.#limits = new CallLimits(options.machineId, options.openCalls);
-    // The cast is safe: the prototype has one method for each rpc of the service, from which AgentStub is
-    // derived.
+    // The cast is safe: the prototype has one method for each rpc of the service, and the type AgentStub is derived
+    // from the same service.
     this.stub = new Stub(this) as unknown as AgentStub;
   }
 
@@ -124,7 +124,7 @@ export class Calls {
     const { lane = unary ? 'control' : 'short', deadline_ms = unary ? unaryDeadlineMs : 0 } = options;
     let message = clientStreams ? noBytes : shape.encodeRequest(request);
     const large = message.length > smallMessageBytes;
-    if (unary && large) throw new AppError('payload_too_large', 'the request is too large for the machine');
+    if (unary && large) throw this.#tooLarge(message.length);
     const outgoing = clientStreams
       ? encodeAll(shape, request as AsyncIterable<unknown>)
       : encodeAll(shape, large ? [request] : []);
@@ -141,11 +141,15 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // If the machine has got only a part of the request, its answer can only be an error.
+        // A large or streamed request is sent on the stream that the machine opens. A machine that opens none has only
+        // a part of the request, so its reply can only be an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
-          throw this.#error('machine_error', 'the answer does not fit the request: update the agent');
+          throw this.#error(
+            'machine_error',
+            'the machine’s answer does not fit the request: update its agent',
+          );
         for (const bytes of messages) {
           countTransferred(bytes.length);
           yield this.#decode(shape, bytes);
@@ -173,7 +177,7 @@ export class Calls {
     // The reading side of the stream does not end when the agent cancels or dies, so this listener ends it.
     // After the broker has ended the stream the listener has no effect.
     stream.once('cancelled', () => abort.abort(this.#lost()));
-    // A source of requests that fails aborts the whole call with its error.
+    // If the source of the requests fails, its error aborts the whole call.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
       if (!abort.signal.aborted) abort.abort(error);
     });
@@ -187,14 +191,14 @@ export class Calls {
       complete = true;
     } catch (error) {
       if (abort.signal.aborted) throw abort.signal.reason;
-      // If the answer is incomplete, the machine has ended it with an error, which is thrown.
+      // If the answer was not cut, the machine has ended it with this error, so it counts as complete.
       complete = !cut;
       throw error;
     } finally {
       idle.end();
       abort.signal.removeEventListener('abort', stop);
-      // The agent half-closes first, then the broker ends the stream. An incomplete answer is cancelled on
-      // both streams.
+      // After a complete answer the agent has closed its side already, and the broker ends the stream. An incomplete
+      // answer is cancelled on the control stream and on the call's own stream.
       if (complete) stream.end();
       else {
         this.#cancel(call.id);
@@ -205,7 +209,10 @@ export class Calls {
     }
   }
 
-  /** Waits until this class has a free slot. Rejects if no slot becomes free in time, or if the call has ended. */
+  /**
+   * Waits for a free slot in the call's concurrency class. Rejects if no slot becomes free in time, or if the call was
+   * aborted.
+   */
   async #begin(lane: Lane, signal: AbortSignal | undefined, deadlineMs: number): Promise<OpenCall> {
     const abort = new AbortController();
     const giveUp = (): void => {
@@ -260,7 +267,7 @@ export class Calls {
       this.#cancel(id);
       reject(abort.signal.reason);
     };
-    // A unary call has its own deadline, in which its answer must arrive.
+    // A unary call needs no timer here, because its deadline also limits the wait for its answer.
     const cancelTimeout = answerWaiters && after(answerWithinMs, () => abort.abort(this.#timedOut()));
     abort.signal.addEventListener('abort', fail, { once: true });
     this.#waiting.set(id, take);
@@ -298,6 +305,11 @@ export class Calls {
 
   #timedOut(): AppError {
     return this.#error('machine_timeout', 'the machine did not answer in time; look at its agent’s log');
+  }
+
+  #tooLarge(bytes: number): AppError {
+    const text = `the request has ${bytes} bytes, but the machine accepts at most ${smallMessageBytes}: shorten it`;
+    return this.#error('payload_too_large', text);
   }
 
   #error(code: Code, text: string, details: object = {}): AppError {

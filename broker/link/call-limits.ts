@@ -1,5 +1,5 @@
-// Limits the calls that one machine has at once. In most classes, a call over the limit waits a short time,
-// in order, for a free slot.
+// Limits the calls that one machine has at once. In most concurrency classes, a call over the limit waits up to 10 s
+// for a free slot, in the order of arrival.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
@@ -7,9 +7,10 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
- * Maximum number of open calls of each class. The classes are separate, so that stalled downloads do not delay a
- * listing. Agents accept the sum of these numbers, and 32 more for each of the two classes whose limits are in the
- * hello. `long` is below 40, the number of heavy file operations that agents run or queue.
+ * Maximum number of open calls of each class except `short` and `bulk`, whose limit is agreed in the hello. The classes
+ * are separate, so that stalled downloads do not delay a listing. An agent accepts the sum of these numbers and its own
+ * limit for `short` and for `bulk`. `long` is below 40, the number of heavy file operations that an agent runs or
+ * queues.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },
@@ -36,8 +37,8 @@ export class CallLimits {
   }
 
   /**
-   * Waits until this class has a free slot. Call the returned function to release the slot. Rejects with the reason
-   * of `abort` if that fires, and with `unavailable` if the queue is full or the wait is too long.
+   * Waits for a free slot in a concurrency class. Call the returned function to release the slot. Rejects with the
+   * reason of `abort` if that fires, and with `unavailable` if the queue is full or the wait is too long.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);
@@ -59,10 +60,10 @@ export class CallLimits {
     const most = lane === 'short' || lane === 'bulk' ? this.#mostOfHello : mostOpen[lane];
     const places = new Semaphore(most, () => {
       if (unqueued.includes(lane))
-        return this.#full(`${most} requests of this kind are open on this machine`);
+        return this.#full(`${most} requests of the class ${lane} are open on this machine, the most allowed`);
       return this.#queued < mostQueued
         ? undefined
-        : this.#full(`${mostQueued} requests wait for this machine`);
+        : this.#full(`${mostQueued} requests wait for this machine, the most allowed`);
     });
     this.#places.set(lane, places);
     return places;

@@ -55,8 +55,8 @@ export interface PeerLeaf {
 export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
- * Reads the certificate authority, or creates a missing one if `mayCreate` is true. Throws StartError if the
- * file is damaged, or missing without `mayCreate`. `remedy` is the advice to the user for a missing file.
+ * Reads the certificate authority, or creates a missing one if `mayCreate` is true. Throws StartError if the file is
+ * damaged, or if it is missing and `mayCreate` is false. `remedy` is the advice to the user for a missing file.
  */
 export async function loadAuthority(
   directory: string,

@@ -1,5 +1,5 @@
 // A queue of new connections before their TLS handshake. After a failure a whole fleet connects at once. Its
-// connections wait here and are not refused. Their sources take turns, and other requests are served between two
+// connections wait here and are not refused. Source addresses take turns, and other requests are served between two
 // handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
@@ -15,7 +15,7 @@ const defaultLimits = {
   perTurn: 2,
   /**
    * Milliseconds that a connection has to authenticate while others wait. If none waits, only the deadline of
-   * the limiter counts.
+   * ConnectionLimiter counts.
    */
   stalledMs: 2_000,
 };

@@ -214,7 +214,7 @@ function assertScope({ kind }: Topic, caller: Caller): void {
   throw new AppError('forbidden', `a key with the scope ${scope} is needed`, { required_scope: scope });
 }
 
-/** Yields `ready`, then the updates. The stream stays open after all of them have ended. */
+/** Yields `ready`, then the updates. After the last update the stream stays open until the signal fires. */
 async function* endless(updates: AsyncGenerator<Update>, signal: AbortSignal): AsyncGenerator<Update> {
   yield { event: 'ready', data: {} };
   yield* updates;

@@ -60,7 +60,7 @@ export class Logins {
     return key && this.#endOf(login) > now() ? { login, key } : undefined;
   }
 
-  /** Records a request of a login. */
+  /** Records that a request has used a login. */
   note({ id }: Login): void {
     this.#used.set(id, now());
   }

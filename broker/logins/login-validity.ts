@@ -52,7 +52,7 @@ export function endLogins(
 
 /**
  * Returns the time at which a secret of a key ends. `presented` is the hash of the secret. Returns undefined for the
- * present secret, and for a request without a secret. Throws unauthorized if the secret has ended.
+ * current secret, and for a request without a secret. Throws unauthorized if the secret has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

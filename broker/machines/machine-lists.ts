@@ -1,5 +1,6 @@
 // Filtered and sorted lists of machines. A list is made once and serves all its pages, because making it takes 10 ms
-// with 10,000 machines. It is made again when a machine changes in a field by which the list is filtered or sorted.
+// with 10,000 machines. It is made again when a machine is added, edited or removed, or reports another value of a
+// field by which the list is filtered or sorted.
 import { machines as routes } from '../../shared/api/machines.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -42,7 +43,10 @@ const reuseFactor = 10;
 
 export class MachineLists {
   readonly #services: ListServices;
-  /** Lists of each set of machines, by the object of the set. Each change of a set makes a new object. */
+  /**
+   * Lists by the object that has their machines: the map of all machines, or the array of those that a key may use.
+   * Each change makes a new object.
+   */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 
   constructor(services: ListServices) {
@@ -119,7 +123,10 @@ export class MachineLists {
   }
 }
 
-/** Returns the time on the monotonic clock up to which a list is used that began to be made at `began`. */
+/**
+ * Returns the time up to which a list is used. `began` is the time when its making began. Both are on the monotonic
+ * clock.
+ */
 function usedUntil({ sort }: Selection, began: number): number {
   if (!['last_seen', 'cpu', 'memory', 'disk'].includes(sort.replace('-', '')))
     return Number.POSITIVE_INFINITY;

@@ -21,7 +21,10 @@ export interface MachineSources {
 }
 type Catalogs = { packages: Pick<Packages, 'catalog'> };
 
-/** The texts of last_seen stay in memory, because making them takes a tenth of the time of a list of machines. */
+/**
+ * The texts of last_seen stay in memory, because making them anew would take a tenth of the time in which machines are
+ * listed.
+ */
 const seenTexts = new WeakMap<Facts, string>();
 
 function seenText(facts: Facts): string {
@@ -107,7 +110,7 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   };
 }
 
-/** Returns the values of a report that are both in a status and in a list of statuses. */
+/** Returns the values of a report that are part of one machine's status and also of the list of statuses. */
 function valuesOf({ uptime_s, cpu_usage, cpu_cores, memory, disk, load_average, recorded_at_ms }: Report) {
   const cpu = { usage: cpu_usage, cores: cpu_cores };
   return { uptime: uptime_s, cpu, memory, disk, load_average, recorded_at: iso(recorded_at_ms) };

@@ -69,7 +69,7 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     recorded.set(machineId, online);
   }
 
-  /** Reads the last event of all machines, or of these machines, also if another broker has recorded the event. */
+  /** Reads the last recorded event of these machines, or of all machines. Another broker may have recorded it. */
   async function load(machineIds?: readonly string[]): Promise<void> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);

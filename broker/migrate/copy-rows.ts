@@ -47,7 +47,7 @@ async function describe(sqlite: History, name: string, withoutRowid: boolean): P
   );
   const namesOf = (rows: readonly Row[]): string[] => rows.map((row) => String(row.name));
   const primary = columns.filter(({ pk }) => Number(pk) > 0).sort((a, b) => Number(a.pk) - Number(b.pk));
-  // In SQLite, a primary key of one INTEGER column is the number of the row.
+  // In SQLite, a primary key of one INTEGER column is the row number itself, so `rowid` is no column of its own.
   const isNumber = !withoutRowid && primary.length === 1 && primary[0]?.type === 'INTEGER';
   const numbered = withoutRowid || isNumber ? [] : ['rowid'];
   return {
@@ -125,6 +125,6 @@ function add(hash: Hash, rows: readonly Row[], columns: readonly string[]): void
   for (const row of rows) hash.update(JSON.stringify(valuesOf(row, columns).map(plain)));
 }
 
-/** Both drivers return bytes, but in different classes. */
+/** The two drivers return bytes as objects of different classes, so bytes are compared as base64. */
 const plain = (value: Value): unknown =>
   value instanceof Uint8Array ? Buffer.from(value).toString('base64') : value;

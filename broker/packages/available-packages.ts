@@ -14,7 +14,7 @@ import {
 type Arch = 'x64' | 'arm64';
 type Kind = SignedPackage['kind'];
 
-/** Version, architecture and kind of a package, as its file name says them. */
+/** Version, architecture and kind of a package, as stated in its file name. */
 export interface PackageName {
   version: string;
   arch: Arch;
@@ -27,7 +27,7 @@ export interface AgentPackage extends PackageName {
   size: number;
   /** SHA-256 of the package, in hexadecimal. */
   sha256: string;
-  /** Signature of the package. Is undefined if there is none, or if it is for another package. */
+  /** Signature of the package; undefined if there is none, or if it is for another package. */
   signature: PackageSignature | undefined;
   /** Fingerprint of the key that made `signature`; null without a signature. */
   signed_by: string | null;

@@ -33,7 +33,7 @@ export interface Facts extends z.output<typeof hostSchema> {
   /** Time of the machine's last message, in milliseconds since 1970. */
   last_seen: number;
   report: Report | undefined;
-  /** Is absent if the agent knows no upgrades. */
+  /** Absent for agents of versions that know no upgrades. */
   installation?: Installation | undefined;
 }
 
@@ -207,7 +207,7 @@ export class MachineFacts {
   }
 
   /**
-   * Throws permission_denied if, according to the machine's last hello, its owner does not allow all of these
+   * Throws permission_denied unless, according to the machine's last hello, its owner allows each of these
    * capabilities.
    */
   assertAllows(machine_id: string, capabilities: readonly string[]): void {
@@ -228,7 +228,7 @@ export class MachineFacts {
 
   /**
    * Stores the facts and the first report of a hello. Resolves when changed facts are on disk. The report is written
-   * within a minute, like the reports of heartbeats. Throws validation_failed.
+   * within a minute, like the reports of heartbeats. Throws validation_failed if facts of the host are invalid.
    */
   async hello(
     machineId: string,
@@ -270,7 +270,7 @@ export class MachineFacts {
     if (!before?.installation || isDeepStrictEqual(before.installation.last_upgrade, last_upgrade)) return;
     this.#facts.set(machineId, { ...before, installation: { ...before.installation, last_upgrade } });
     this.#unsaved.add(machineId);
-    // History logs a failure, and the next regular write repeats it.
+    // History logs a failure, and the next regular write stores the facts.
     this.#history.write((transaction) => this.#save(machineId, transaction)).catch(() => {});
     for (const watcher of this.#upgradeWatchers) watcher(machineId);
   }
@@ -282,8 +282,8 @@ export class MachineFacts {
   }
 
   /**
-   * Removes the last hour of a removed machine. Its facts remain, because lists of history may contain its
-   * id.
+   * Removes the metrics of the last hour of a removed machine. Its facts remain, because lists of past commands and
+   * events can still be filtered by its id.
    */
   remove(machineId: string): void {
     this.#heardAt.delete(machineId);

@@ -47,14 +47,14 @@ export function createAuditRecorder(
     }
   }
 
-  /** Writes records. A failed write is only logged, because the request itself has succeeded already. */
+  /** Writes records. A failed write is only logged, because the request itself is over already. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /** Begins a record. Each write calls `about` for the details. Without `records`, only failures are written. */
+    /** Begins a record. Each write calls `about` for the details. If `records` is false, only failures are written. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -116,7 +116,7 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // The machines of an object can be thousands if they are found by tags. The record then names none of them.
+  // An object with tags, which has an `ownKey`, can have thousands of machines, so the record names none of them.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
   );
@@ -131,7 +131,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // Only keys that may use all machines of a record can read it.
+  // The list of machines is stored, because only keys that may use all of these machines can read the record.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // A repeat with the same Idempotency-Key changed nothing.
   if (answer.has(replayed)) what.replayed = true;

@@ -22,7 +22,7 @@ export interface Client {
   isForwarded?: boolean;
   /** Makes the ticket of the request valid again. Called if the request is refused before its handler runs. */
   restoreTicket?: () => void;
-  /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */
+  /** SHA-256 of the API key in the request, in hexadecimal digits; only for a request that logs in. */
   secret_hash?: string | undefined;
   /** Requests that the key has left; undefined for a key without a rate limit. */
   quota?: Quota | undefined;
@@ -69,7 +69,7 @@ export async function authenticateLogin(
   return { address, key, login_id: found.login.id, quota: await rates.spend(key.id) };
 }
 
-/** Throws unavailable while another broker may own the machines of this one. */
+/** Throws unavailable while another broker may have taken over the machines of this broker. */
 function assertAlive(cluster: Pick<Cluster, 'isAlive'> | undefined): void {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
 }

@@ -17,8 +17,9 @@ import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
 /**
- * The machines that an id belongs to. A key must be allowed to use at least one of them. If they are found by tags,
- * there may be none at the moment. Then only the object's own key and keys without limits may use the object.
+ * The machines of the object with an id. A key may use the object only if it may use at least one of these machines. An
+ * object with tags may have no machine at the moment. Then only the object's own key and keys without limits may use
+ * it.
  */
 type Found = {
   machines?: readonly MachineId[];
@@ -28,8 +29,8 @@ type Found = {
 };
 
 /**
- * Finds the objects of one kind by id. Both functions return undefined for an unknown id. With `filters`, the id may
- * belong to a removed object that is still in the history.
+ * Finds the objects of one kind by id. Both functions return undefined for an unknown id. If `filters` is true, the id
+ * may belong to a removed object that is still in the history.
  */
 interface Lookup {
   /** Finds objects that are declared or in memory. */
@@ -76,7 +77,7 @@ function parserOf(route: Route): Pick<Guard<Route>, 'parser' | 'action'> {
 /** The parts of an empty request. */
 export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
 
-/** The work of one request, without its client. */
+/** What perform() needs to run one request. */
 export interface RequestWork<R extends Route, T> {
   /** Returns the parts of the request. If there is a `readRest`, returns only the parts that arrive first. */
   read(): RawInput;
@@ -155,8 +156,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks all ids again, because reading the body may have taken long, and parses the request. With `lasts`,
-   * the rights are checked at each change of keys or machines until the request is over.
+   * Checks all ids again, because reading the body may have taken long, and parses the request. If `lasts` is true, the
+   * rights are checked at each change of keys or machines until the request is over.
    */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, services, parser } = this.#guard;

@@ -11,9 +11,8 @@ import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '.
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat. If the caller may still use every machine in the first answer, it gets that answer,
- * otherwise the present state of the object that the first request created. Throws if the caller may not read
- * that state.
+ * Answers a repeat: with the first answer if the caller may still use every machine in it, otherwise with the present
+ * state of the object that the first request created. Throws if the caller may not read that state.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
@@ -69,7 +68,7 @@ export class Idempotency {
   readonly #history: History;
   /** Ids of requests that are running. */
   readonly #underWay = new Set<string>();
-  /** Id of this broker among several; null for the only one. */
+  /** Id of this broker if several brokers share the database, otherwise null. */
   readonly #brokerId: string | null;
 
   private constructor(history: History, brokerId: string | null) {

@@ -46,7 +46,7 @@ interface IdPath {
   listed: boolean;
 }
 
-/** Maximum number of issues or names in one answer. */
+/** Maximum number of schema issues, or of wrong names, that one error lists. */
 const mostNamed = 20;
 const longestName = 100;
 

@@ -30,13 +30,13 @@ const locked = 'another program has locked the broker’s history.db; try again 
 const storageTroubles: Readonly<Record<string, string>> = {
   ...{ ENOSPC: full, EDQUOT: full, EROFS: full, EIO: failed, EUCLEAN: failed },
   ...{ EMFILE: tooManyFiles, ENFILE: tooManyFiles },
-  // READONLY, FULL, IOERR, CANTOPEN, BUSY
+  // Result codes of SQLite: READONLY, FULL, IOERR, CANTOPEN, BUSY.
   ...{ 8: full, 13: full, 10: failed, 14: tooManyFiles, 5: locked },
 };
 
 /**
- * The message for a failure of the broker's own files; the caller can only try again. A failure of a
- * machine's disk does not match: it arrives with an error code, and no system error is its cause.
+ * Returns the message for a failure of the broker's own files; undefined for any other error. A failure of a machine's
+ * disk does not count: it arrives as an AppError that no system error of the broker caused.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';

@@ -122,7 +122,7 @@ function tooMany(what: string, ms: number): AppError {
 }
 
 /**
- * Assigns each source to a counter by a keyed hash. Only with the hash key can anybody compute which sources share a
+ * Assigns each source to a counter by a hash with a secret key, so that attackers cannot compute which sources share a
  * counter.
  */
 function bucketing(buckets: number): (source: string) => string {

@@ -1,4 +1,4 @@
-// Decides which time of a schedule runs next, and which times were missed because the broker was down or the
+// Decides which due time of a schedule runs next, and which due times were missed because the broker was down or the
 // clock was changed.
 import type { Schedule } from '../state/in-memory-state.ts';
 import type { Timetable } from './due-times.ts';
@@ -7,7 +7,7 @@ import type { Timetable } from './due-times.ts';
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
   timetable: Timetable;
-  /** Every time up to this one has run, or is recorded as skipped or missed. */
+  /** Every due time up to this one has run, or is recorded as skipped or missed. */
   settledUntil: number;
   now: number;
   /** Time when the broker started. It was down before that. */
@@ -15,16 +15,19 @@ export interface Situation {
   jump: ClockJump | undefined;
 }
 
-/** A jump of the clock forward. The times after `from` and up to `to` never came. */
+/** A jump of the clock forward. The clock skipped the times after `from` and up to `to`. */
 export interface ClockJump {
   from: number;
   to: number;
 }
 
-/** One of two steps: all times up to `missed` are missed, or the next time, `at`, runs. */
+/** One of two steps: all due times up to `missed` are missed, or the next due time, `at`, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** Milliseconds after which a jump of the clock forward counts as lasting. No schedule runs before that. */
+/**
+ * After a jump of the clock forward no schedule runs for this number of milliseconds, because the clock may be set
+ * back.
+ */
 export const lastingMs = 60_000;
 /**
  * A due time that is noticed more than this many milliseconds late is missed, for example after the machine
@@ -56,6 +59,6 @@ function choose(
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
   const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
   if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
-  // Only the last of the times within a jump runs, because running all of them would be a burst.
+  // Only the last of the due times within a jump runs, because running all of them would be a burst.
   return timetable.last(next - 1, Math.min(jump.to, now));
 }

@@ -11,7 +11,7 @@ const jumpMs = 1_000;
 export class ClockWatch {
   /** Start of the broker in wall time. If the wall clock is set, this time is shifted with it. */
   started = now();
-  /** The last jump forward that lasted at least a minute. */
+  /** The last jump forward that was not undone within a minute. */
   jump: ClockJump | undefined;
   #comparedAt = now();
   #skew = now() - monotonic();

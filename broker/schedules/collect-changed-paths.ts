@@ -42,7 +42,7 @@ export class Changes {
     const text = path.toString();
     if (!this.#paths || this.#paths.has(text)) return;
     this.#bytes += path.length + 1;
-    // Programs differ in what they take for the end of a line, so no control character may be part of one.
+    // Programs differ in what they take for the end of a line, so no path with a control character is passed on.
     const isLine = isUtf8(path) && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(text);
     if (!isLine || this.#bytes > mostBytes || this.#paths.size >= mostPaths) this.forgetPaths();
     else this.#paths.add(text);

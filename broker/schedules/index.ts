@@ -45,7 +45,7 @@ export class Schedules {
     this.#watches = new PathWatches(context, launcher, tracked, log);
   }
 
-  /** Starts running schedules, and handles the times that passed while the broker was down. */
+  /** Starts running schedules, and handles the due times that passed while the broker was down. */
   static async open(context: ScheduleContext, log: Logger): Promise<Schedules> {
     const { records, state } = context;
     const launcher = new Launcher(context, await records.unfinishedIds());
@@ -192,7 +192,8 @@ export class Schedules {
   }
 
   /**
-   * True if a key may see a schedule: it owns the schedule, which has tags, or it may use a machine of the schedule.
+   * True if a key may see a schedule: the key may use one of its machines, or owns it. Only a schedule with tags can
+   * have an owner that may use none of its machines.
    */
   #isSeen(schedule: Schedule, caller: Caller): boolean {
     const { machinesOf } = this.#context;
@@ -216,9 +217,9 @@ export class Schedules {
   }
 
   /**
-   * Throws conflict if the key of a schedule with tags is revoked or expired, unless the request sets both the machines
-   * and the command, so that the schedule gets the request's key. A request may also disable the schedule, or change a
-   * disabled one, if it does not change where or what the schedule runs.
+   * Throws conflict if the key of a schedule with tags is revoked or expired. Two kinds of requests are allowed
+   * nevertheless: one that sets both the machines and the command, because the schedule then gets the request's key,
+   * and one after which the schedule is disabled and runs the same command on the same machines as before.
    */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
@@ -235,7 +236,7 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: id });
   }
 
-  /** Throws an error if a schedule has a bad cron expression, or may not watch its path. */
+  /** Throws an error if the cron expression or time zone of a schedule is wrong, or if it may not watch its path. */
   #assertTrigger(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
     const { id, cron, on_change, timezone, machine_id, enabled, requested_by } = schedule;
     checkedTimetable(cron ?? '@daily', timezone);

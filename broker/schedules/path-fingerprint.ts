@@ -59,7 +59,7 @@ async function* entriesIn(
 }
 
 /**
- * Returns a digest of an entry, which is short also if the machine sends long names. Leaves out size and time of a
+ * Returns a digest of an entry, because the names that a machine sends can be long. Leaves out size and time of a
  * directory, because entries that are not watched change them.
  */
 function lineOf({ path, type, size, mode, owner, group, modified_at_ms }: FileEntry__Output): string {

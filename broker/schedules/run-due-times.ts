@@ -18,11 +18,15 @@ const atOnce = 32;
 /** Maximum number of schedules that are checked together if they are far behind. Each of them may write many rows. */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** Maximum number of rows in succession for missed times of one schedule. All further times share one more row. */
+/**
+ * Maximum number of rows in succession for missed due times of one schedule. All further due times share one more row.
+ */
 const mostMissed = 1000;
-/** Maximum number of rows for missed times of all schedules, after a start of the broker or a change of the clock. */
+/**
+ * Maximum number of rows for missed due times of all schedules, after a start of the broker or a change of the clock.
+ */
 const mostMissedInAll = 20_000;
-/** The times that share a row are counted only up to this number. */
+/** The due times that share a row are counted only up to this number. */
 const mostCounted = 200;
 /**
  * Milliseconds until a due time that waits for an open run is checked again: `unsureMs` if the run may have
@@ -39,7 +43,7 @@ export class DueTimes {
   readonly #log: Logger;
   readonly #tracked: TrackedSchedules;
   readonly #clock = new ClockWatch();
-  /** Number of rows that may still be written for missed times. */
+  /** Number of rows that may still be written for missed due times. */
   #missedRowsLeft = mostMissedInAll;
   #working = false;
   #stopped = false;
@@ -140,7 +144,7 @@ export class DueTimes {
     );
   }
 
-  /** Handles the next due time of a schedule, or several missed times. Never rejects. */
+  /** Handles the next due time of a schedule, or several missed ones. Never rejects. */
   async #check(tracked: Tracked): Promise<void> {
     tracked.busy = true;
     const wait = await this.#step(tracked).catch((error: unknown) => {
@@ -260,8 +264,8 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
 }
 
 /**
- * Sets `since` of these schedules, so that times before `at` are neither run nor recorded as missed. Resolves
- * when that is on disk.
+ * Sets `since` of these schedules, so that due times before `at` are neither run nor recorded as missed. Resolves when
+ * that is on disk.
  */
 export async function countTimesFrom(
   state: State,

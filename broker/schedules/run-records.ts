@@ -42,7 +42,7 @@ export interface OnMachine {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/** Maximum number of due times that next_run leaves out because the schedule has already run for them. */
+/** Maximum number of due times that next_run leaves out because the schedule ran for them while the clock was ahead. */
 export const mostRan = 1000;
 
 /** The machines that a caller may use; undefined means all machines, including removed ones. */
@@ -68,7 +68,7 @@ interface RecordContext {
 export class ScheduleRecords {
   readonly #context: RecordContext;
   readonly #history: History;
-  /** Is called when the end of a schedule's command is on disk. */
+  /** Called when the end of a schedule's command is on disk. */
   onEnd: (run: ScheduleRun) => void = () => {};
   readonly #watchers = new Set<(run: ScheduleRun) => void>();
 
@@ -180,7 +180,10 @@ export class ScheduleRecords {
     return typeof row?.seen === 'string' ? row.seen : undefined;
   }
 
-  /** Stores the state of a watched path. Each earlier change has a run, or a row that says why there is none. */
+  /**
+   * Stores the state of a watched path. Each change before this state must have a run, or a row that says why there is
+   * none.
+   */
   see(
     { schedule: { id: schedule_id }, machine_id }: OnMachine,
     seen: string,
@@ -260,8 +263,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the last run of a schedule that has ended, on the machines in `reach`. Skipped and missed runs do
-   * not count. Of a schedule with tags it returns the worst run of the same time.
+   * Returns the last run of a schedule that has ended, on the machines in `reach`. Skipped and missed runs do not
+   * count. A schedule with tags has runs on several machines at the same time; the worst of these is returned.
    */
   async last({ id, tags }: Schedule, reach: Reach): Promise<ScheduleRun | undefined> {
     const ended: Condition[] = [
@@ -296,7 +299,8 @@ export class ScheduleRecords {
     const findBy = input.command_id ? ['command_id', 'schedule_id'] : ['status', 'machine_id'];
     const page = await pageOfRows(
       this.#history,
-      // Runs that were decided at the same time are sorted by their due times.
+      // Runs that were decided at the same time are sorted by `rowid`, because rows are written in the order of due
+      // times.
       { table: 'schedule_runs', columns, counted, tie: ['rowid'], findBy },
       [reachableOnly(reach), ...filtersOf(routes.history, input)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },

@@ -69,8 +69,9 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. If the times or the path change, sets `since`, so that earlier times and changes do
- * not start a run later.
+ * Applies the changes of a request. Sets `since` if the times, the path or `enabled` change, so that earlier due times
+ * and changes of the path do not start a run later. It is also set if tags replace the machine or a machine replaces
+ * the tags.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
@@ -84,8 +85,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // With tags, the rights of `requested_by` decide on which machines the schedule runs. A new cron must not add
-    // machines.
+    // With tags, the rights of `requested_by` decide on which machines the schedule runs. So a request that changes
+    // only the cron must not change `requested_by`, because that could add machines.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

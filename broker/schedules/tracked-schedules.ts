@@ -1,5 +1,5 @@
-// Tracks the declared schedules on each of their machines: up to which time a schedule is settled, and when it is due
-// next.
+// Tracks the declared schedules on each of their machines: up to which time all due times are handled, and which due
+// time is next.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -13,22 +13,22 @@ import type { Mark } from './run-tables.ts';
 export interface Tracked {
   schedule: Schedule;
   machine_id: MachineId;
-  /** Every time up to this one has run, or is recorded as skipped or missed. */
+  /** Every due time up to this one has run, or is recorded as skipped or missed. */
   settledUntil: number;
-  /** The first time after `settledUntil`; undefined if there is none. */
+  /** The first due time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** Time at which the schedule is checked next: its next time, or later. */
+  /** Time at which the schedule is checked next: its next due time, or later. */
   checkAt: number;
   /** False until the schedule's mark is read again, because another broker may have run the schedule meanwhile. */
   loaded: boolean;
   /** True while the schedule is being checked. */
   busy: boolean;
   /**
-   * True while the next time cannot run yet, because an open run has not ended, or because a failed write is tried
+   * True while the next due time cannot run yet, because an open run has not ended, or because a failed write is tried
    * again.
    */
   waiting: boolean;
-  /** Number of missed times that were recorded in succession. */
+  /** Number of missed due times that were recorded in succession. */
   missed: number;
 }
 
@@ -115,7 +115,10 @@ export class TrackedSchedules {
     return times;
   }
 
-  /** Returns undefined for a schedule that runs when a path changes. */
+  /**
+   * Returns undefined for a schedule that runs when a path changes, and for one with an invalid cron expression or time
+   * zone.
+   */
   timetableOf(schedule: Schedule): Timetable | undefined {
     // A timetable takes some KiB, so only one that many machines share is cached.
     if (!schedule.tags) return this.#createTimetable(schedule);
@@ -138,7 +141,7 @@ export class TrackedSchedules {
     }
   }
 
-  /** Finds the next time of a schedule, unless it is being checked. */
+  /** Finds the next due time of a schedule, unless the schedule is being checked. */
   plan(tracked: Tracked): void {
     const { schedule, settledUntil, busy } = tracked;
     if (busy) return;
@@ -153,7 +156,7 @@ export class TrackedSchedules {
     await this.#load([...this.all()].filter(({ machine_id }) => owned.has(machine_id)));
   }
 
-  /** Reads up to which time other brokers have settled these schedules. */
+  /** Reads up to which time other brokers have handled the due times of these schedules. */
   async #load(some: readonly Tracked[]): Promise<void> {
     for (const tracked of some) tracked.loaded = false;
     const marks = latestOf(
@@ -228,9 +231,9 @@ export class TrackedSchedules {
   }
 
   /**
-   * Sets the time up to which a schedule is settled. A machine without a mark got the tags of the schedule just now, so
-   * earlier times do not count. Times before `since` do not count either. A mark later than now was written while the
-   * clock was ahead.
+   * Sets `settledUntil` of a schedule. A machine without a mark got the tags of the schedule just now, so earlier due
+   * times do not count. Due times before `since` do not count either. A mark later than now was written while the clock
+   * was ahead.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
@@ -240,7 +243,7 @@ export class TrackedSchedules {
     return mark;
   }
 
-  /** Stores since when these machines have had the tags. After a restart, earlier times are therefore not due. */
+  /** Stores since when these machines have had the tags. After a restart, earlier times therefore do not run. */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
     const own = added.filter(({ machine_id }) => history.owns(machine_id));
@@ -276,8 +279,9 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine whose runs count, if the schedule has tags. Without tags, the runs on all machines count, because
- * the machine of the schedule may have changed.
+ * Returns the machine by which earlier runs of a schedule are selected; undefined selects the runs on all machines. If
+ * the schedule has tags, it is the machine of this entry. Without tags all runs are selected, because the machine of
+ * the schedule may have changed.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;

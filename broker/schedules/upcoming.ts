@@ -7,7 +7,7 @@ export interface DueRun {
   at: number;
 }
 
-/** Number of schedules whose first time is computed in one turn of the event loop. */
+/** Number of schedules whose first due time is computed in one turn of the event loop. */
 const sliceSize = 100;
 
 /**

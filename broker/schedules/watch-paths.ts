@@ -244,7 +244,10 @@ export class PathWatches {
     });
   }
 
-  /** Returns the state of the path: the schedule's `since`, from which on changes count, and a fingerprint. */
+  /**
+   * Returns the state of the path as a text: the schedule's `since`, because earlier changes do not count, and a
+   * fingerprint.
+   */
   async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
     const { stub } = this.#context.presence.get(watch.tracked.machine_id);
     const options = this.#optionsOf(watch, signal);
@@ -345,8 +348,8 @@ function succeeded(watch: PathWatch): void {
 }
 
 /**
- * Returns the milliseconds until a path is watched again, at which a directory was created. It is at once, but only
- * once in `soonMs`: an agent that reports new directories all the time would keep the broker busy.
+ * Returns the milliseconds until a path is watched again after a directory was created at it: 0, but only once in
+ * `soonMs`. Otherwise an agent that reports new directories all the time would keep the broker busy.
  */
 function waitBeforeRenewal(watch: PathWatch): number {
   const passed = monotonic() - watch.renewedAt;

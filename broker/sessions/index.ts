@@ -174,7 +174,9 @@ export class Sessions {
     await Promise.all([...this.#context.sessions.values()].map((session) => session.stop()));
   }
 
-  /** Sets the new link of a machine's sessions. Ends all other terminals that the agent still runs. */
+  /**
+   * Sets the new link of a machine's sessions. Ends each terminal that the agent still runs without an open session.
+   */
   #relink(machineId: string): void {
     const { sessions } = this.#context;
     const link = linkTo(machineId, this.#context);

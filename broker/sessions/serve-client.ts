@@ -20,7 +20,10 @@ import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;
-  /** Offset of the first byte of output that the client wants. If it is undefined, the agent decides. */
+  /**
+   * Offset of the first byte of output that the client wants. If it is undefined, the agent decides where the output
+   * begins.
+   */
   readonly offset: number | undefined;
   /** Writes an action of the client to the audit log. */
   audit(action: string, result: string): void;
@@ -46,7 +49,7 @@ export class Conversation {
   readonly #signal: AbortSignal;
   readonly #log: Logger;
   readonly #input = new UnacknowledgedInput();
-  /** Offset of the next byte to send to the client. If it is undefined, the agent decides. */
+  /** Offset of the next byte to send to the client. If it is undefined, the agent decides where the output begins. */
   #position: number | undefined;
   #ready = false;
   /** Bytes that were passed to the client's port but have not been received by the client. */
@@ -211,8 +214,8 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes that are being sent. It does not wait for the client, so that a slow client falls behind and is
-   * closed. It waits only above `mostUnreceived` bytes, because many notices could fill the memory.
+   * Counts bytes that are being sent. Up to `mostUnreceived` bytes it does not wait for the client, so that a slow
+   * client falls behind and is closed. With more bytes it waits, because many notices could fill the memory.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;

@@ -20,8 +20,7 @@ export interface SessionServices {
   /** Adds a row to the audit log, in the transaction of the change. */
   audit(journal: Journal, deed: Deed): void;
   /**
-   * Calls `end` once the key may no longer attach to sessions of that machine.
-   * The returned function stops the watch.
+   * Calls `end` once the key may no longer attach to sessions of the machine. The returned function stops the watch.
    */
   whileAttachable(
     intent: Pick<Caller, 'key_id' | 'login_id'> & { machine_id: MachineId },

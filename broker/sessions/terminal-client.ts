@@ -25,8 +25,9 @@ export function actionOf(message: unknown): Action {
 export type Notice =
   /**
    * The terminal is ready. This notice is sent once, before any output. `offset` is the offset of the first output. If
-   * the machine is offline, the client gets the notice when the machine is online again. `window` is set if the client
-   * can report how much output it has processed. It is the maximum number of bytes that are sent beyond that output.
+   * the machine is offline, the client gets the notice when the machine is online again. `window` is the maximum number
+   * of bytes that are sent beyond the output that the client has reported as processed. It is absent if the client
+   * cannot report this.
    */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number; window?: number }
   /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */

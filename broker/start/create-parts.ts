@@ -68,11 +68,11 @@ export interface Tuning {
   /** Limits of the HTTP port: connections, and time for the headers of a first request. */
   connections?: ConnectionLimits;
   silentMs?: number;
-  /** Times of notifications about alerts. */
+  /** Delays of notifications about alerts. */
   alerts?: Partial<DigestTimes>;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
-  /** Replaces the other brokers, and sets the address on which the peer port listens. */
+  /** Says in place of a database which broker owns each machine, and on which address the peer port listens. */
   cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 
@@ -104,7 +104,7 @@ export interface Opening {
 }
 
 /**
- * Maximum number of bytes of large file contents that are in JSON at the same time. Each byte needs about five
+ * Maximum number of bytes of large file contents that are sent as JSON at the same time. Each byte needs about five
  * bytes of memory while it is processed.
  */
 const maxContents = 64 * 1024 * 1024;
@@ -125,8 +125,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // This must come before createNouns(). That function writes changes of an earlier broker process to the
-  // history, by functions that are registered here.
+  // Events, machine facts and idempotency are created before createNouns(). That function writes changes of an earlier
+  // broker process to the history, with functions that these parts register.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -161,7 +161,7 @@ export async function createParts(opening: Opening) {
   };
 }
 
-/** Informs the machine facts, events and links of this broker of changes at other brokers. */
+/** Lets the machine facts, events and links of this broker follow changes at other brokers. */
 function followOthers(
   cluster: Cluster,
   { state, events, presence, machineFacts }: Stores,
@@ -181,7 +181,10 @@ function followOthers(
   state.watch(() => presence.removeAllBut(state.machines));
 }
 
-/** Wakes the queues of this broker's receivers for deliveries that other brokers have requested. */
+/**
+ * Other brokers can add deliveries for webhooks and channels to which this broker delivers. Reads these deliveries into
+ * this broker's queues.
+ */
 async function followDeliveries(
   cluster: Cluster,
   { store }: Deliveries,
@@ -193,7 +196,7 @@ async function followDeliveries(
     last = next;
     for (const queue of queues) queue.lookAgain(ids);
   });
-  // A delivery that is requested again has no new row. Only this regular check finds it.
+  // A redelivery changes an old row, so only this regular check finds it.
   cluster.claims.regularly(async (names) => {
     await store.readFailed();
     for (const queue of queues) queue.lookAgain(names);

@@ -98,7 +98,7 @@ async function createInDatabase(
   };
 }
 
-/** Returns the URL of the peer port that is used until the port listens. */
+/** Returns the URL that other brokers get for the peer port until the port listens and its number is known. */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};
   return peer_url ?? `https://${host.includes(':') ? `[${host}]` : host}:${port}`;

@@ -6,7 +6,10 @@ import type { Authority } from '../link/certificate-authority.ts';
 
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
-/** Milliseconds between two checks that brokers with open requests can be reached. gRPC checks its connections itself. */
+/**
+ * Milliseconds between two checks whether brokers with open HTTP requests can be reached. gRPC checks its own
+ * connections.
+ */
 const checkMs = 4_000;
 
 interface Opening {

@@ -60,7 +60,7 @@ const login = z.strictObject({
   /** SHA-256 of the cookie's secret, in hexadecimal digits. */
   hash: z.string(),
   name: z.string().nullable(),
-  /** Client address that logged in. */
+  /** Address of the client that logged in. */
   address: z.string(),
   created_at: z.string(),
   /** Time when the key itself was last sent for this login. */
@@ -68,7 +68,8 @@ const login = z.strictObject({
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Time when the secret ends with which the login was made. It is present only if that secret of the key was replaced.
+   * Time when the secret with which the login was made is no longer accepted. It is present only if that secret was
+   * replaced.
    */
   secret_until: z.string().optional(),
 });
@@ -154,8 +155,8 @@ const schedule = z.strictObject({
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Time when the schedule was created or its times or its path were last changed. The schedule does not run for
-   * earlier times and changes.
+   * Time when the schedule was created, or its times, its path or `enabled` last changed. The schedule does not run for
+   * due times and changes of the path before this time.
    */
   since: z.string(),
 });

@@ -32,8 +32,8 @@ interface Pending {
 const againMs = 2_000;
 
 /**
- * Opens the state of a directory. Creates it if no broker has run there before. Throws StartError if
- * state.json is lost or damaged, or was edited by hand without `acceptEdit`.
+ * Opens the state of a directory. Creates it if no broker has run there before. Throws StartError if state.json is lost
+ * or damaged, or if it was edited by hand and `acceptEdit` is false.
  */
 export async function openState(directory: string, acceptEdit = false): Promise<State> {
   return new State(await FileStore.open(directory, acceptEdit));

@@ -181,7 +181,7 @@ export class Upgrades {
   }
 }
 
-/** Assigns the machines that can be upgraded to waves. Returns the number of waves. */
+/** Divides the machines that can be upgraded into waves. Returns the number of waves. */
 function divide(members: Member[], wave: string): number {
   const upgraded = members.filter(({ status }) => status === 'waiting');
   const amount = Number.parseInt(wave, 10);

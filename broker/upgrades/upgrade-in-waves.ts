@@ -11,7 +11,7 @@ import type { Member, Upgrade } from './upgrade-tables.ts';
 
 /** The parts of the broker that differ if there are several brokers. */
 interface Peers {
-  /** Is undefined if this is the only broker. */
+  /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
 }
 export type RolloutServices = UpgradeServices & Peers;
@@ -91,8 +91,8 @@ export class Rollout {
   }
 
   /**
-   * Begins the next wave of an upgrade, or ends the upgrade, if its present wave is done. Calls during this work
-   * cause one more run.
+   * If the present wave of an upgrade is done, begins the next wave or ends the upgrade. Calls while it works make it
+   * run once more.
    */
   advance(id: UpgradeId): void {
     if (this.#isStopped) return;

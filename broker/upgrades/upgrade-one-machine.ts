@@ -81,7 +81,8 @@ export class MachineUpgrade {
 
   /** `plan.upgrade` is the upgrade in its present state. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
-    // The machine's time may have ended while the broker was down, so the machine gets some more time to link.
+    // The deadline of the machine may have passed while the broker was down, so the machine gets some more time to
+    // link.
     const until = member.until === null ? null : Math.max(member.until, now() + returnMs);
     this.#member = { ...member, until };
     this.#plan = plan;
@@ -99,7 +100,7 @@ export class MachineUpgrade {
     this.#call?.abort(new AppError('unavailable', 'the broker stops'));
   }
 
-  /** Does not upgrade this machine any more, unless it has taken the package already. */
+  /** Stops the upgrade of this machine, unless it has taken the package already. */
   leave(why: Why): void {
     this.#leaving ??= why;
     this.#call?.abort(new AppError('unavailable', 'the upgrade was stopped'));
@@ -107,8 +108,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Stops the upgrade of a machine that gets or has the package, if the rights of the key, a hold or a pin forbid it
-   * now. All other machines are checked before they get the package.
+   * Stops the upgrade of a machine that is receiving the package or has it already, if the rights of the key, a hold or
+   * a pin forbid the upgrade now. All other machines are checked before they get the package.
    */
   checkAgain(): void {
     const { status, machine_id } = this.#member;

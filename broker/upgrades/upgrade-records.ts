@@ -89,7 +89,7 @@ export class UpgradeRecords {
 
   async #removeIncomplete(): Promise<void> {
     const rows = await this.history.all(
-      // Another broker may be storing an upgrade at this moment.
+      // Only old rows are removed, because another broker may be storing the machines of an upgrade at this moment.
       `SELECT DISTINCT upgrade_id FROM upgrade_machines WHERE finished_at IS NULL AND created_at < ?
        AND upgrade_id NOT IN (SELECT id FROM upgrades)`,
       now() - incompleteMs,
@@ -287,7 +287,8 @@ export class UpgradeRecords {
     const { id: upgrade_id, version, status, current_wave: wave, waves } = upgrade;
     const id = member?.machine_id;
     const machine = id && (this.#context.state.machines.get(id) ?? { id, name: '' });
-    // Limited keys see the events of their machines, and waves would reveal to them how many machines there are.
+    // An event of a machine has no wave, because a key limited to this machine may read it, and waves would reveal how
+    // many other machines there are.
     const of = member
       ? {
           from_version: member.from_version,

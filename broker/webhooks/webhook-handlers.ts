@@ -266,7 +266,7 @@ export class WebhookHandlers implements Routes {
   }
 }
 
-/** The message of a test delivery (spec 6.3). */
+/** The message of a test delivery. */
 function testMessage(): Message {
   const [eventId, type] = ['evt_test', 'test'];
   const data = { message: 'This is a test delivery of your webhook.' };
