@@ -13,7 +13,7 @@ export interface Refusal {
   message: string;
 }
 
-const byHand = 'upgrade it by hand once, as docs/upgrading.md describes';
+const byHand = 'upgrade the agent by hand once, as docs/upgrading.md describes';
 
 /** Returns the package to send, or the reason why the machine cannot be upgraded. */
 export function packageFor(
@@ -66,10 +66,14 @@ function signedPackage(
   const found = catalog.find(what);
   const name = `${what.version} for ${what.arch} (${what.kind})`;
   if (!found)
-    return refusal('no_package', `this broker has no agent package ${name}: upload it with farhand packages`);
+    return refusal(
+      'no_package',
+      `this broker has no agent package ${name}: upload it with farhand packages upload`,
+    );
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // Key changes may lead from the machine's trusted key to the package's key. Only the machine can verify them.
+  // The signature file may contain key changes, signed steps from the key that the machine trusts to the key of the
+  // package. Only the machine can verify them.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal('other_key', `the package ${found.file} is not signed by the key that the machine trusts`);
 }

@@ -212,6 +212,29 @@ test('every shell block calls verbs and flags that exist', async () => {
   }
 });
 
+test('every message of the programs names verbs of farhand that exist', async () => {
+  const tree = await createProgram();
+  const sources = ['agent', 'broker', 'shared'].flatMap((folder) =>
+    readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' })
+      .filter((name) => /\.(?:tsx?|sh)$/.test(name))
+      .map((name) => `${folder}/${name}`),
+  );
+  const named = sources.flatMap((path) => {
+    const code = read(path).replaceAll(/^\s*(?:\/\/|\/?\*|#).*$/gm, '');
+    return [...code.matchAll(/\bfarhand ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?/g)].map((found) => ({
+      path,
+      found,
+    }));
+  });
+  expect(named.length).toBeGreaterThan(50);
+  const wrong = named.filter(({ found: [, noun, verb] }) => {
+    const command = tree.commands.find((one) => one.name() === noun);
+    const verbs = command?.commands.map((one) => one.name()) ?? [];
+    return !command || (verb !== undefined && verbs.length > 0 && !verbs.includes(verb));
+  });
+  expect(wrong.map(({ path, found: [text] }) => `${path}: ${text}`)).toEqual([]);
+});
+
 // ---- Tables and links
 
 test('the error codes of docs/rest.md are those of the API, each with its status', () => {

@@ -111,7 +111,7 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
   const what = `this program has version ${version}, the broker ${clean(there)}`;
-  return warn('version', what, 'install the farhand command line of the broker’s version');
+  return warn('version', what, 'install the broker’s version of farhand');
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
