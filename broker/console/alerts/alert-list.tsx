@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
 import { Form, TextField } from '../parts/form.tsx';
-import { List } from '../parts/paged-list.tsx';
+import { actions, List } from '../parts/paged-list.tsx';
 import { Ago, Dialog, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -19,20 +19,7 @@ export function AlertList({ items, reload }: AlertListProps) {
   const [asking, setAsking] = useState<Alert | undefined>(undefined);
   return (
     <>
-      <List
-        label="Alerts"
-        head={
-          <>
-            <th>Status</th>
-            <th class="wide">Alert</th>
-            <th>About</th>
-            <th>Since</th>
-            <th>
-              <span class="only-read">Actions</span>
-            </th>
-          </>
-        }
-      >
+      <List label="Alerts" columns={['Status', ['Alert', 'wide'], 'About', 'Since', actions]}>
         {items.map((alert) => (
           <AlertRow key={alert.id} alert={alert} acknowledge={() => setAsking(alert)} />
         ))}

@@ -32,17 +32,7 @@ export function ChannelList() {
         {(items) => (
           <>
             <div class="filters">{newButton}</div>
-            <List
-              label="Channels"
-              head={
-                <>
-                  <th>Name</th>
-                  <th class="wide">Address</th>
-                  <th>State</th>
-                  <th>Last delivery</th>
-                </>
-              }
-            >
+            <List label="Channels" columns={['Name', ['Address', 'wide'], 'State', 'Last delivery']}>
               {items.map((channel) => (
                 <ChannelRow key={channel.id} channel={channel} />
               ))}

@@ -8,7 +8,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, Confirm, Dialog, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
@@ -73,19 +73,7 @@ export function WindowList() {
 
 function WindowTable({ items, remove }: { items: readonly Window[]; remove: (window: Window) => void }) {
   return (
-    <List
-      label="Maintenance windows"
-      head={
-        <>
-          <th class="wide">Window</th>
-          <th>Machines</th>
-          <th>State</th>
-          <th>
-            <span class="only-read">Actions</span>
-          </th>
-        </>
-      }
-    >
+    <List label="Maintenance windows" columns={[['Window', 'wide'], 'Machines', 'State', actions]}>
       {items.map((window) => (
         <WindowRow key={window.id} window={window} remove={() => remove(window)} />
       ))}

@@ -7,7 +7,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Confirm, Dialog, State } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
@@ -41,19 +41,7 @@ export function RuleList() {
         {(items) => (
           <>
             <div class="filters">{newButton}</div>
-            <List
-              label="Rules"
-              head={
-                <>
-                  <th class="wide">Rule</th>
-                  <th>Machines</th>
-                  <th>State</th>
-                  <th>
-                    <span class="only-read">Actions</span>
-                  </th>
-                </>
-              }
-            >
+            <List label="Rules" columns={[['Rule', 'wide'], 'Machines', 'State', actions]}>
               {items.map((rule) => (
                 <RuleRow
                   key={rule.id}

@@ -47,16 +47,14 @@ export function CommandList({ items, names }: CommandListProps) {
   return (
     <List
       label="Commands"
-      head={
-        <>
-          <th class="wide">Command</th>
-          {names && <th>Machine</th>}
-          <th>Status</th>
-          <th>Result</th>
-          <th class="right">Duration</th>
-          <th>Created</th>
-        </>
-      }
+      columns={[
+        ['Command', 'wide'],
+        names && 'Machine',
+        'Status',
+        'Result',
+        ['Duration', 'right'],
+        'Created',
+      ]}
     >
       {items.map((command) => (
         <tr key={command.id}>

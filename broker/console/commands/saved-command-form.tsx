@@ -5,6 +5,7 @@ import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { go, to } from '../router.ts';
 import { argvOf, argvText } from './argv-text.ts';
 import type { Parameter, SavedCommand } from './saved-command-texts.ts';
+import { WhereFields } from './what-to-run-fields.tsx';
 
 const secondMs = 1_000;
 const types = [
@@ -170,19 +171,7 @@ function SettingFields({ draft, set }: { draft: Draft; set: (changes: Partial<Dr
   const { user, cwd, timeout } = draft;
   return (
     <div class="fields">
-      <TextField
-        label="Folder"
-        value={cwd}
-        change={(text) => set({ cwd: text })}
-        hint="Default: the user’s home"
-        mono
-      />
-      <TextField
-        label="User"
-        value={user}
-        change={(text) => set({ user: text })}
-        hint="Default: the agent’s user"
-      />
+      <WhereFields cwd={cwd} user={user} set={set} />
       <TextField
         label="Timeout in seconds"
         value={timeout}

@@ -167,3 +167,30 @@ function ParameterField({ parameter, value, change }: ParameterFieldProps) {
     />
   );
 }
+
+interface WhereFieldsProps {
+  cwd: string;
+  user: string;
+  set: (changes: { cwd?: string; user?: string }) => void;
+}
+
+/** In which folder and as which user a command runs. */
+export function WhereFields({ cwd, user, set }: WhereFieldsProps) {
+  return (
+    <>
+      <TextField
+        label="Folder"
+        value={cwd}
+        change={(text) => set({ cwd: text })}
+        hint="Default: the user’s home"
+        mono
+      />
+      <TextField
+        label="User"
+        value={user}
+        change={(text) => set({ user: text })}
+        hint="Default: the agent’s user"
+      />
+    </>
+  );
+}

@@ -6,7 +6,7 @@ import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/page.tsx';
-import { List } from '../parts/paged-list.tsx';
+import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { bytesText } from '../time.ts';
 import { type EntryActions, focusFirst, onEntryKey } from './entry-list-keys.ts';
@@ -54,7 +54,7 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   const at = (index: number): readonly FileEntry[] => files.slice(index, index + 1);
   const isSelected = new Set(selected);
   const isAll = selected.length === files.length;
-  const select = { all: isAll, some: selected.length > 0, press: isAll ? clear : all };
+  const columns = columnsOf(isAll, selected.length > 0, isAll ? clear : all);
   const keys: EntryActions = {
     toggle: (index) => at(index).forEach(toggle),
     rename: (index) => may('files:write') && act('rename', at(index)),
@@ -63,7 +63,7 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   return (
     <>
       <div class="entries" ref={frame} onKeyDown={(event) => onEntryKey(event, folder, keys)}>
-        <List label="Entries" head={<Head {...select} />}>
+        <List label="Entries" columns={columns}>
           {files.map((entry, index) => (
             <Entry
               key={entry.path}
@@ -85,30 +85,25 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   );
 }
 
-function Head({ all, some, press }: { all: boolean; some: boolean; press: () => void }) {
-  return (
-    <>
-      {may('files:write') && (
-        <th class="check-cell">
-          <input
-            type="checkbox"
-            aria-label="Select all entries"
-            checked={all}
-            indeterminate={some && !all}
-            onChange={press}
-          />
-        </th>
-      )}
-      <th class="wide">Name</th>
-      <th class="right">Size</th>
-      <th class="phone-off">Mode</th>
-      <th class="phone-off">Owner</th>
-      <th class="phone-off">Changed</th>
-      <th>
-        <span class="only-read">Actions</span>
-      </th>
-    </>
+function columnsOf(all: boolean, some: boolean, press: () => void): Column[] {
+  const box = (
+    <input
+      type="checkbox"
+      aria-label="Select all entries"
+      checked={all}
+      indeterminate={some && !all}
+      onChange={press}
+    />
   );
+  return [
+    may('files:write') && [box, 'check-cell'],
+    ['Name', 'wide'],
+    ['Size', 'right'],
+    ['Mode', 'phone-off'],
+    ['Owner', 'phone-off'],
+    ['Changed', 'phone-off'],
+    actions,
+  ];
 }
 
 function EmptyFolder() {

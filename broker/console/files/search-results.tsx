@@ -88,14 +88,12 @@ export function SearchResults(props: SearchProps) {
       </p>
       <List
         label="Found"
-        head={
-          <>
-            <th class="wide">Name</th>
-            <th class="phone-off">Folder</th>
-            <th class="right">Size</th>
-            <th class="phone-off">Changed</th>
-          </>
-        }
+        columns={[
+          ['Name', 'wide'],
+          ['Folder', 'phone-off'],
+          ['Size', 'right'],
+          ['Changed', 'phone-off'],
+        ]}
       >
         {matches.map((match) => (
           <FoundRow key={`${match.entry.path}:${match.line}`} machine={machine} match={match} />

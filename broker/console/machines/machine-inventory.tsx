@@ -172,17 +172,7 @@ function Part({ title, count, columns: [first, ...others], none, beside, childre
       {count === 0 && none !== undefined ? (
         <p class="muted">{none}</p>
       ) : (
-        <List
-          label={title}
-          head={
-            <>
-              <th class="wide">{first}</th>
-              {others.map((text) => (
-                <th key={text}>{text}</th>
-              ))}
-            </>
-          }
-        >
+        <List label={title} columns={[[first, 'wide'], ...others]}>
           {isCut ? children.slice(0, mostRows) : children}
         </List>
       )}

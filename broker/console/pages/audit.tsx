@@ -40,17 +40,7 @@ export function Audit() {
         {(items) => (
           <List
             label="Audit log"
-            head={
-              <>
-                <th>When</th>
-                <th>Who</th>
-                <th>Action</th>
-                <th>Machine</th>
-                <th class="wide">What</th>
-                <th>Result</th>
-                <th>Address</th>
-              </>
-            }
+            columns={['When', 'Who', 'Action', 'Machine', ['What', 'wide'], 'Result', 'Address']}
           >
             {items.map((entry) => (
               <AuditRow key={entry.id} entry={entry} />

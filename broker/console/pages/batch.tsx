@@ -125,15 +125,7 @@ function Results({ results }: { results: readonly Result[] }) {
     <>
       <List
         label="Machines"
-        head={
-          <>
-            <th>Machine</th>
-            <th>Status</th>
-            <th>Result</th>
-            <th class="right">Duration</th>
-            <th class="wide">End of the output</th>
-          </>
-        }
+        columns={['Machine', 'Status', 'Result', ['Duration', 'right'], ['End of the output', 'wide']]}
       >
         {results.slice(0, most).map((result) => (
           <tr key={result.id}>

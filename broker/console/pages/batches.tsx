@@ -24,17 +24,7 @@ export function Batches() {
         }
       >
         {(items) => (
-          <List
-            label="Batches"
-            head={
-              <>
-                <th class="wide">Command</th>
-                <th>Status</th>
-                <th>Machines</th>
-                <th>Created</th>
-              </>
-            }
-          >
+          <List label="Batches" columns={[['Command', 'wide'], 'Status', 'Machines', 'Created']}>
             {items.map((batch) => (
               <tr key={batch.id}>
                 <td class="wide">

@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
@@ -54,7 +54,7 @@ export function Inventory() {
         empty={wanted ? <NotFound name={wanted} isLimited={below !== ''} /> : <NoMachines />}
       >
         {(items) => (
-          <List label="Inventories" head={<Heads wanted={wanted} />}>
+          <List label="Inventories" columns={columnsOf(wanted)}>
             {items.map((item) => (
               <Row key={item.id} item={item} wanted={wanted} />
             ))}
@@ -65,18 +65,14 @@ export function Inventory() {
   );
 }
 
-function Heads({ wanted }: { wanted: string }) {
-  return (
-    <>
-      <th>Machine</th>
-      <th class="wide">{wanted ? 'Version' : 'System'}</th>
-      {wanted === '' && <th>Kernel</th>}
-      <th class="right">Updates</th>
-      <th>Restart</th>
-      <th>Collected</th>
-    </>
-  );
-}
+const columnsOf = (wanted: string): Column[] => [
+  'Machine',
+  [wanted ? 'Version' : 'System', 'wide'],
+  wanted === '' && 'Kernel',
+  ['Updates', 'right'],
+  'Restart',
+  'Collected',
+];
 
 function NotSearched({ count }: { count: number }) {
   const machines = count === 1 ? 'One machine has' : `${count} machines have`;

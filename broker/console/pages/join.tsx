@@ -8,7 +8,7 @@ import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Confirm, CopyButton, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -193,17 +193,7 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
             <h2>Open tokens</h2>
             <List
               label="Join tokens"
-              head={
-                <>
-                  <th>Name</th>
-                  <th class="wide">Tags</th>
-                  <th class="right">Left</th>
-                  <th>Expires</th>
-                  <th>
-                    <span class="only-read">Actions</span>
-                  </th>
-                </>
-              }
+              columns={['Name', ['Tags', 'wide'], ['Left', 'right'], 'Expires', actions]}
             >
               {items.map((token) => (
                 <TokenRow

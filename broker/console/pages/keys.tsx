@@ -10,7 +10,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
 import { Ago, Confirm, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
@@ -67,18 +67,7 @@ function KeyList({ items, changed, reveal }: KeyListProps) {
     <>
       <List
         label="API keys"
-        head={
-          <>
-            <th>Name</th>
-            <th class="wide">May do</th>
-            <th>Machines</th>
-            <th>Last used</th>
-            <th>Expires</th>
-            <th>
-              <span class="only-read">Actions</span>
-            </th>
-          </>
-        }
+        columns={['Name', ['May do', 'wide'], 'Machines', 'Last used', 'Expires', actions]}
       >
         {items.map((key) => (
           <KeyRow key={key.id} apiKey={key} open={(what) => setOpen({ what, key })} />

@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { logOut, me } from '../login-session.ts';
 import { menu } from '../navigation-menu.ts';
 import { Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { chooseTheme, theme } from '../theme.ts';
@@ -78,18 +78,7 @@ function Logins() {
         {(items) => (
           <List
             label="Logins"
-            head={
-              <>
-                <th class="wide">Browser</th>
-                <th>Key</th>
-                <th>Address</th>
-                <th>Last used</th>
-                <th>Ends</th>
-                <th>
-                  <span class="only-read">Actions</span>
-                </th>
-              </>
-            }
+            columns={[['Browser', 'wide'], 'Key', 'Address', 'Last used', 'Ends', actions]}
           >
             {items.map(({ id, name, key_name, address, last_used_at, expires_at }) => (
               <tr key={id}>

@@ -8,6 +8,7 @@ import {
   useSavedCommands,
   type WhatToRun,
   WhatToRunFields,
+  WhereFields,
 } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { learnNames } from '../machines/names.ts';
@@ -158,7 +159,7 @@ function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
     <details open={options.cwd !== '' || options.user !== ''}>
       <summary>More options</summary>
       <div class="fields">
-        {!isSaved && <WhereOptions options={options} set={set} />}
+        {!isSaved && <WhereFields cwd={options.cwd} user={options.user} set={set} />}
         <TextField
           label="Timeout in seconds"
           value={options.timeout}
@@ -194,29 +195,7 @@ function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
   );
 }
 
-type OptionFieldsProps = Pick<MoreOptionsProps, 'options' | 'set'>;
-
-function WhereOptions({ options, set }: OptionFieldsProps) {
-  return (
-    <>
-      <TextField
-        label="Folder"
-        value={options.cwd}
-        change={(cwd) => set({ cwd })}
-        hint="Default: the user’s home"
-        mono
-      />
-      <TextField
-        label="User"
-        value={options.user}
-        change={(user) => set({ user })}
-        hint="Default: the agent’s user"
-      />
-    </>
-  );
-}
-
-function BatchOptions({ options, set }: OptionFieldsProps) {
+function BatchOptions({ options, set }: Pick<MoreOptionsProps, 'options' | 'set'>) {
   return (
     <>
       <TextField

@@ -114,16 +114,7 @@ function Detail({ saved }: { saved: SavedCommand }) {
         </p>
       </section>
       {parameters.length > 0 && (
-        <List
-          label="Parameters"
-          head={
-            <>
-              <th>Parameter</th>
-              <th class="wide">Value</th>
-              <th>Default</th>
-            </>
-          }
-        >
+        <List label="Parameters" columns={['Parameter', ['Value', 'wide'], 'Default']}>
           {parameters.map((parameter) => (
             <tr key={parameter.name}>
               <td>

@@ -7,7 +7,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -32,19 +32,7 @@ export function SavedCommands() {
         }
       >
         {(items) => (
-          <List
-            label="Saved commands"
-            head={
-              <>
-                <th>Name</th>
-                <th class="wide">Command</th>
-                <th>Changed</th>
-                <th>
-                  <span class="only-read">Actions</span>
-                </th>
-              </>
-            }
-          >
+          <List label="Saved commands" columns={['Name', ['Command', 'wide'], 'Changed', actions]}>
             {items.map((saved) => (
               <SavedCommandRow key={saved.id} saved={saved} />
             ))}

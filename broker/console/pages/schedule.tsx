@@ -190,17 +190,15 @@ function History({ schedule, withMachine }: { schedule: string; withMachine: boo
       {(items) => (
         <List
           label="Runs"
-          head={
-            <>
-              <th>Started</th>
-              {withMachine && <th>Machine</th>}
-              <th>Status</th>
-              <th>Result</th>
-              <th>Why</th>
-              <th class="right">Duration</th>
-              <th class="wide">End of the output</th>
-            </>
-          }
+          columns={[
+            'Started',
+            withMachine && 'Machine',
+            'Status',
+            'Result',
+            'Why',
+            ['Duration', 'right'],
+            ['End of the output', 'wide'],
+          ]}
         >
           {items.map((run) => (
             <RunRow key={run.id} run={run} withMachine={withMachine} />

@@ -139,14 +139,7 @@ function Machines({ id }: { id: string }) {
         {(items) => (
           <List
             label="Machines of the upgrade"
-            head={
-              <>
-                <th class="wide">Machine</th>
-                <th>Status</th>
-                <th class="right">Wave</th>
-                <th>From</th>
-              </>
-            }
+            columns={[['Machine', 'wide'], 'Status', ['Wave', 'right'], 'From']}
           >
             {items.map((machine) => (
               <MachineRow key={machine.id} machine={machine} />

@@ -31,18 +31,7 @@ export function Upgrades() {
         }
       >
         {(items) => (
-          <List
-            label="Upgrades"
-            head={
-              <>
-                <th class="wide">Version</th>
-                <th>Status</th>
-                <th>Wave</th>
-                <th>Machines</th>
-                <th>Created</th>
-              </>
-            }
-          >
+          <List label="Upgrades" columns={[['Version', 'wide'], 'Status', 'Wave', 'Machines', 'Created']}>
             {items.map((upgrade) => (
               <tr key={upgrade.id}>
                 <td class="wide">

@@ -32,17 +32,7 @@ export function Webhooks() {
         }
       >
         {(items) => (
-          <List
-            label="Webhooks"
-            head={
-              <>
-                <th class="wide">Address</th>
-                <th>Events</th>
-                <th>State</th>
-                <th>Last delivery</th>
-              </>
-            }
-          >
+          <List label="Webhooks" columns={[['Address', 'wide'], 'Events', 'State', 'Last delivery']}>
             {items.map((webhook) => (
               <WebhookRow key={webhook.id} webhook={webhook} />
             ))}

@@ -66,24 +66,42 @@ export function LongList<T extends { id: string }>({
   );
 }
 
-/** A table in a frame. On a narrow screen it scrolls inside the frame. */
-export function List({
-  label,
-  head,
-  children,
-}: {
+/** The title of a column, with its class if it has one. Other values stand for a column that is left out. */
+export type Column = string | readonly [title: ComponentChildren, name: string] | false | undefined;
+
+const hidden = 'only-read';
+
+/** The column of buttons. Its title is read aloud, but not displayed. */
+export const actions: Column = ['Actions', hidden];
+
+interface ListProps {
   label: string;
-  head: ComponentChildren;
+  columns: readonly Column[];
   children: ComponentChildren;
-}) {
+}
+
+/** A table in a frame. On a narrow screen it scrolls inside the frame. */
+export function List({ label, columns, children }: ListProps) {
   return (
     <section class="list-frame" aria-label={label} tabIndex={0}>
       <table class="list">
         <thead>
-          <tr>{head}</tr>
+          <tr>{columns.map(head)}</tr>
         </thead>
         <tbody>{children}</tbody>
       </table>
     </section>
+  );
+}
+
+function head(column: Column) {
+  if (!column) return null;
+  const [title, name] = typeof column === 'string' ? [column] : column;
+  return name === hidden ? (
+    <th>
+      <span class={hidden}>{title}</span>
+    </th>
+  ) : (
+    <th class={name}>{title}</th>
   );
 }

@@ -4,7 +4,7 @@ import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List } from '../parts/paged-list.tsx';
+import { actions, List } from '../parts/paged-list.tsx';
 import { Ago, State, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../router.ts';
@@ -25,18 +25,7 @@ export function ScheduleList({ items, reload, withMachine = false }: ScheduleLis
   return (
     <List
       label="Schedules"
-      head={
-        <>
-          <th class="wide">Name</th>
-          {withMachine && <th>Where</th>}
-          <th>When</th>
-          <th>Next run</th>
-          <th>Last run</th>
-          <th>
-            <span class="only-read">Actions</span>
-          </th>
-        </>
-      }
+      columns={[['Name', 'wide'], withMachine && 'Where', 'When', 'Next run', 'Last run', actions]}
     >
       {items.map((schedule) => (
         <ScheduleRow key={schedule.id} schedule={schedule} reload={reload} withMachine={withMachine} />
