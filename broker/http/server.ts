@@ -9,7 +9,7 @@ import {
   STATUS_CODES,
 } from 'node:http';
 import { createServer as createTlsServer } from 'node:https';
-import type { Socket } from 'node:net';
+import { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { SecureContextOptions } from 'node:tls';
 import { AppError } from '../../shared/errors.ts';
@@ -175,12 +175,18 @@ function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
 function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: Headers): void {
   // Node has removed its own listener, and an error event without a listener would end the process.
   socket.on('error', () => socket.destroy());
-  if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
+  if (!socket.writable || error.code === 'ECONNRESET' || isUnused(socket)) return void socket.destroy();
   const message = refusals[error.code ?? ''] ?? 'the request is not valid HTTP';
   const tooLarge = error.code === 'HPE_HEADER_OVERFLOW';
   const code = tooLarge ? 'payload_too_large' : 'invalid_request';
   endWithError(socket, new AppError(code, message), { ...headers, 'X-Request-Id': newId('request') });
 }
+
+/**
+ * True if nothing has arrived on a connection. Browsers open some in advance. An answer to such a connection could
+ * meet the first request on its way, and the browser would take it for the answer to that.
+ */
+const isUnused = (socket: Duplex): boolean => socket instanceof Socket && socket.bytesRead === 0;
 
 /** Answers a request for a WebSocket that could not be forwarded. */
 function refuseUpgrade(
