@@ -82,7 +82,7 @@ function freshKey(ca: string, fingerprint: string): StoredIdentity {
   return { machine_id: null, private_key: pem, ca_certificate: ca, fingerprint };
 }
 
-/** True if the broker has removed this machine and the token is a new one, with which it may join again. */
+/** True if the machine may join again: the broker has removed it, and the token is a new one. */
 const mayReplace = ({ removed, token_hash }: StoredIdentity, token: string | undefined): boolean =>
   removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
@@ -136,9 +136,11 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
   return new X509Certificate(issuer).toString();
 }
 
-/** Makes the error of a failed connection. It lets the caller try again. */
+/** Returns the error of a failed connection: an AppError, because a later attempt may succeed. */
 function unreachable(broker: string, cause: unknown): AppError {
-  const why = reasons[errnoOf(cause) ?? ''] ?? `could not be connected to (${errnoOf(cause) ?? 'no answer'})`;
+  const why =
+    reasons[errnoOf(cause) ?? ''] ??
+    `cannot be reached (${errnoOf(cause) ?? 'no answer'}); check the address and the network`;
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }
 

@@ -58,7 +58,8 @@ const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.style.cssText+=`${e};`',
   ],
-  // The scroll bar follows once a task instead of once a line. This halves the time of many short lines (measured).
+  // The scroll bar is updated once a task of the browser instead of once a line. This halves the time of many short
+  // lines (measured).
   [
     `this._bufferService.onScroll(()=>{${scrolled},`,
     `this._bufferService.onScroll(()=>{(()=>${onceATask(scrolled)})(),`,
@@ -75,7 +76,8 @@ const changedEmulator: Plugin = {
     esbuild.onLoad({ filter: /\/@xterm\/xterm\/lib\/xterm\.mjs$/ }, ({ path }) => {
       let contents = readFileSync(path, 'utf8');
       for (const [was, is] of emulatorChanges) {
-        if (!contents.includes(was)) throw new Error(`${path} has another code than before: ${was}`);
+        if (!contents.includes(was))
+          throw new Error(`${path} does not contain the code to change; adapt emulatorChanges: ${was}`);
         contents = contents.replaceAll(was, is);
       }
       return { contents };

@@ -75,7 +75,9 @@ async function main(): Promise<void> {
     if (kinds.includes('tar') || kinds.includes('deb')) {
       await makePrograms(scratch, signer);
       if (!signer)
-        process.stderr.write('not signed: the broker cannot upgrade agents with these (--sign-key FILE)\n');
+        process.stderr.write(
+          'the packages are not signed, so a broker cannot upgrade agents with them; use --sign-key FILE to sign\n',
+        );
     }
   } finally {
     rmSync(scratch, { recursive: true, force: true });

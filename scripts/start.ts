@@ -140,7 +140,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
-  // The token is passed by a variable, because every user of the machine can read arguments.
+  // The token is passed by an environment variable, because every user of the machine can read arguments.
   const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
   run('agent/main.ts', agentArgs, { FARHAND_JOIN_TOKEN: token });
   const machine = await until(async () => {

@@ -134,7 +134,7 @@ export class AuditedCall {
 /** The fields of a log line by name. */
 type Fields = Record<string, unknown>;
 
-/** The request fields that are logged, of all methods. A field that is not listed here is not logged. */
+/** The request fields that are logged, whatever the method is. All other fields are left out. */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args', 'upgrade_id', 'version'],

@@ -115,7 +115,7 @@ export class Lines {
   }
 
   /**
-   * Opens the log file for `bytes` more bytes. Begins a new file if the present one is full, replaced or
+   * Opens the log file for `bytes` more bytes. Begins a new file if the present one is full, was replaced or is
    * missing.
    */
   async #open(bytes = 0): Promise<FileHandle> {

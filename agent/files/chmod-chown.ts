@@ -26,8 +26,8 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
 };
 
 /**
- * Throws if the request changes nothing: its answer would contain stats, which need the capability
- * files:read.
+ * Throws if the request changes nothing. Otherwise such a request would be a way to read a file's stats without
+ * the capability files:read.
  */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))

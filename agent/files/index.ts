@@ -27,8 +27,8 @@ import { watchFiles, watchQuota } from './watch.ts';
 import { writeFile } from './write.ts';
 
 /**
- * Maximum number of heavy calls at once. A heavy call may occupy the disk for hours; Node has four threads for the
- * whole agent.
+ * Maximum number of heavy calls at once. A heavy call may use the disk for hours, and all disk operations of the
+ * agent share Node's four threads.
  */
 const mostHeavy = 8;
 /** Maximum number of heavy calls that may wait for a slot. */

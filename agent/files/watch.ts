@@ -51,8 +51,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * Functions that mark a watch as overflown, one for each watch. The kernel has one queue for all watches, and Node
- * does not report its overflow.
+ * Functions that make a watch report an overflow, one for each watch. The kernel has one queue for all watches,
+ * and Node does not report when that queue overflows.
  */
 const overflows = new Set<() => void>();
 

@@ -11,7 +11,10 @@ type Signal = AbortSignal;
 interface PackageManager {
   /** The rule by which versions are compared. */
   format: 'deb' | 'rpm' | 'apk' | 'pacman';
-  /** Files and directories of the package manager's database. If the manager is in use, one of them is not empty. */
+  /**
+   * Files and directories of the package manager's database. One of them is not empty if this machine's packages
+   * are installed by this manager.
+   */
   databases: readonly string[];
   installed(signal: Signal): Promise<InventoryPackage[]>;
   updates(signal: Signal): Promise<InventoryUpdate[]>;
@@ -25,7 +28,7 @@ export async function findPackageManager(): Promise<PackageManager | undefined> 
   return undefined;
 }
 
-/** True if a database exists and is not empty. The package dpkg of Arch Linux installs an empty one. */
+/** True if a database exists and is not empty. The package dpkg of Arch Linux installs an empty database. */
 const isFilled = (path: string): Promise<boolean> =>
   stat(path).then(
     ({ size }) => size > 0,
@@ -92,8 +95,8 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   // Exit code 100 means that there are updates. If another dnf has the lock, this one fails at once.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   const text = await runProgram('dnf', args, { signal, codes: [100] });
-  // If several versions of a package are installed, as of the kernel, the last installed one counts. An update may
-  // have another architecture than the installed package, so a version is also found by the name alone.
+  // Several versions of a package may be installed, such as of the kernel; the last installed one counts. An update
+  // may have another architecture than the installed package, so a version is also found by the name alone.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
       [`${name}`, version],
@@ -154,7 +157,7 @@ const apkDatabases = ['/lib/apk/db/installed', '/usr/lib/apk/db/installed'];
 async function installedByApk(): Promise<InventoryPackage[]> {
   for (const file of apkDatabases)
     if (await exists(file)) return parseApkDatabase(await readFile(file, 'utf8'));
-  throw new PartFailed('the database of apk has gone');
+  throw new PartFailed('the package database of apk was removed while the inventory was collected');
 }
 
 /** Parses paragraphs with lines such as `P:musl`, `V:1.2.4-r2` and `A:x86_64`. */
@@ -195,7 +198,7 @@ async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
-  // Exit code 1 means that there are no updates, or that pacman has failed and prints such a line.
+  // pacman exits with 1 if there are no updates, and also if it failed. Only a failure prints such a line.
   const isFailure = /^error: .*|^warning: database file .*/m;
   return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1], isFailure }));
 }

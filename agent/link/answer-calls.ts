@@ -125,7 +125,8 @@ export class Calls {
 
   /** Checks capabilities and limits before the request is decoded. Returns the error of a refused call. */
   #refusal(shape: MethodShape | undefined, { method }: Call__Output): AppError | undefined {
-    if (!shape) return new AppError('not_supported', `this agent has no ${method}; update it`, { method });
+    if (!shape)
+      return new AppError('not_supported', `this agent does not support ${method}; upgrade it`, { method });
     const any = requiredCapabilities[shape.name];
     const [capability] = any;
     if (!any.some((one) => this.#options.capabilities.includes(one))) {
@@ -201,8 +202,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // HTTP/2 resets each cancelled stream, and closes a connection with too many resets. A broker that
-    // cancels a call also ends its stream, so the agent first waits until the broker has ended it.
+    // HTTP/2 resets each cancelled stream, and closes a connection with too many resets. A broker that cancels a call
+    // also ends its stream, so the agent first waits until the broker has ended the stream.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });

@@ -17,7 +17,7 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
   const directory = own && join(own, name);
   if (directory && succeeds(() => mkdirSync(directory, { recursive: true }))) return new Cgroups(directory);
   log.debug(
-    'the agent may not create cgroups, so a kill may miss processes that left their session and environment; run the agent as root, or with Delegate=yes',
+    'the agent may not create cgroups, so a kill may miss processes that started a new session and cleared their environment; run the agent as root, or with Delegate=yes',
   );
   return undefined;
 }
@@ -116,8 +116,8 @@ export async function threadsIn(directory: string): Promise<number[]> {
 }
 
 /**
- * Kills processes that the agent may not signal, by moving them into a new cgroup called `name`.
- * Does nothing if the agent may not create cgroups.
+ * Kills processes that the agent may not signal: moves them into a new cgroup called `name`, and lets the kernel
+ * kill that cgroup. Does nothing if the agent may not create cgroups.
  */
 export async function killByCgroup(name: string, pids: readonly number[]): Promise<void> {
   const own = await ownCgroup();

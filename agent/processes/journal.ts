@@ -57,7 +57,7 @@ interface Batch {
 const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
-/** Milliseconds for which a step that need not be durable waits, so that several steps share one write. */
+/** Milliseconds that a step waits if it need not be durable, so that several steps share one write. */
 const noteMs = 5;
 /**
  * The file is rewritten when it has grown by three times the size that it had after the last rewrite, but by at

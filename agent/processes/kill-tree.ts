@@ -65,9 +65,9 @@ export class Tree {
   }
 
   /**
-   * Returns the live processes of the commands. These are the processes in their cgroups, those with their mark or
-   * pipes, and those that are descended from a known process or in its session. The agent and init are never among
-   * them.
+   * Returns the live processes of the commands: those in a cgroup of a command, those with a mark or pipe of a
+   * command, and all descendants and session members of these and of the processes found by earlier calls. The
+   * agent and init are never among them.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();

@@ -20,8 +20,8 @@ import { SpawnerDied } from './spawner/index.ts';
 
 type State =
   /**
-   * The process has not started yet. `cancelled` is set if a kill was requested meanwhile: its grace period
-   * in milliseconds.
+   * The process has not started yet. `cancelled`: the grace period in milliseconds of a kill that was requested
+   * meanwhile.
    */
   | { is: 'accepted'; cancelled?: number }
   | { is: 'running'; running: Running }

@@ -20,7 +20,7 @@ import type { Exited, SpawnRequest } from './spawner/messages.ts';
 export const defaultLimits = {
   /** Bytes stored of each output stream of a command; earlier bytes are dropped. */
   windowBytes: outputWindowBytes,
-  /** Milliseconds after which a follower of the output that does not read no longer slows the command. */
+  /** If a follower reads none of the output for this many milliseconds, the command no longer waits for it. */
   stallMs: readerStallMs,
   /** Maximum number of commands that may run at once. */
   open: openCommands,
@@ -65,7 +65,7 @@ export interface Stdio {
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
   /**
-   * Closes the ends of pipes that are open in the agent only for the process. Called when the process has its own
+   * Closes the process's ends of the pipes, which the agent has opened for it. Called when the process has its own
    * copies, or will never start.
    */
   handedOver(): Promise<void>;
@@ -179,7 +179,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // If a kill is in progress, the rest of the process tree still has its grace period.
+    // If a kill is in progress, waits for it: the other processes of the tree still have their grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);

@@ -25,7 +25,10 @@ export async function planUpgradeUnit(
   const kind = launchers.includes(launcher) ? kindOfHome(await homeOf(launcher)) : undefined;
   const given = trustKey === undefined ? undefined : readPublicKey(trustKey);
   if (!kind) {
-    if (given) throw new StartError('--trust-key: only an agent of a package can be upgraded by its broker');
+    if (given)
+      throw new StartError(
+        '--trust-key: the broker can upgrade only an agent that was installed from a package',
+      );
     return undefined;
   }
   const carried = shipped('trusted-key.pem', () => '');

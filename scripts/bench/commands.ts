@@ -99,9 +99,9 @@ function flags(): { runs: number; kept: number; only: Part[] } {
     },
   });
   const [runs, kept, only] = [Number(values.runs), Number(values.history), values.only.split(',')];
-  if (!(runs >= 1) || !(kept >= 1)) throw new Error('--runs and --history are numbers, at least 1');
+  if (!(runs >= 1) || !(kept >= 1)) throw new Error('--runs and --history must be numbers of at least 1');
   const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
-  if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
+  if (!only.every(isPart)) throw new Error(`--only must be one or more of ${Object.keys(parts).join(',')}`);
   return { runs: Math.floor(runs), kept: Math.floor(kept), only };
 }
 
@@ -211,7 +211,12 @@ async function rate(commandsBench: CommandsBench): Promise<void> {
   const beside = [...lost]
     .filter(([way]) => way !== 'farhand')
     .map(([way, text]) => `${names[way]}: ${text}`);
-  commandsBench.table.row('unanswered of all these', lost.get('farhand') ?? '', beside.join(', '), '');
+  commandsBench.table.row(
+    'unanswered commands, all rows above',
+    lost.get('farhand') ?? '',
+    beside.join(', '),
+    '',
+  );
 }
 
 async function output(commandsBench: CommandsBench): Promise<void> {

@@ -85,7 +85,7 @@ async function main(folder: string): Promise<void> {
   table.note(
     `${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each; all peers read and write ${folder}, on ${output.trim()}`,
   );
-  table.note('no row for a plaintext link: broker and agent have none, their door speaks TLS alone');
+  table.note('no row for a link without TLS, because broker and agent support only TLS');
   console.log();
   table.print();
   if (table.failed) process.exitCode = 1;
@@ -107,9 +107,10 @@ function flags(): Flags {
     },
   });
   const [size, runs, only] = [Number(values.size), Number(values.runs), values.only.split(',')];
-  if (!(size >= 1) || !(runs >= 1)) throw new Error('--size is in MiB, --runs a number, both at least 1');
+  if (!(size >= 1) || !(runs >= 1))
+    throw new Error('--size (in MiB) and --runs must be numbers of at least 1');
   const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
-  if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
+  if (!only.every(isPart)) throw new Error(`--only must be one or more of ${Object.keys(parts).join(',')}`);
   return {
     size: Math.floor(size),
     runs: Math.floor(runs),

@@ -50,7 +50,7 @@ export async function startSsh(folder: string, table: Table, has: Set<string>): 
   try {
     return await startSshd(sshd, join(folder, 'ssh'));
   } catch (error) {
-    table.failure('an sshd of our own, so no row has a peer over ssh', error);
+    table.failure('start of sshd, so no row has a peer over ssh', error);
     return undefined;
   }
 }

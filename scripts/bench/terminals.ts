@@ -55,7 +55,7 @@ async function main(folder: string): Promise<void> {
   });
   const only = values.only.split(',');
   const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
-  if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
+  if (!only.every(isPart)) throw new Error(`--only must be one or more of ${Object.keys(parts).join(',')}`);
   const table = new Table();
   const has = present({ ...sshPackages, curl: 'curl' }, table);
   const ssh = await startSsh(folder, table, has);

@@ -22,8 +22,8 @@ const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Code at the start of bundles, for CommonJS libraries. With this code their path `../../proto` leads to proto/
- * beside lib/.
+ * Code at the start of bundles, for CommonJS libraries: it defines their `require` and `__dirname`. The path
+ * `../../proto` in a library then leads to proto/ beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
@@ -114,8 +114,8 @@ export async function bundleLibrary(folder: string): Promise<void> {
 }
 
 /**
- * Writes bin/NAME.js, which starts a program with the user's own Node. If that Node is too old, the script
- * prints that, and loads no code that the old Node cannot parse. bin/NAME.js itself uses only syntax of Node 12.
+ * Writes bin/NAME.js, which starts a program with the user's own Node. If that Node is too old, the script says so
+ * before it loads code that the old Node cannot parse. bin/NAME.js itself uses only syntax of Node 12.
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {

@@ -1,5 +1,5 @@
-// Checks the promises of the brokers after a soak run. No command ran twice, and no answered change is lost. Each due
-// time of a schedule has one row. Followers got each event once, and webhooks got each event.
+// Checks the promises of the brokers after a soak run: no command ran twice, no answered change is lost, each due
+// time of a schedule has one row, followers got each event once, and webhooks got each event.
 import { existsSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
@@ -60,9 +60,9 @@ async function checkCommands(
   for (const [id, marker] of commands) {
     const count = runs.get(marker)?.length ?? 0;
     if (count > 1) failures.push(`command ${id} ran ${count} times`);
-    if (!stored.has(id)) failures.push(`command ${id} was answered and is lost`);
+    if (!stored.has(id)) failures.push(`command ${id} was answered, but has no row in the database`);
     if (count === 0 && stored.get(id) === 'completed')
-      failures.push(`command ${id} is completed and never ran`);
+      failures.push(`command ${id} has the status completed, but did not run`);
     if (stored.get(id) !== 'completed')
       failures.push(`command ${id} ended as ${stored.get(id) ?? 'nothing'}, ran ${count} times`);
   }
@@ -108,7 +108,7 @@ async function checkKeys({ keys }: Load, query: Query): Promise<string[]> {
   const names = Map.groupBy(rows, ({ name }) => String(name));
   return keys.flatMap((name) => {
     const count = names.get(name)?.length ?? 0;
-    return count === 1 ? [] : [`key ${name} was answered and exists ${count} times`];
+    return count === 1 ? [] : [`the creation of key ${name} was answered, but ${count} keys have this name`];
   });
 }
 
@@ -120,7 +120,7 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
   );
   const times = Map.groupBy(rows, (row) => `${String(row.schedule_id)} ${Number(row.scheduled_for)}`);
   const failures = [...times].flatMap(([time, { length }]) =>
-    length === 1 ? [] : [`schedule and time ${time} have ${length} rows`],
+    length === 1 ? [] : [`${length} rows have the schedule and due time ${time}, instead of one`],
   );
   for (const { id, everyMs, createdAt } of schedules) {
     const missing: string[] = [];
@@ -128,7 +128,7 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
     for (let at = Math.ceil((createdAt + 1_000) / everyMs) * everyMs; at <= endedAt; at += everyMs)
       if (!times.has(`${id} ${at}`)) missing.push(new Date(at).toISOString());
     if (missing.length > 0)
-      failures.push(`schedule ${id} lacks ${missing.length} rows, such as ${missing[0]}`);
+      failures.push(`schedule ${id} has no row for ${missing.length} due times, such as ${missing[0]}`);
   }
   return failures;
 }

@@ -121,7 +121,7 @@ async function vanish(system: System, print: Print): Promise<string[]> {
   for (const one of all) one.resume();
   const ms = await untilSuccess(() => runOn(system, broker, machine));
   proxy.use(http);
-  print(`  the box is back: it forwards after ${Math.round(ms)} ms`);
+  print(`  the broker has its network back: it forwards after ${Math.round(ms)} ms`);
   return checkRelinks([relinks], vanishedMs, print);
 }
 
@@ -139,7 +139,7 @@ async function freeze(system: System, print: Print): Promise<string[]> {
   await sleep(2 * backMs);
   const changed = changedRows(before, await postgres.query(finished));
   print(
-    `  frozen for ${frozenMs} ms; it forwards ${Math.round(ms)} ms after it goes on; of ${before.length} ended commands ${changed.length} changed`,
+    `  frozen for ${frozenMs} ms; forwards ${Math.round(ms)} ms after the end of the freeze; ${changed.length} of ${before.length} ended commands changed`,
   );
   return [
     ...checkRelinks([relinks], vanishedMs, print),
@@ -163,7 +163,7 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
     if (here.status < 300 && here.status > 0) lastSuccess = ms;
     if (elsewhere.status < 300 && elsewhere.status > 0 && firstElsewhere === 0) firstElsewhere = ms;
     if (here.status > 300 && here.status !== 503)
-      failures.push(`without the database: ${here.status} ${here.text}`);
+      failures.push(`a broker without the database answered ${here.status} ${here.text}`);
     await sleep(250);
   }
   broker.proxies?.database.resume();
@@ -172,11 +172,11 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
     ask(other, system.key, 'GET', `/machines/${machine}/files/stat?path=/etc`),
   );
   print(
-    `  cut from the database for ${cutMs} ms: last success ${Math.round(lastSuccess)} ms after the cut, another broker accepts after ${Math.round(firstElsewhere)} ms; back after ${Math.round(ms)} ms, its machine ${Math.round(relinked)} ms later`,
+    `  cut from the database for ${cutMs} ms: last success ${Math.round(lastSuccess)} ms after the cut, first success at another broker after ${Math.round(firstElsewhere)} ms; back after ${Math.round(ms)} ms, its machine ${Math.round(relinked)} ms later`,
   );
   if (lastSuccess > leaseMs) failures.push('a broker without the database has answered with success');
   if (firstElsewhere === 0) failures.push('no other broker has claimed the machine');
-  if (ms > backMs) failures.push(`the broker was back after ${Math.round(ms)} ms`);
+  if (ms > backMs) failures.push(`the broker was back only after ${Math.round(ms)} ms`);
   return failures;
 }
 
@@ -192,8 +192,10 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
   let longest = 0;
   while (performance.now() - cut < peersCutMs) {
     const [near, far] = await Promise.all([runOn(system, broker, machine), runOn(system, other, machine)]);
-    if (near.status !== 201) failures.push(`at the owner, without peers: ${near.status} ${near.text}`);
-    if (far.status !== 503) failures.push(`at another broker, without peers: ${far.status} ${far.text}`);
+    if (near.status !== 201)
+      failures.push(`the owner, cut from its peers, answered ${near.status} ${near.text}`);
+    if (far.status !== 503)
+      failures.push(`another broker, cut from its peers, answered ${far.status} ${far.text}`);
     longest = Math.max(longest, far.ms);
     await sleep(500);
   }
@@ -204,7 +206,7 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
     `  brokers cut from each other for ${peersCutMs} ms: 503 after at most ${Math.round(longest)} ms, ${changed.length} owners changed; back after ${Math.round(ms)} ms`,
   );
   if (changed.length > 0) failures.push(`${changed.length} machines have another owner`);
-  if (ms > backMs) failures.push(`forwarding was back after ${Math.round(ms)} ms`);
+  if (ms > backMs) failures.push(`forwarding was back only after ${Math.round(ms)} ms`);
   return failures.slice(0, 5);
 }
 
@@ -218,7 +220,7 @@ async function restartDatabase(system: System, print: Print): Promise<string[]> 
   const killed = performance.now();
   while (performance.now() - killed < databaseAwayMs) {
     for (const { status, text } of await Promise.all(brokers.map((one) => createKey(system, one))))
-      if (status !== 503) failures.push(`without PostgreSQL: ${status} ${text}`);
+      if (status !== 503) failures.push(`a broker without PostgreSQL answered ${status} ${text}`);
     await sleep(500);
   }
   await postgres.start();
@@ -227,9 +229,9 @@ async function restartDatabase(system: System, print: Print): Promise<string[]> 
   const changed = changedRows(before, await postgres.query(links));
   const again = (fleet?.counts().welcomes ?? 0) - (welcomes ?? 0);
   print(
-    `  PostgreSQL killed with kill -9 and away for ${databaseAwayMs} ms: service at the last broker ${Math.round(Math.max(...times))} ms after its return; ${changed.length} links changed, ${again} simulated agents linked again`,
+    `  PostgreSQL killed with kill -9 and away for ${databaseAwayMs} ms: all brokers serve again ${Math.round(Math.max(...times))} ms after its return; ${changed.length} links changed, ${again} simulated agents linked again`,
   );
-  if (Math.max(...times) > backMs) failures.push('service was not back in time');
+  if (Math.max(...times) > backMs) failures.push(`not all brokers served again within ${backMs} ms`);
   if (changed.length > 0)
     failures.push(`${changed.length} of ${before.length} links changed, such as ${changed[0]}`);
   return failures.slice(0, 5);
@@ -285,7 +287,7 @@ async function revoke(system: System, print: Print): Promise<string[]> {
     }),
   );
   print(
-    `  ${revocations} keys revoked: accepted for at most ${most} ms; with ${pids.length} listening connections stopped, ${deaf} ms`,
+    `  ${revocations} keys revoked: accepted for at most ${most} ms, or ${deaf} ms while ${pids.length} connections for notifications were stopped`,
   );
   const failures: string[] = [];
   if (most > revokedMs) failures.push(`a revoked key was accepted for ${most} ms`);

@@ -189,7 +189,10 @@ async function startTerminal(
     await Promise.race([reading, sleep(60_000)]);
     const ticks = [...text.matchAll(/tick (\d+)/g)].map(([, n]) => Number(n));
     const wrong = ticks.findIndex((tick, n) => tick !== n + 1);
-    if (wrong >= 0) result.failures.push(`terminal ${session_id} has tick ${ticks[wrong]} at ${wrong + 1}`);
+    if (wrong >= 0)
+      result.failures.push(
+        `terminal ${session_id} printed tick ${ticks[wrong]} instead of tick ${wrong + 1}`,
+      );
     if (!text.includes(`word typed after ${ticks.length}`)) {
       const { status, reason } = await client.sessions.get({ session_id });
       const last = JSON.stringify(text.slice(-40));
@@ -197,7 +200,8 @@ async function startTerminal(
         `terminal ${session_id} did not end as typed: ${last}, ${status} ${reason}, ${result.endings.join(', ')}`,
       );
     }
-    if (result.silenceMs > graceMs) result.failures.push(`terminal ${session_id} was away for too long`);
+    if (result.silenceMs > graceMs)
+      result.failures.push(`terminal ${session_id} was without output for longer than its grace period`);
     return result;
   };
 }

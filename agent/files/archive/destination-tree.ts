@@ -7,7 +7,7 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** If more than this number of directories is open, `full` is true. A deep path may still open more. */
+/** Number of open directories above which `full` is true. One deep path may open more. */
 const mostHeld = 256;
 /** Maximum number of directories that an archive may contain. */
 const mostDirectories = 200_000;
@@ -51,8 +51,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * `root` is the open top directory; the caller closes it after the tree. `path` is the path of `root` for
-   * messages.
+   * `root`: the open top directory, which the caller closes after it has closed the tree. `path`: the path of
+   * `root`, for messages. `made`: true if the agent has created `root`.
    */
   static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
     const tree = new Tree(boundary, await boundary.protection(), path);

@@ -104,7 +104,7 @@ export class Extractor implements AsyncDisposable {
         entry.name,
         'names the destination directory itself, but is not a directory',
       );
-    // Targets of links are checked before the parent directory is made.
+    // The link's target is checked first, so that an invalid link leaves no new parent directory behind.
     const { kind, target = '' } = entry;
     if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);
     if (kind === 'link') pathOfEntry(target);

@@ -81,7 +81,7 @@ async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntSta
   if (!(await fs.isEmpty(entry.at))) throw fault('directory_not_empty', path, 'is not empty');
 }
 
-/** Unpacks and checks everything. Resolves when it is durable, with modes and times set. */
+/** Unpacks and checks the archive. Resolves when all its files are durable, with their modes and times. */
 async function fill({ disk, upload, entry, signal }: Job, at: fs.Confined): Promise<WriteArchiveResponse> {
   const { path, found, link } = entry;
   const { whole, overwrite } = upload.open;

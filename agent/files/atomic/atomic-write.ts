@@ -90,10 +90,10 @@ export class Flushes implements AsyncDisposable {
 }
 
 /**
- * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node
- * takes a negative number for the present time. Half a microsecond is added to whole milliseconds. Otherwise
- * every second time would be stored a millisecond too early, because its floating point number is slightly
- * too small.
+ * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node takes
+ * a negative number for the present time. Half a microsecond is added to whole milliseconds: most of them have no
+ * exact floating point number, and about half of those numbers are slightly too small, so that the time would be
+ * stored a millisecond too early.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;

@@ -27,7 +27,11 @@ export async function holdsFiles(at: Confined): Promise<boolean> {
 /** Throws unsupported_file if an open directory lies on a file system of the kernel. */
 export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void> {
   if (!(await holdsFiles(at)))
-    throw fault('unsupported_file', path, 'lies on a file system of the kernel, such as /proc');
+    throw fault(
+      'unsupported_file',
+      path,
+      'lies on a file system of the kernel, such as /proc, and cannot be copied or archived',
+    );
 }
 
 /** True if a file of /proc contains memory of a process, such as the agent's keys. */

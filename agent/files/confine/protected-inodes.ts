@@ -40,8 +40,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Reads the inodes again, at most once a second. A path whose parent directory is missing is read at once
-   * if `name` occurs in the path, or if `name` is undefined. Never rejects.
+   * Reads all inodes again if the last read is more than a second ago. Otherwise reads only paths whose parent
+   * directory was missing, and of these only paths in which `name` occurs, if it is set. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

@@ -30,7 +30,10 @@ export interface SpawnersOptions {
   log: Logger;
 }
 
-/** Maximum number of spawners. If a program on a hung disk blocks its spawner, another spawner starts later ones. */
+/**
+ * Maximum number of spawners. If a program on a hung disk blocks one spawner, another spawner starts the later
+ * programs.
+ */
 const most = 3;
 /** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
@@ -148,7 +151,7 @@ class SpawnerProcess {
   constructor(mark: string, options: SpawnersOptions) {
     this.#mark = mark;
     this.#options = options;
-    // Node copies its own NODE_V8_COVERAGE unless `env` has that key.
+    // Node passes its own NODE_V8_COVERAGE to a child unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
     // If the agent was started without the permission to load native code, its spawners have none either.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');

@@ -1,6 +1,6 @@
-// Starts programs with posix_spawn(3), called through the addon koffi. The child shares the memory of the
-// spawner until it executes the program. Node's spawn first copies the page tables of the whole process: at
-// 32 commands at once it starts half as many per second.
+// Starts programs with posix_spawn(3), called through the addon koffi. The child shares the memory of the spawner
+// until it executes the program. Node's spawn first copies the page tables of the whole process; with 32 commands at
+// once it starts half as many programs per second as posix_spawn.
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';

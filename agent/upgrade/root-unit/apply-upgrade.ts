@@ -32,7 +32,7 @@ const stateSchema = z.object({
   phase: z.enum(['switching', 'rolling_back']),
   /** Number of times that this phase was started; a reboot can interrupt it. */
   begun: z.number(),
-  /** The reason for which the previous version is restored. */
+  /** Why the previous version is restored; empty before that. */
   reason: z.string(),
   /** Directory names of the previous and the new version in /opt/farhand-agent; empty for a Debian package. */
   before: z.string(),
@@ -72,8 +72,8 @@ class Upgrade {
   }
 
   /**
-   * Takes a request and prepares the new version. A failure changes nothing. Afterwards systemd starts the unit
-   * again because the state file exists. The unit then runs from the copy of the present version in `rescue`.
+   * Takes a request and prepares the new version. A failure changes nothing. After a success the state file
+   * exists, so systemd starts the unit again. The unit then runs from the copy of the present version in `rescue`.
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);

@@ -1,5 +1,5 @@
-// Replaces an agent that was installed from a Debian package, by dpkg. Before that, it makes a package of the
-// installed version, with which that version can be restored. This package stays until the next upgrade.
+// Replaces an agent that was installed from a Debian package, by dpkg. First it makes a package of the installed
+// version, from which that version can be restored. This package stays until the next upgrade.
 import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -31,7 +31,7 @@ export class DebianPackage implements Installer {
     const directory = dirname(copy);
     const found = (await must('dpkg-deb', ['--field', copy, 'Package', 'Version'])).trim();
     if (found !== `Package: ${name}\nVersion: ${version}`)
-      throw new StartError(`the package contains something else: ${found.replace('\n', ', ')}`);
+      throw new StartError(`the package is not ${name} ${version}, but says: ${found.replace('\n', ', ')}`);
     const folder = await mkdtemp(join(directory, '.new-'));
     try {
       await must('dpkg-deb', ['--extract', copy, folder]);
@@ -87,7 +87,7 @@ async function packInstalled(directory: string, file: string): Promise<void> {
 /** Installs a package file, even one of an older version. Waits while another program uses dpkg. */
 async function install(file: string): Promise<void> {
   for (const until = monotonic() + lockMs; ; await sleep(retryMs)) {
-    // Because of this variable, the package's own script does not restart the service.
+    // With FARHAND_UPGRADE set, the package's own script does not restart the service.
     const words = [
       'LC_ALL=C',
       'FARHAND_UPGRADE=1',

@@ -1,7 +1,7 @@
 // A small process that runs commands in one of the compared ways, and prints its measurements as JSON.
 import { type Read, startWay, type Targets, type WayName } from './ways-to-run-a-command.ts';
 
-/** The order to run the command `true`: how often, and how many at once. */
+/** Runs of the command `true`: their number in all, and the number at once. */
 export interface Trues {
   count: number;
   width: number;

@@ -20,9 +20,9 @@ const probe = `
     addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
   /**
-   * Resolves when a condition is true and painted, with the time since the last key or press before it. The condition
-   * is checked when the document changes. A check in each frame would request frames, and Chromium then delivers
-   * messages that arrive after a key only after the next frame.
+   * Resolves when a condition is true and painted, with the time since the last key or press before it. The
+   * condition is checked when the document changes, not in each frame: to a page that requests frames, Chromium
+   * delivers messages that arrive after a key only after the next frame.
    */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {

@@ -78,7 +78,7 @@ export async function listing(filesBench: FilesBench): Promise<void> {
 export async function stalled(filesBench: FilesBench): Promise<void> {
   const { table, folder, files, farhand, source, size } = filesBench;
   if (size < unfitting)
-    table.note(`downloads of ${size} MiB may end in buffers rather than stall: say --size ${unfitting}`);
+    table.note(`downloads of ${size} MiB may fit into buffers and not stall: use --size ${unfitting}`);
   const small = join(folder, 'small');
   writeFileSync(small, 'small\n');
   const asked = asker(filesBench);
@@ -149,9 +149,11 @@ function startReading(url: URL, key: string): Promise<Socket> {
       if (!head.includes('\r\n\r\n')) return;
       socket.pause();
       if (head.startsWith('HTTP/1.1 200 ')) return resolve(socket);
-      reject(new Error(`a download to stall answered ${head.split('\r\n')[0]}`));
+      reject(new Error(`a download that should stall was answered with ${head.split('\r\n')[0]}`));
     });
-    socket.once('close', () => reject(new Error('a download to stall was cut')));
+    socket.once('close', () =>
+      reject(new Error('the connection of a download that should stall was closed')),
+    );
     socket.on('error', reject);
   });
 }

@@ -309,7 +309,7 @@ export function dialSession({ host, port, source, context: secureContext }: Way)
         minVersion: 'TLSv1.3',
       }),
   });
-  // This listener prevents that later errors of an abandoned session end the process.
+  // Without this listener, a later error of an abandoned session would end the process.
   session.on('error', () => undefined);
   return session;
 }

@@ -37,8 +37,8 @@ const enrolTries = 5;
 /** Multiples of this number, modulo 1, are spread evenly, however many there are. */
 const goldenShare = 0.618_033_988_75;
 
-// Real agents run on other machines. These share the cores of the broker, so they yield to the broker and its
-// clients.
+// Real agents run on other machines. These simulated agents share the cores of the broker, so they yield to the
+// broker and its clients.
 setPriority(10);
 
 const agents: SimulatedAgent[] = [];
