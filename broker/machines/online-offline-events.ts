@@ -47,7 +47,7 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
       record(machineId).catch((error: unknown) => {
         log.error(
           { err: error, machine_id: machineId },
-          'machine.online or machine.offline could not be written; trying again',
+          'the event machine.online or machine.offline could not be written; trying again',
         );
         recordIn(settleMs, machineId);
       });
