@@ -1071,6 +1071,10 @@ async function crash(id: string, command: string): Promise<void> {
     }`);
   const agent: ChildProcess = spawn(process.execPath, [script], { stdio: ['ignore', 'pipe', 'inherit'] });
   if (agent.stdout) await once(agent.stdout, 'data');
+  // The journal gets the start of a process a little after its first output.
+  const isRecorded = async () =>
+    (await readFile(join(home, 'agent/journal'), 'utf8')).includes(`"started","id":"${id}"`);
+  await expect.poll(isRecorded).toBe(true);
   agent.kill('SIGKILL');
   await once(agent, 'exit');
 }
@@ -1094,8 +1098,7 @@ test('after a crash of the agent the outcome is lost, the process tree is killed
 
 test('after a crash also processes without the mark are killed, by their session', async () => {
   const id = newId('command');
-  // The start is recorded some milliseconds after it.
-  const script = `echo $$ > ${join(home, 'main')}; sleep 0.2; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
+  const script = `echo $$ > ${join(home, 'main')}; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
   await crash(id, `exec env -i sh -c '${script}'`);
   expect(await alive(await pidIn('main'))).toBe(true);
   await open();
