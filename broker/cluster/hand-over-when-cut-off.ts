@@ -1,12 +1,12 @@
 // A broker that cannot reach the database, although another broker can, asks its agents to link to another broker. If
-// no broker has the database, the agents stay: no other broker could take them.
+// no broker can reach the database, the agents stay, because no other broker could take them.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Cluster } from './owners.ts';
 import type { Peer } from './peers/owner-lookup.ts';
 
-/** Path at the peer port. A broker that has the database answers with 204. */
+/** Path at the peer port. A broker that can reach the database answers with 204. */
 export const hasDatabasePath = '/peer/has-database';
 /** Milliseconds between two rounds in which all other brokers are asked. */
 const askMs = 2_000;
@@ -14,7 +14,7 @@ const askMs = 2_000;
 interface Services {
   cluster: Pick<Cluster, 'isCutOff' | 'lastKnownPeers'>;
   presence: Pick<Presence, 'count' | 'drain'>;
-  /** Asks another broker whether it has the database. Never rejects. */
+  /** Asks another broker whether it can reach the database. Never rejects. */
   ask(peer: Peer): Promise<boolean>;
   /** The agents link to another broker at random times within this number of milliseconds. */
   spreadMs: number;
@@ -32,18 +32,18 @@ export function handOverWhenCutOff({ cluster, presence, ask, spreadMs, log }: Se
     if (!peer || !cluster.isCutOff) return;
     log.warn(
       { peer: peer.brokerId, machines: presence.count },
-      'another broker has the database, but this one cannot reach it: its agents link to another broker',
+      'this broker cannot reach the database, but another one can: the agents of this broker link to another',
     );
     presence.drain(spreadMs);
   };
   return every(askMs, () => void look());
 }
 
-/** Returns the broker that is the first to say that it has the database; undefined if none has it. Never rejects. */
+/** Returns the first broker that reports that it can reach the database; undefined if none can. Never rejects. */
 async function firstWithDatabase(peers: readonly Peer[], ask: Services['ask']): Promise<Peer | undefined> {
   const asked = peers.map(async (peer) => {
     if (await ask(peer)) return peer;
-    throw new Error(`${peer.brokerId} does not have the database`);
+    throw new Error(`${peer.brokerId} cannot reach the database`);
   });
   return await Promise.any(asked).catch(() => undefined);
 }

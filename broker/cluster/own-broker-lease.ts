@@ -47,8 +47,8 @@ export class Lease {
   }
 
   /**
-   * Renews the lease now. True if the database has answered this renewal, and all others for the length of a lease.
-   * After a failure of the database, all other brokers thus have this time to reach it again.
+   * Renews the lease now. True if the database has answered this renewal, and every renewal in the length of a lease
+   * before it. After a failure of the database, all other brokers thus have this time to reach it again.
    */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});

@@ -130,7 +130,7 @@ export class Cluster implements Owners {
     return !this.#isClosed && !this.isAlive;
   }
 
-  /** True if this broker has the database, and has not lost it a moment ago. Never rejects. */
+  /** True if the database answers this broker now, and has answered it for the length of a lease. Never rejects. */
   async hasDatabase(): Promise<boolean> {
     return !this.#isClosed && (await this.#lease.hasDatabase());
   }

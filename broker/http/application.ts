@@ -26,11 +26,11 @@ export interface AppOptions extends DispatchServices, WebSocketServices {
   consoleDirectory: string;
 }
 
-/** Settings of one server by which it has private routes. */
+/** Settings that decide which private routes a server has. */
 export interface AppPort {
   /** Limits connections; undefined for the broker's own socket file, whose callers need no key. */
   connections?: ConnectionLimiter;
-  /** True if this broker has the database. Other brokers ask for this at the peer port. */
+  /** True if this broker can reach the database. Other brokers ask this at the peer port. */
   hasDatabase?: (() => Promise<boolean>) | undefined;
 }
 

@@ -183,8 +183,8 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
 }
 
 /**
- * True if nothing has arrived on a connection. Browsers open some in advance. An answer to such a connection could
- * meet the first request on its way, and the browser would take it for the answer to that.
+ * True if nothing has arrived on a connection. Browsers open some connections in advance. If the broker answered on
+ * one of them while the first request is on its way, the browser would take the answer for that of the request.
  */
 const isUnused = (socket: Duplex): boolean => socket instanceof Socket && socket.bytesRead === 0;
 

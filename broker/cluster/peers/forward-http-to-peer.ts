@@ -35,7 +35,7 @@ const connectMs = 2_000;
  * a broker that is frozen end with its lease and not before.
  */
 const answerMs = leaseMs;
-/** Milliseconds in which another broker must say whether it has the database. Its own statements take 3 s at most. */
+/** Milliseconds in which another broker must report if it can reach the database. Its query takes up to 3 s. */
 const databaseMs = 4_000;
 /**
  * Maximum number of idle connections to each broker. A request that finds no idle connection waits some 2 ms for a
@@ -216,7 +216,7 @@ export class PeerClient {
     });
   }
 
-  /** Asks the peer whether it has the database. False if the peer does not answer in time. Never rejects. */
+  /** Asks the peer whether it can reach the database. False if the peer does not answer in time. Never rejects. */
   async hasDatabase(peer: Peer): Promise<boolean> {
     const outgoing = this.#send(peer, { method: 'GET', url: hasDatabasePath }, {});
     const cancel = after(databaseMs, () => outgoing.destroy());
