@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
-import { latest, ofMachine, routeVerb, since } from './verb-from-route.ts';
+import { enabledOf, latest, ofMachine, routeVerb, since } from './verb-from-route.ts';
 
 export function addAlerts(program: Command): void {
   const alerts = program.command('alerts').description('list and acknowledge alerts');
@@ -67,7 +67,7 @@ export function addAlertRules(program: Command): void {
       '--enable': 'evaluate the rule',
       '--disable': 'stop evaluating the rule, and resolve its alerts',
     },
-    input: ({ enable, disable }) => (enable || disable ? { enabled: !disable } : {}),
+    input: enabledOf,
   });
   routeVerb(rules, 'delete', 'alertRules', 'remove', {
     about: 'remove a rule, and resolve its alerts',
@@ -125,10 +125,7 @@ export function addAlertChannels(program: Command): void {
       '--enable': 'send alerts',
       '--disable': 'send no alerts',
     },
-    input: async ({ enable, disable, ...rest }) => ({
-      ...(enable || disable ? { enabled: !disable } : {}),
-      ...(await secretsOf(rest)),
-    }),
+    input: async (options) => ({ ...enabledOf(options), ...(await secretsOf(options)) }),
   });
   routeVerb(channels, 'delete', 'alertChannels', 'remove', { destroys: ['remove the channel', 'removed'] });
   addDeliveries(channels);

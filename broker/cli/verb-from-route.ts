@@ -6,7 +6,7 @@ import type { Route } from '../../shared/api/route.ts';
 import { type Api, allRoutes } from '../../shared/api/route-table.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { type Common, take, type VerbSpec, verb } from './declare-verb.ts';
+import { type Common, type Flags, take, type VerbSpec, verb } from './declare-verb.ts';
 import {
   findAlertChannel,
   findAlertRule,
@@ -73,7 +73,7 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
     about: route.summary.charAt(0).toLowerCase() + route.summary.slice(1),
     ...spec,
     examples: examples.map((example) => `${start} ${example}`.trim()),
-    flags: { ...spec.flags, ...(destroys && { '--yes': 'do not ask' }) },
+    flags: { ...helpTexts(route, spec.flags), ...(destroys && { '--yes': 'do not ask' }) },
   };
   const all = [name, ...ids.map((id) => `<${id}>`), ...more].join(' ');
   const made: Command = verb(parent, all, whole, async (client) => {
@@ -85,6 +85,25 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
     await perform({ client, route, calls, operation, spec }, { ...positional, ...made.opts<Common>() });
   });
   return made;
+}
+
+/**
+ * Returns the help texts of the flags of a route. A change leaves a field as it is if its flag is missing, so the help
+ * of a PATCH route has no defaults.
+ */
+function helpTexts({ method }: Route, flags: Flags = {}): Flags {
+  if (method !== 'PATCH') return flags;
+  const withoutDefault = ([flag, text]: [string, string]): [string, string] => [
+    flag,
+    text.replace(/ \(default: [^)]*\)/, ''),
+  ];
+  return Object.fromEntries(Object.entries(flags).map(withoutDefault));
+}
+
+/** Returns `enabled` for a request from --enable and --disable. Throws UsageError if both are given. */
+export function enabledOf({ enable, disable }: Item): { enabled?: boolean } {
+  if (enable && disable) throw new UsageError('use either --enable or --disable');
+  return enable || disable ? { enabled: Boolean(enable) } : {};
 }
 
 /** Throws UsageError if an id is empty, for example because a variable of a script is not set. */

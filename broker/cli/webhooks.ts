@@ -4,7 +4,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { verb } from './declare-verb.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
-import { latest, printView, routeVerb, since } from './verb-from-route.ts';
+import { enabledOf, latest, printView, routeVerb, since } from './verb-from-route.ts';
 
 /**
  * Flags of both create and update. There is no flag for the secret, because other users can read command
@@ -44,10 +44,7 @@ export function addWebhooks(program: Command): void {
       '--enable': 'resume deliveries',
       '--disable': 'stop deliveries',
     },
-    async input({ enable, disable, ...rest }) {
-      if (enable && disable) throw new UsageError('use either --enable or --disable');
-      return { ...(enable || disable ? { enabled: Boolean(enable) } : {}), ...(await secretOf(rest)) };
-    },
+    input: async (options) => ({ ...enabledOf(options), ...(await secretOf(options)) }),
   });
   routeVerb(webhooks, 'delete', 'webhooks', 'remove', { destroys: ['remove the webhook', 'removed'] });
   addDeliveries(webhooks);

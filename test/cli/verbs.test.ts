@@ -515,6 +515,15 @@ test('alerts are listed and acknowledged; rules and channels are created, change
   const away = await farhand.json('alert-rules create', ['away', ...more]);
   expect(away.channel_ids).toEqual([channel.id]);
   expect((await farhand('alert-rules get', ['away'])).out).toMatch(/^for +5m$/m);
+  for (const [verb, name] of [
+    ['alert-channels update', 'ops'],
+    ['alert-rules update', 'away'],
+    ['webhooks update', 'hook_x'],
+  ] as const)
+    expect(await farhand(verb, [name, '--enable', '--disable'])).toMatchObject({
+      code: 2,
+      err: expect.stringContaining('use either --enable or --disable'),
+    });
   expect((await farhand('alert-rules delete', ['gone', '--yes'])).err).toMatch(
     /no alert rule is named gone; names: away, memory/,
   );
@@ -610,6 +619,15 @@ function helpOf(command: Command): string {
   command.configureOutput({ writeOut }).outputHelp();
   return text;
 }
+
+test('the help of a verb that changes an object names no defaults, because a missing flag changes nothing', async () => {
+  const changes = leaves(await createProgram()).filter(({ words }) => words.endsWith(' update'));
+  expect(changes.length).toBeGreaterThan(4);
+  for (const { words, command } of changes) {
+    const texts = command.options.filter(({ long }) => long !== '--output').map((one) => one.description);
+    expect([words, texts.filter((text) => text.includes('default'))]).toEqual([words, []]);
+  }
+});
 
 test('every verb has a description, examples in its help, and a test', async () => {
   const all = leaves(await createProgram());
