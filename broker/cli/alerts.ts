@@ -23,7 +23,7 @@ export function addAlerts(program: Command): void {
   routeVerb(alerts, 'acknowledge', 'alerts', 'acknowledge', {
     examples: ['', '--note "the provider is on it"'],
     defaults: { acknowledged: true },
-    flags: { '--note <text>': 'note, for those who read the alert' },
+    flags: { '--note <text>': 'note for other users' },
   });
 }
 
@@ -34,9 +34,9 @@ const flags = {
   '--for <duration>':
     'how long the condition must last before an alert opens (default: 5m for offline and measured values, else 0s)',
   '--before <duration>': 'how long before an expiry an alert opens (default: 14d)',
-  '--machine <list>': 'machines that the rule is about, comma-separated (default: all)',
-  '--tags <list>': 'also machines with one of these tags, comma-separated',
-  '--repeat-every <duration>': 'repeat an alert until it is acknowledged or resolved',
+  '--machine <list>': 'machines that the rule applies to, comma-separated (default: all)',
+  '--tags <list>': 'also apply the rule to machines with any of these tags, comma-separated',
+  '--repeat-every <duration>': 'send an alert again at this interval, until it is acknowledged or resolved',
   '--channel-ids <list>':
     'channels that get the alerts of this rule, comma-separated (default: all channels)',
 };
@@ -81,13 +81,13 @@ const channelFlags = {
   '--from <address>': 'sender of e-mails',
   '--to <list>': 'recipients of e-mails, comma-separated',
   '--secret-stdin':
-    'read from standard input the password of the mail server, the token of ntfy, or the secret that signs deliveries',
+    'read a secret from standard input: the password of the mail server, the token of ntfy, or the key that signs deliveries',
 };
 
 export function addAlertChannels(program: Command): void {
   const channels = program
     .command('alert-channels')
-    .description('manage where alerts are sent; a channel is given by name or id');
+    .description('manage the services that alerts are sent to; a channel is given by name or id');
   routeVerb(channels, 'list', 'alertChannels', 'list', {
     defaults: { sort: 'name' },
     view: {
@@ -106,9 +106,10 @@ export function addAlertChannels(program: Command): void {
       'mail --type email --url smtps://mail.example.org --user me --secret-stdin --from a@example.org --to b@example.org < password',
     ],
     flags: {
-      '--type <webhook|slack|discord|ntfy|email>': 'the service',
+      '--type <webhook|slack|discord|ntfy|email>': 'service that gets the alerts',
       '--url <url>': 'URL of the service, or smtps://HOST or smtp://HOST of a mail server',
-      '--url-stdin': 'read the URL from standard input, because URLs of Slack, Discord and ntfy are secrets',
+      '--url-stdin':
+        'read the URL from standard input, because URLs of Slack, Discord and ntfy are secrets; with --secret-stdin it is the first line, and the secret is the second',
       ...channelFlags,
     },
     required: ['type'],
@@ -120,7 +121,7 @@ export function addAlertChannels(program: Command): void {
     flags: {
       '--name <name>': 'name of the channel',
       '--url <url>': 'URL of the service, or of a mail server',
-      '--url-stdin': 'read the URL from standard input',
+      '--url-stdin': 'read the URL from standard input; with --secret-stdin it is the first line',
       ...channelFlags,
       '--enable': 'send alerts',
       '--disable': 'send no alerts',
@@ -184,11 +185,11 @@ export function addMaintenanceWindows(program: Command): void {
     ],
     flags: {
       '--machine <list>': 'machines of the window, comma-separated (default: all)',
-      '--tags <list>': 'also machines with one of these tags, comma-separated',
+      '--tags <list>': 'also machines with any of these tags, comma-separated',
       '--starts-at <date>':
         'start of a window that takes place once, such as 2026-11-21T10:00:00Z (default: now)',
-      '--ends-at <date>': 'end of that window; --duration can be given instead',
-      '--cron <expression>': 'start times of a window that repeats, as a cron expression',
+      '--ends-at <date>': 'end of a window that takes place once; --duration can be given instead',
+      '--cron <expression>': 'start times of a window that takes place repeatedly, as a cron expression',
       '--timezone <zone>': 'time zone of --cron (default: UTC)',
       '--duration <duration>': 'how long the window lasts',
     },

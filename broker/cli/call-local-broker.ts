@@ -18,7 +18,7 @@ import { through } from './transport.ts';
 interface SocketOptions {
   /** True if an empty or missing directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
-  /** True if the call throws if no broker runs. Otherwise the call starts a broker. */
+  /** If true, the call throws when no broker runs. Otherwise it starts one. */
   mustRun?: boolean;
   /**
    * `answerMs`: milliseconds in which a listening broker must answer. `startMs`: milliseconds in which a starting
@@ -55,7 +55,10 @@ export async function withSocket<T>(
   }
 }
 
-/** Starts a broker with these flags and stops it once it listens. Throws StartError if it cannot start. */
+/**
+ * Starts a broker with these flags and stops it once it listens. This suffices for a flag that changes the data at the
+ * start, such as --accept-state. Throws StartError if the broker cannot start.
+ */
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
   assertAccess(dataDir);
   const own = await startLocal(dataDir, false, flags);
@@ -77,7 +80,7 @@ async function startUnlessRunning(
     const own = await startLocal(dataDir, mayCreate);
     if (own) return own;
     if (monotonic() > late) {
-      const why = `a broker uses ${dataDir}, but has not listened for ${startMs / 1000} s`;
+      const why = `a broker uses ${dataDir}, but still does not listen after ${startMs / 1000} s`;
       throw new StartError(`${why}; ${seeLog}`, 1);
     }
     if (first) hint(`farhand: waiting for the broker on ${dataDir}, which is starting or stopping`);
@@ -99,8 +102,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 }
 
 /**
- * Starts a broker that serves only the socket file. This is needed because only a broker may open the state.
- * Returns undefined if another broker uses the directory.
+ * Starts a broker that serves only the socket file, because only a broker may open the state. Returns undefined if
+ * another broker uses the directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);

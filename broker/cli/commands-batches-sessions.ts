@@ -65,11 +65,13 @@ async function batchText(batch: Batch, client: Farhand): Promise<string> {
 }
 
 export function addSessions(program: Command): void {
-  const sessions = program.command('sessions').description('list, attach and end terminals on machines');
+  const sessions = program
+    .command('sessions')
+    .description('list terminals on machines, attach to them, and end them');
   const listing = {
     about: 'list open sessions, the latest first',
     examples: ['farhand sessions list --all'],
-    flags: { '--all': 'list the latest 100 sessions, ended ones too' },
+    flags: { '--all': 'list the latest 100 sessions, including ended ones' },
   } as const;
   verb(sessions, 'list', listing, async (client, { all, output }) => {
     const filters = all ? [{}] : openStatuses.map((status) => ({ status }));

@@ -109,7 +109,7 @@ export function localVerb<const W extends string, const F extends Flags = Record
 
 const common = { '--data-dir <dir>': 'data directory of a broker on this machine' };
 
-/** Flag names of version 0.1.0 by their present names. The old names still work, but the help omits them. */
+/** The present name of a flag, and its name in version 0.1.0, which still works but is not in the help. */
 const former: Readonly<Record<string, string>> = { tags: 'tag', expiresIn: 'expires' };
 
 /** Parses a flag's value. `before`: the value that the same flag had earlier on the command line. */

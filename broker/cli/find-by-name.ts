@@ -24,7 +24,7 @@ export async function findMachine(client: Farhand, text: string): Promise<string
   const { items, has_more } = await client.machines.list({ limit: 10, sort: 'name' });
   if (items.length === 0)
     throw new StartError(
-      `no machine is named ${text}; no machine has joined, or this key may use none: farhand join-tokens create`,
+      `no machine is named ${text}: this key may use no machine, or none has joined (farhand join-tokens create)`,
       1,
     );
   throw notFound('machine', text, items, has_more);

@@ -29,7 +29,7 @@ const spec = {
     '--package <name>': 'only machines with this package',
     '--version-below <version>': 'with --package: only versions older than this one',
     '--tags <list>': 'only machines with all of these tags, comma-separated',
-    '--refresh': 'let online machines collect their inventory before the answer',
+    '--refresh': 'make online machines collect their inventory first',
     '--format <table|csv|ansible>': 'print a table (default), CSV, or an inventory file of Ansible',
   },
 } as const;
@@ -59,9 +59,11 @@ export function addInventory(program: Command): void {
 /** Warns of machines without an inventory, because a search for a package does not find them. */
 async function warnOfMissing(client: Farhand, tags?: string, refresh?: boolean): Promise<void> {
   const { total, without_inventory } = await client.inventory.list({ ...given({ tags }), limit: 1 });
-  const next = refresh ? 'online machines that allow it send one' : 'add --refresh';
+  const next = refresh
+    ? 'only online machines whose owner allows it send one'
+    : 'add --refresh to collect it';
   const have = `${without_inventory} of ${counted(total)} ${without_inventory === 1 ? 'has' : 'have'}`;
-  if (without_inventory > 0) hint(`farhand: ${have} no inventory yet: ${next}`);
+  if (without_inventory > 0) hint(`farhand: ${have} no inventory; ${next}`);
 }
 
 const versionsOf = ({ packages }: Listed): string => packages.map(({ version }) => version).join(' ');

@@ -45,7 +45,7 @@ export function addAuth(program: Command): void {
     },
   });
   routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
-    about: 'replace the secret of an API key and print it once; id and rights of the key stay',
+    about: 'replace the secret of an API key and print the new one once; the key keeps its id and rights',
     examples: ['--grace 1h'],
     flags: {
       '--grace <duration>': 'time for which the old secret stays valid (default: 0)',
@@ -92,7 +92,7 @@ export function addJoinTokens(program: Command): void {
   routeVerb(tokens, 'create', 'joinTokens', 'create', {
     examples: ['--uses 20 --tags web --expires-in 24h'],
     flags: {
-      '--name <name>': 'name of the token; the line it prints also gives it to the machine',
+      '--name <name>': 'name of the token, and with one use also of the machine that joins',
       '--expires-in <duration>': 'time after which the token expires (default: 1h)',
       '--uses <count>': 'number of machines that may join with the token (default: 1)',
       '--tags <list>': 'tags of every machine that joins with the token',
@@ -150,9 +150,11 @@ interface LeftByKey {
 }
 
 function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByKey): void {
-  const next = 'change them with another key';
-  if (schedules.length > 0) hint(`schedules of the key have stopped; ${next}: ${schedules.join(', ')}`);
-  if (webhooks.length > 0) hint(`webhooks of the key have stopped; ${next}: ${webhooks.join(', ')}`);
-  const check = 'the key has changed these saved commands; look whether they are right';
+  const next = 'with another key';
+  if (schedules.length > 0)
+    hint(`schedules of the key have stopped; change them ${next}: ${schedules.join(', ')}`);
+  if (webhooks.length > 0)
+    hint(`webhooks of the key have stopped; enable them ${next}: ${webhooks.join(', ')}`);
+  const check = 'the key was the last to change these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);
 }

@@ -10,8 +10,8 @@ export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
 /**
- * Prints a result as JSON or as text. The lines of `text` are sanitized here. A string was already sanitized
- * by table() or record().
+ * Prints a result as JSON or as text. If `text` returns lines, they are sanitized here. A string must already be
+ * sanitized, as by table() or record().
  */
 export async function print(
   format: Format,

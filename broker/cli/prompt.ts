@@ -44,8 +44,8 @@ function endOfInput(): AbortSignal {
 }
 
 /**
- * The output of prompts. If its width is unknown, it is set to 80 columns, because a prompt would break after
- * each character.
+ * The output of prompts. If its width is unknown, it is set to 80 columns. Otherwise a prompt would have a line break
+ * after each character.
  */
 function screen(): typeof process.stderr {
   process.stderr.columns ||= 80;

@@ -19,7 +19,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter as NAME, NAME:TYPE, or NAME:A|B for one of these values; =DEFAULT may follow, and a ? after NAME makes it optional',
+    'parameter as NAME, NAME:TYPE, or NAME:A|B to allow only these values; =DEFAULT may follow, and ? after NAME makes it optional',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
@@ -61,7 +61,7 @@ export function addSavedCommands(program: Command): void {
 
 function addUpdate(saved: Command): void {
   const spec = {
-    about: 'change the settings that are given as flags, and the program and its arguments if they are given',
+    about: 'change the settings that are given as flags, or the program and its arguments',
     examples: [
       'farhand saved-commands update restart --timeout 2m',
       "farhand saved-commands update restart --parameter 'unit:nginx|redis' -- systemctl reload '{{unit}}'",
@@ -97,7 +97,8 @@ function addRun(saved: Command): void {
       '--timeout <duration>': 'kill the command and its child processes after this time',
       '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
       '--concurrency <count>': 'run on at most COUNT machines at once',
-      '--max-failures <number>': 'start on no further machine after more than NUMBER failures',
+      '--max-failures <number>':
+        'stop after more than NUMBER failures (default: no limit); running commands continue',
       '--detach': 'print the id of the batch, and do not wait for its end',
     },
   } as const;

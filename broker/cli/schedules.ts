@@ -25,16 +25,17 @@ const flags = {
   '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
   '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
   '--recursive': 'watch everything below the directory of --on-change',
-  '--settle <duration>': 'run once the path of --on-change has not changed for this time (default: 2s)',
+  '--settle <duration>':
+    'start a run when the path of --on-change has been unchanged for this time (default: 2s)',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'what the schedule is for',
   '--timeout <duration>': 'kill the command and its child processes after this time',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
   '--env <name=value>': 'environment variable; repeat the flag for several',
-  '--overlap <skip|allow>': 'skip or allow a run while the previous run is not over (default: skip)',
+  '--overlap <skip|allow>': 'skip or allow a run while the previous run is still in progress (default: skip)',
   '--catch-up <none|last|all>':
-    'which of the runs that were missed while the broker was down to start later (default: none)',
+    'missed runs to start after the broker was down: none, the last or all (default: none; with --on-change: last)',
   '--catch-up-window <duration>': 'do not start missed runs that were due longer ago than this (default: 1d)',
   '--notify-failure': 'emit the event schedule.failed when a run fails',
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
@@ -118,7 +119,7 @@ function addRuns(schedules: Command): void {
     examples: ['--within 7d --machine db-1'],
     flags: {
       ...ofMachine,
-      '--within <duration>': 'length of the time for which runs are listed (default: 1d)',
+      '--within <duration>': 'list runs up to this far ahead (default: 1d)',
       '--limit <count>': 'print at most COUNT runs (default: 50)',
     },
     input: ({ within }) => (typeof within === 'number' ? { until: iso(now() + within) } : {}),
@@ -141,7 +142,7 @@ function addRuns(schedules: Command): void {
   });
 }
 
-/** Returns a function that names the machine of a run, or the tags of its schedule. */
+/** Returns a function that names the machine of a run, or the schedule's tags if the run is not of one machine. */
 async function machineOrTags(client: Farhand, runs: readonly Run[]): Promise<(run: Run) => string> {
   const byTags = runs.some(({ machine_id }) => machine_id === null);
   const all = byTags ? await Array.fromAsync(client.schedules.list({ limit: 100 })) : [];
@@ -160,7 +161,7 @@ function inputOf({ param, ...given }: Item): Item {
 
 function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
   if (path === undefined && (recursive ?? settle) !== undefined)
-    throw new UsageError('--recursive and --settle need --on-change: give its path too');
+    throw new UsageError('--recursive and --settle need a path to watch: add --on-change PATH');
   return path === undefined ? {} : { on_change: { path, recursive, settle } };
 }
 

@@ -29,14 +29,15 @@ const upgradeSpec = {
   ],
   flags: {
     '--tags <list>': 'upgrade every machine with all of these tags',
-    '--to <version>': 'version to install, also an older one (default: the one of the broker)',
+    '--to <version>': 'version to install, newer or older (default: the version of the broker)',
     '--wave <size>': 'machines of one wave: a number, or a percentage of all (default: 10%)',
     '--pause <duration>': 'pause between two waves (default: 1m)',
     '--max-failures <number>': 'stop after more than NUMBER failures (default: 0)',
     '--running <wait|end>': 'wait for running commands and terminals (default), or end them',
-    '--wait-for <duration>': 'skip a machine that is busy for longer (default: 1h)',
-    '--queue-for <duration>': 'skip a machine that is offline for longer (default: 1h)',
-    '--probe-timeout <duration>': 'time in which the new agent must connect (default: 2m)',
+    '--wait-for <duration>': 'skip a machine that is still busy after this time (default: 1h)',
+    '--queue-for <duration>': 'skip a machine that is still offline after this time (default: 1h)',
+    '--probe-timeout <duration>':
+      'restore the old version if the new agent does not connect within this time (default: 2m)',
     '--detach': 'print the id of the upgrade, and do not wait for its end',
   },
 } as const;
@@ -58,14 +59,14 @@ export function addMachineUpgrade(machines: Command): void {
     if (ended.status !== 'completed') throw new Exit(1);
   });
   routeVerb(machines, 'pin <agent-pin>', 'machines', 'update', {
-    about: 'let upgrades install only one version of the agent, or "any" again',
+    about: 'set the only agent version that upgrades may install on a machine; "any" allows all versions',
     examples: ['1.2.3', 'any'],
     input: (options) => (options['agent-pin'] === 'any' ? { agent_pin: null } : {}),
   });
   routeVerb(machines, 'hold', 'machines', 'update', {
     about: 'make upgrades skip a machine',
     examples: ['', '--release'],
-    flags: { '--release': 'let upgrades of a machine install any version again' },
+    flags: { '--release': 'let upgrades include the machine again' },
     input: ({ release }) => ({ agent_hold: !release }),
   });
 }
@@ -100,7 +101,7 @@ export function addUpgrades(program: Command): void {
     view: { fields: 'machine=machine_name wave status reason from=from_version message' },
   });
   routeVerb(upgrades, 'cancel', 'upgrades', 'cancel', {
-    about: 'cancel an upgrade; machines that start the new version already go on',
+    about: 'cancel an upgrade; machines that are already starting the new version finish it',
     text: upgradeText,
   });
 }

@@ -208,7 +208,7 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Functions that find an id by a name. Each has as key the flag or argument whose value is the name. */
+/** Functions that find the id for a name, by the flag or argument that has the name as its value. */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,

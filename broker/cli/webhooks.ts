@@ -13,7 +13,7 @@ import { enabledOf, latest, printView, routeVerb, since } from './verb-from-rout
 const flags = {
   '--events <list>': 'event types, or families such as machine.* (default: *, for all)',
   '--machine <list>': 'only events of these machines, comma-separated',
-  '--secret-stdin': 'read from standard input the secret that signs deliveries',
+  '--secret-stdin': 'read the secret from standard input; deliveries are signed with it',
 };
 
 export function addWebhooks(program: Command): void {
@@ -70,10 +70,10 @@ function addDeliveries(webhooks: Command): void {
     },
   });
   const redeliver = {
-    about: 'repeat one delivery, or with --since all failed deliveries',
+    about: 'repeat one delivery, or with --since send all events that were not delivered',
     examples: ['farhand webhooks redeliver hook_… --since 6h'],
     flags: {
-      '--since <time>': 'repeat all failed deliveries since this time: a date, or 6h for 6 hours ago',
+      '--since <time>': 'send the undelivered events since this time: a date, or 6h for 6 hours ago',
     },
   } as const;
   verb(

@@ -255,7 +255,7 @@ test('the command line waits, up to a timeout, for a broker that has its directo
   const release = takeDirectory(dataDir, 'broker');
   const asked = withSocket(dataDir, (client) => client.keys.me(), { startMs: 0 });
   await expect(asked).rejects.toThrow(
-    `a broker uses ${dataDir}, but has not listened for 0 s; see systemctl`,
+    `a broker uses ${dataDir}, but still does not listen after 0 s; see systemctl`,
   );
   const waiting = start('cli', ['auth', 'list-keys', '--data-dir', dataDir]);
   await waiting.said(/waiting for the broker/);

@@ -208,7 +208,7 @@ test('an inventory is printed, searched for a package, and exported without form
   const { machineId: machine_id } = machine.identity;
   await system.client.machines.update({ machine_id, name: '=web-{{1}}', tags: ['web'] });
   const early = await farhand('inventory', ['--package', 'openssl']);
-  expect(early.err).toBe('farhand: 1 of 1 machine has no inventory yet: add --refresh\n');
+  expect(early.err).toBe('farhand: 1 of 1 machine has no inventory; add --refresh to collect it\n');
   expect(Object.values((await farhand.json('inventory', ['--format', 'ansible'])).all.hosts)).toEqual([
     { ansible_host: '127.0.0.1', farhand_machine_id: machine_id },
   ]);

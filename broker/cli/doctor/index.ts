@@ -69,10 +69,10 @@ async function examineDataDir(dataDir: string): Promise<Finding[]> {
   const found = await examineDirectory(dataDir, ['state.json', 'history.db', 'authority.json']);
   if (found.some(({ state }) => state === 'fail')) return found;
   if (await answers(reachSocketFile(join(dataDir, 'broker.sock'))))
-    found.push(ok('broker here', 'a broker runs on this directory'));
+    found.push(ok('broker here', 'a broker runs with this directory'));
   else {
     const start = 'run systemctl start farhand-broker, or farhand-broker --data-dir DIR';
-    found.push(warn('broker here', 'no broker runs on this directory', start), await freePorts());
+    found.push(warn('broker here', 'no broker runs with this directory', start), await freePorts());
   }
   return [...found, await examineSigningKeys(dataDir), ...(await unitState('farhand-broker'))];
 }

@@ -9,7 +9,7 @@ import { version } from '../../../shared/version.ts';
 import { brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
 import { clean, span } from '../print.ts';
 
-const setClock = 'follow a time server (timedatectl set-ntp true)';
+const setClock = 'synchronize the clock with a time server (timedatectl set-ntp true)';
 const soonMs = 7 * 86_400_000;
 
 export async function examineBroker(place: Where): Promise<Finding[]> {
@@ -54,7 +54,11 @@ async function reachUrl(url: string, ask: typeof fetch): Promise<Finding[]> {
 function readiness(url: string, { ok: ready, status }: Response): Finding {
   if (ready) return ok('broker', `${url} answers`);
   if (status === 503)
-    return warn('broker', `${url} is not ready for requests`, 'wait for its start, or read the broker’s log');
+    return warn(
+      'broker',
+      `${url} is not ready for requests`,
+      'wait until the broker has started, or read its log',
+    );
   const mend = 'check that the URL is that of a broker, with nothing after host and port';
   return fail('broker', `${url} answers with HTTP status ${status}`, mend);
 }

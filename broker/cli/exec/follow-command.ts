@@ -15,7 +15,8 @@ export const flags = {
   '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
   '--detach': 'print the id of the command, and do not wait for its end',
   '--concurrency <count>': 'run on at most COUNT machines at once',
-  '--max-failures <number>': 'start on no further machine after more than NUMBER failures',
+  '--max-failures <number>':
+    'stop after more than NUMBER failures (default: no limit); running commands continue',
 } as const;
 export type ExecOptions = Options<typeof flags>;
 export type Params = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;

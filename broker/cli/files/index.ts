@@ -111,7 +111,7 @@ function addTransfers(files: Command): void {
   };
   verb(files, 'get <paths...>', gets, get);
   const copies = {
-    about: 'copy a file or directory to, from, between or on machines',
+    about: 'copy a file or directory to or from a machine, between machines, or on one machine',
     examples: ['farhand files cp web-1:/srv/site web-2:/srv/'],
     flags: overwrite,
   } as const;

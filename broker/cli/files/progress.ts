@@ -44,7 +44,7 @@ export async function* withProgress(
   signal.addEventListener('abort', end);
   try {
     for await (const chunk of chunks) {
-      // The signal is checked for each chunk, because fetch would read the body to its end.
+      // The signal is checked for each chunk, because fetch reads a request body to its end even after the signal.
       signal.throwIfAborted();
       done += chunk.length;
       // The cast is safe: bytes of files and of fetch are never in shared memory.

@@ -88,7 +88,7 @@ async function putBytes(
     hash,
   );
   if (sent.sha256 === hash.digest('hex')) return sent.path;
-  throw new StartError(`${sent.path} was changed on its way (its SHA-256 differs); send it again`, 1);
+  throw new StartError(`${sent.path} was changed in transit (its SHA-256 differs); send it again`, 1);
 }
 
 async function putTree(
