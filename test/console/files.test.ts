@@ -1,5 +1,5 @@
 // Files in the browser: uploads, names that look like markup, and a file that two people edit.
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
@@ -31,6 +31,38 @@ browserTest('names of files are text, whatever they contain', async () => {
   await page.getByRole('button', { name: '<img src=x onerror=alert(1)>', exact: true }).click();
   await page.getByRole('button', { name: '"><script>alert(2)<', exact: true }).waitFor();
   expect(await page.locator('main img, main script').count()).toBe(0);
+  expect(faults).toEqual([]);
+});
+
+browserTest('a change of permissions of several files sets only the values that were changed', async () => {
+  const folder = temporaryFolder('files');
+  const modes = { 'a.txt': 0o600, 'b.txt': 0o755 };
+  for (const [name, mode] of Object.entries(modes)) {
+    writeFileSync(join(folder, name), 'x');
+    chmodSync(join(folder, name), mode);
+  }
+  const modeOf = (name: string): number => statSync(join(folder, name)).mode & 0o7777;
+  const { page, faults } = await newFolderPage(folder);
+  const dialog = page.getByRole('dialog', { name: 'Permissions of 2 entries' });
+  const editPermissions = async (): Promise<void> => {
+    for (const name of Object.keys(modes)) await page.getByLabel(`Select ${name}`).check();
+    await page.getByRole('button', { name: 'Permissions', exact: true }).click();
+    await dialog.getByText('A value that differs between the entries is empty.').waitFor();
+  };
+  await editPermissions();
+  expect(await dialog.getByLabel('In octal').inputValue()).toBe('');
+  const group = dialog.getByRole('textbox', { name: 'Group' });
+  expect(await group.inputValue()).not.toBe('');
+  await group.fill(String(statSync(folder).gid));
+  await dialog.getByRole('button', { name: 'Save' }).click();
+  await dialog.waitFor({ state: 'detached' });
+  expect(Object.keys(modes).map(modeOf)).toEqual([0o600, 0o755]);
+  await page.reload();
+  await editPermissions();
+  await dialog.getByLabel('In octal').fill('0600');
+  await dialog.getByRole('button', { name: 'Save' }).click();
+  await dialog.waitFor({ state: 'detached' });
+  expect(Object.keys(modes).map(modeOf)).toEqual([0o600, 0o600]);
   expect(faults).toEqual([]);
 });
 

@@ -22,28 +22,32 @@ export function wholeMode({ mode, setuid, setgid, sticky }: FileEntry): string {
   return `${(setuid ? 4 : 0) + (setgid ? 2 : 0) + (sticky ? 1 : 0)}${mode.slice(-3)}`;
 }
 
+/** Returns the value that all entries have, or '' if they differ. */
+function commonOf(values: readonly string[]): string {
+  const [first = ''] = values;
+  return values.every((value) => value === first) ? first : '';
+}
+
 interface PermissionsProps extends DialogProps {
   entries: readonly FileEntry[];
 }
 
 export function Permissions({ machine, entries, close, reload }: PermissionsProps) {
-  const [first] = entries;
   const before = {
-    mode: first ? wholeMode(first) : '',
-    owner: first?.owner ?? '',
-    group: first?.group ?? '',
+    mode: commonOf(entries.map(wholeMode)),
+    owner: commonOf(entries.map(({ owner }) => owner)),
+    group: commonOf(entries.map(({ group }) => group)),
   };
   const [mode, setMode] = useState(before.mode);
   const [owner, setOwner] = useState(before.owner);
   const [group, setGroup] = useState(before.group);
   const isMode = /^[0-7]{3,4}$/.test(mode);
-  const same = entries.length === 1;
-  // For several entries all values are set, because the entries may differ.
   const changes = {
-    ...((!same || mode !== before.mode) && { mode }),
+    ...(mode !== before.mode && { mode }),
     ...(owner !== before.owner && { owner }),
     ...(group !== before.group && { group }),
   };
+  const isValid = (isMode || mode === before.mode) && !Object.values(changes).includes('');
   const save = async (): Promise<void> => {
     try {
       for (const entry of entries)
@@ -53,15 +57,11 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
     }
     close();
   };
-  const title = same && first ? nameToRead(first) : `${entries.length} entries`;
+  const [first, ...others] = entries;
+  const title = first && others.length === 0 ? nameToRead(first) : `${entries.length} entries`;
   return (
     <Dialog title={`Permissions of ${title}`} onClose={close}>
-      <Form
-        submit="Save"
-        cancel={close}
-        run={save}
-        disabled={!isMode || !owner || !group || Object.keys(changes).length === 0}
-      >
+      <Form submit="Save" cancel={close} run={save} disabled={!isValid || Object.keys(changes).length === 0}>
         <Bits mode={isMode ? mode : '0'} change={setMode} />
         <div class="fields">
           <TextField label="In octal" value={mode} change={setMode} mono numeric />
@@ -69,6 +69,7 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
           <TextField label="Group" value={group} change={setGroup} />
         </div>
         <p class="hint">
+          {Object.values(before).includes('') ? 'A value that differs between the entries is empty. ' : ''}
           {entries.some(({ type }) => type === 'directory')
             ? 'Changes only a folder itself, not its content. '
             : ''}
