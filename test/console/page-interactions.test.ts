@@ -225,6 +225,23 @@ browserTest('a command that waits for its machine appears by itself, and errors 
   expect(faults).toEqual([]);
 });
 
+browserTest('a list of several pages loses no row when a new item appears', async () => {
+  const system = await startWithConsole();
+  const { machineId: machine_id } = await joinScripted(system, 'web-1');
+  const add = (command: string) =>
+    system.client.commands.create({ machine_id, command, queue_for: 60_000, wait: 0 });
+  for (let n = 1; n <= 60; n++) await add(`make ${n}`);
+  const { page, faults, open } = await newLogin(system);
+  await open('/commands');
+  await page.getByText('50 of 60').waitFor();
+  await page.getByRole('button', { name: 'More' }).click();
+  await page.getByRole('row', { name: /make 1\b/ }).waitFor();
+  await add('make new');
+  await page.getByRole('row', { name: /make new/ }).waitFor();
+  await expect.poll(() => page.getByRole('row', { name: /make / }).count()).toBe(61);
+  expect(faults).toEqual([]);
+});
+
 browserTest('a key lists the machines that it reaches, and is changed in place', async () => {
   const system = await fleet();
   await system.client.keys.create({ name: 'deploy', scopes: ['files:write'], tags: ['web'] });

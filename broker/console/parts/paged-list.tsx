@@ -1,6 +1,6 @@
 // Lists that are loaded page by page. The first page is live, and a button adds further pages.
 import type { ComponentChildren } from 'preact';
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
 import type { Happened } from '../live-updates.ts';
 import { Show } from './page.tsx';
@@ -36,7 +36,13 @@ export function LongList<T extends { id: string }>({
 }: LongListProps<T>) {
   const [further, setFurther] = useState<readonly T[]>([]);
   const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when, topic);
+  const previous = useRef(first.data);
   useEffect(() => setFurther([]), inputs);
+  useEffect(() => {
+    const before = previous.current;
+    previous.current = first.data;
+    if (before && first.data) setFurther(furtherAfter(before, first.data));
+  }, [first.data]);
   const more = async (offset: number): Promise<void> => {
     const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
     setFurther((before) => [...before, ...items]);
@@ -45,7 +51,7 @@ export function LongList<T extends { id: string }>({
     <Show of={first}>
       {({ items, total }) => {
         if (total === 0) return empty;
-        // New items move others to the next page, which is not loaded again, so repeats are removed by id.
+        // An item can occur in two pages, because the pages are loaded at different times.
         const seen = new Set(items.map(({ id }) => id));
         const all = [...items, ...further.filter(({ id }) => !seen.has(id) && seen.add(id))];
         return (
@@ -64,6 +70,22 @@ export function LongList<T extends { id: string }>({
       }}
     </Show>
   );
+}
+
+/**
+ * Returns a function that updates the further pages, which are not loaded again with the first page. It adds items that
+ * new items have pushed out of the first page. If none of the old first page is left, it removes the further pages,
+ * because unknown items precede them now.
+ */
+function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
+  const ids = new Set(now.items.map(({ id }) => id));
+  const isNewPage = !before.items.some(({ id }) => ids.has(id));
+  const start = before.items.length - Math.max(0, now.total - before.total);
+  const pushed = before.items.filter(({ id }, index) => index >= start && !ids.has(id));
+  return (further: readonly T[]): readonly T[] => {
+    if (further.length === 0) return further;
+    return isNewPage ? [] : [...pushed, ...further];
+  };
 }
 
 /** The title of a column, with its class if it has one. Other values stand for a column that is left out. */
