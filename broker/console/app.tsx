@@ -43,7 +43,7 @@ export function App() {
 function Shell() {
   const [menuOpen, setMenuOpen] = useState(false);
   const current = path.value;
-  // Effects of the page run before those of this frame, so the stream begins with the topics of the first page.
+  // Preact runs the effects of the page before this one, so the stream of live updates begins with the page's topics.
   useEffect(startLive, []);
   useEffect(() => {
     setMenuOpen(false);

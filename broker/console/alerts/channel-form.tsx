@@ -137,7 +137,7 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
           value={secret}
           change={(text) => set({ secret: text })}
           secret
-          hint={channel ? 'Empty leaves it as it is' : (secretHints[type] ?? '')}
+          hint={channel ? 'Leave it empty to keep the present one' : (secretHints[type] ?? '')}
         />
       )}
     </Form>

@@ -10,7 +10,7 @@ import { WhereFields } from './what-to-run-fields.tsx';
 const secondMs = 1_000;
 const types = [
   ['string', 'text'],
-  ['enum', 'one of some values'],
+  ['enum', 'one of a list of values'],
   ['integer', 'whole number'],
   ['boolean', 'true or false'],
   ['path', 'absolute path'],
@@ -211,7 +211,7 @@ function ParameterCard({ name, draft, change }: ParameterCardProps) {
         <TextField label="What it is for" value={description} change={(text) => set({ description: text })} />
         {byDefault === '' && (
           <CheckField
-            label="May be left out, with the argument that it fills"
+            label="Optional: without a value, its argument is left out"
             value={optional}
             change={(on) => set({ optional: on })}
           />

@@ -59,7 +59,7 @@ interface WhatToRunFieldsProps {
   what: WhatToRun;
   set: (changes: Partial<WhatToRun>) => void;
   all: readonly SavedCommand[] | undefined;
-  /** Text that the hint of the shell line has after `A line for /bin/sh`. */
+  /** Text at the end of the hint below the shell line, after `A line for /bin/sh`. */
   hint?: string;
   autoFocus?: boolean;
   /** Further fields. */

@@ -1,5 +1,5 @@
-// Edits a text file of a machine. If another person has saved the file meanwhile, it is not replaced without
-// a question.
+// Edits a text file of a machine. If another person has saved the file meanwhile, asks before it replaces that
+// version.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';

@@ -66,7 +66,7 @@ export function cancelUploads(): void {
   for (const request of [...running.values()]) request.abort();
 }
 
-/** Sends all failed uploads again. If an upload failed because the file exists, it is replaced this time. */
+/** Sends all failed uploads again. If an upload failed because the file exists, the file is replaced this time. */
 export function retryFailed(): void {
   uploads.value = uploads.value.map((one) => {
     const { error: _, exists = false, ...again } = one;

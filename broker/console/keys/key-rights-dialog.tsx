@@ -8,7 +8,7 @@ import { to } from '../router.ts';
 import type { Key } from './key-form.tsx';
 import { scopeTexts } from './scopes.ts';
 
-/** Maximum number of machines that are read for each tag, and most links that are drawn. */
+/** Maximum number of machines that are read for each tag, and maximum number of links that are drawn. */
 const [mostRead, mostLinks] = [1_000, 100];
 
 interface Reached {
@@ -56,7 +56,7 @@ export function Reach({ apiKey, close }: { apiKey: Key; close: () => void }) {
               <p class="muted">
                 {total.toLocaleString()} now
                 {everything && '; every machine, also those that join later'}
-                {tags && `; machines that get the tag ${tags.join(' or ')} later belong to them`}
+                {tags && `; also machines that get the tag ${tags.join(' or ')} later`}
               </p>
               <p class="reached">
                 {ids.slice(0, mostLinks).map((id) => (

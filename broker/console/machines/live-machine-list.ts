@@ -70,8 +70,8 @@ export class Fleet {
   }
 
   /**
-   * Loads the rows in view that were not loaded before, and the rows that come into view next. Rows that are drawn
-   * empty and all filled later at once would make a fast scroll lose a frame.
+   * Loads the rows in view that were not loaded before, and the rows that come into view next. If a fast scroll drew
+   * empty rows, filling them all at once would delay a frame.
    */
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;

@@ -211,7 +211,7 @@ function Updates({ updates }: { updates: Inventory['updates'] }) {
       title="Pending updates"
       count={updates.length}
       columns={['Package', 'Installed', 'Available']}
-      none="None, by the package lists as the machine last fetched them."
+      none="None, according to the package lists that the machine last fetched."
     >
       {updates.map(({ name, installed, available }) => (
         <tr key={name}>

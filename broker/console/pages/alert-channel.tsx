@@ -71,7 +71,7 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
           <span>
             The broker turned it off: {disabled_reason.replaceAll('_', ' ')}.{' '}
             {disabled_reason === 'key_revoked'
-              ? 'Turn it on to make it a channel of your key.'
+              ? 'Turn it on to let it use the rights of your key.'
               : 'Edit it, and set its address and secret again.'}
           </span>
         </p>

@@ -28,7 +28,7 @@ export function Inventory() {
   const collectButton = (
     <button
       type="button"
-      title="Connected machines collect, for at most 2 minutes"
+      title="Connected machines collect their inventory now; this takes at most 2 minutes"
       disabled={busy}
       onClick={() => void collect()}
     >

@@ -69,8 +69,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when the machine goes online or offline. A short interruption, such as a restart of the
- * broker, causes no event.
+ * Calls `reload` when the machine goes online or offline. Reports are compared for this, because a short interruption,
+ * such as a restart of the broker, causes no event.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');
@@ -86,7 +86,8 @@ function usePresence(machine: MachineDetail | undefined, reload: () => void): vo
       }),
     [id, status, reload],
   );
-  // The answer of a request may be older than the last report, because the report can arrive first.
+  // A report can arrive while the machine is being loaded. If its status is another one, the loaded machine is out of
+  // date.
   useEffect(() => {
     const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
     last.current = undefined;

@@ -72,7 +72,7 @@ async function start(
     return to('/commands', (await client.commands.async(one)).id);
   }
   const atOnce = numberOf(concurrency, 'Machines at once');
-  const most = numberOf(failures, 'The number of failures');
+  const most = numberOf(failures, 'Allowed failures');
   const batch = {
     ...(tags.length > 0 ? { tags: [...tags] } : { machine_ids: [...ids] }),
     ...(atOnce !== undefined && { concurrency: atOnce }),
@@ -206,10 +206,10 @@ function BatchOptions({ options, set }: Pick<MoreOptionsProps, 'options' | 'set'
         numeric
       />
       <TextField
-        label="Stop after failures"
+        label="Allowed failures"
         value={options.failures}
         change={(failures) => set({ failures })}
-        hint="After this number of failures no further machine starts"
+        hint="Default: no limit. Once more machines than this have failed, no further machine starts"
         numeric
       />
     </>

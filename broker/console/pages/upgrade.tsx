@@ -91,7 +91,9 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
           them
         </span>
         <span>
-          {max_failures === 0 ? 'stops at the first failure' : `stops after ${max_failures} failures`}
+          {max_failures === 0
+            ? 'stops at the first failure'
+            : `stops after more than ${max_failures} failures`}
         </span>
         <span>
           begun <Ago at={created_at} />

@@ -83,7 +83,8 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
 }
 
 export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
-  // This code is about the key. If a machine's owner forbids an action, the code is permission_denied.
+  // `forbidden` means that the key lacks a right. If a machine's owner forbids an action, the code is
+  // permission_denied.
   const forbidden = error instanceof FarhandError && error.code === 'forbidden';
   return (
     <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>

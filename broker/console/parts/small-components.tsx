@@ -160,7 +160,7 @@ interface DialogProps {
 /** A dialog above the page. Escape or a click beside it closes it. */
 export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
-  // A field of the dialog may take the focus before effects run, so the element that had it is read before that.
+  // The focused element is read here, because a field of the dialog may take the focus before effects run.
   const [before] = useState(() => document.activeElement);
   useEffect(() => {
     element.current?.showModal();

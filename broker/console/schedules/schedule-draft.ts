@@ -11,7 +11,10 @@ export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 
 const secondMs = 1_000;
 
-/** Where a schedule runs, and what it runs. A key that changes this gives a schedule with tags its own rights. */
+/**
+ * Where a schedule runs, and what it runs. A schedule with tags has the rights of the key that changed one of these
+ * values last.
+ */
 export interface Subject {
   by: TargetsBy;
   machine: string;

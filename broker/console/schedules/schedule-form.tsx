@@ -72,7 +72,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
         {isForeign && (
           <CheckField
-            label="Run it with the rights of my key. A change of where or what it runs does that, too"
+            label="Run it with the rights of my key. This also happens if you change where or what it runs"
             value={isTakenOver}
             change={setTakenOver}
           />
@@ -178,7 +178,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
           label="Seconds without a further change"
           value={settle}
           change={(text) => set({ settle: text.trim() })}
-          hint="Then it runs, at the latest after ten times as long"
+          hint="Then the command runs. If the changes do not stop, it runs after ten times as long"
           numeric
           required
         />

@@ -75,7 +75,7 @@ export interface Emulator {
    * emoji, cannot be typed.
    */
   readAloud(on: boolean): void;
-  /** Resolves when little output waits to be drawn. A program that is faster than the page then waits for it. */
+  /** Resolves when little output waits to be drawn, so that a program cannot write faster than the page draws. */
   write(bytes: Uint8Array): Promise<void>;
   close(): void;
 }
@@ -83,8 +83,8 @@ export interface Emulator {
 export function createEmulator(element: HTMLElement, isDark: boolean): Emulator {
   const terminal = new Terminal({
     allowProposedApi: true,
-    // A cursor that blinks makes Chromium paint without end. Chromium also delivers messages that arrive after a key only
-    // after the next frame if one is due, so each echo took a frame longer (30 ms instead of 13).
+    // A blinking cursor makes Chromium paint all the time. If a frame is due after a key, Chromium delivers messages
+    // only after that frame, so each echo took 30 ms instead of 13 ms.
     cursorBlink: false,
     fontFamily: 'ui-monospace, "SF Mono", "Cascadia Code", Menlo, "DejaVu Sans Mono", monospace',
     fontSize: 13,

@@ -91,7 +91,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         label="Version"
         value={version}
         change={(text) => change({ version: text.trim() })}
-        placeholder="that of the broker"
+        placeholder="the broker’s version"
         hint="An older one works, too"
       />
       <TextField
@@ -108,10 +108,10 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         change={(minutes) => change({ pause: minutes })}
       />
       <TextField
-        label="Failures until it stops"
+        label="Allowed failures"
         value={failures}
         change={(text) => change({ failures: text.trim() })}
-        hint="It stops once more machines have failed"
+        hint="The upgrade stops once more machines than this have failed"
         numeric
         required
       />

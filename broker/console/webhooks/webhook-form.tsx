@@ -65,7 +65,7 @@ export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
         value={secret}
         change={setSecret}
         secret
-        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; empty leaves it as it is' : ''}`}
+        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave it empty to keep the present one' : ''}`}
       />
     </Form>
   );
