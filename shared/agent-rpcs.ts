@@ -12,7 +12,10 @@ import { countTransferred } from './start-garbage-collection.ts';
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
-/** The agent's rpcs that write files. For a copy between machines, a broker calls them at another broker. */
+/**
+ * The agent's rpcs that write files. One broker also calls them at another broker, to copy files to a machine of that
+ * broker.
+ */
 export const fileWriterService = {
   writeFile: methodOf('WriteFile'),
   writeArchive: methodOf('WriteArchive'),
@@ -184,8 +187,8 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 
 /**
  * Returns a function that encodes a message as Frame{message}. In protobuf, a field of bytes is a tag, a length and
- * the bytes (protobuf.dev, Encoding). A message with a chunk therefore needs only two such headers and no encoder.
- * `chunk`: number of the field with the chunk.
+ * the bytes (protobuf.dev, Encoding). For a message with a chunk, only the tags and lengths of two nested fields are
+ * written before the chunk, without an encoder. `chunk`: number of the field with the chunk.
  */
 function framerOf(
   chunk: number | undefined,
@@ -284,8 +287,8 @@ export function fromWire(error: WireError): AppError {
 }
 
 /**
- * Maximum number of opening brackets in error details. Details are flat, and JSON.stringify fails for deeply nested
- * values.
+ * Maximum number of opening brackets in error details, because JSON.stringify fails for deeply nested values. Details
+ * of Farhand are flat.
  */
 const mostBrackets = 1_000;
 

@@ -9,7 +9,7 @@ const mebibyte = 1024 * 1024;
 /**
  * Window of a near peer, and the smallest window of a distant one, in bytes. A window of twice this size makes
  * downloads a tenth faster. But then stalled readers take twice the memory, and key presses wait longer, because
- * Node reads all data that has arrived at once.
+ * Node reads all arrived data at once.
  */
 export const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
@@ -18,8 +18,8 @@ const largestBytes = 64 * mebibyte;
 /** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
 /**
- * Maximum sum of the windows of a peer with more than `fewStreams` open calls, in bytes. All readers of these calls
- * may stall at once.
+ * Maximum sum of the windows of a peer with more than `fewStreams` open calls, in bytes. The sum is limited, because
+ * all readers of these calls may stall at once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
@@ -60,7 +60,7 @@ interface Peer {
   last: Status;
 }
 
-/** The bytes received and unread at a time. */
+/** How many bytes had been received, and how many of them were unread, at the time `at`. */
 interface Status {
   at: number;
   received: number;
@@ -76,8 +76,8 @@ type Role = 'client' | 'server';
 const controls = new Map<Role, { users: number; stop(): void }>();
 
 /**
- * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned
- * function is called, once. Node's diagnostics channels are the only access to the sessions of grpc-js.
+ * Sizes the windows of the links that this process dials (`client`) or accepts (`server`). The returned function ends
+ * this, and must be called only once. Node's diagnostics channels are the only access to the sessions of grpc-js.
  */
 export function controlFlow(role: Role): () => void {
   const control = controls.get(role) ?? { users: 0, stop: startControl(role) };

@@ -79,7 +79,7 @@ export const flag = z
 export const logLevel = {
   schema: z.enum(logLevels).default('info'),
   value: 'LEVEL',
-  help: `least severe level of messages that are logged: ${logLevels.join(', ')}`,
+  help: `log messages of this level and of more severe ones: ${logLevels.join(', ')}`,
 };
 
 /** Settings that every program has. */
@@ -154,7 +154,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
   // The help text has one setting as its example, if possible one with a value and not a switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
-  const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-FLAG turns a switch off.`;
+  const ways = `Each flag can also be set by a variable, such as ${variable(example ?? '')}, or in a TOML file; --no-FLAG turns a switch off.`;
   return [`${program}: ${purpose}`, '', ...rows, ...(example ? ['', ways] : []), ''].join('\n');
 }
 

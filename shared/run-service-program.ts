@@ -21,7 +21,7 @@ export interface ServiceProgram {
   settings: Record<string, Setting>;
   /** Lines at the end of the help, about the verbs. */
   verbsHelp: string;
-  /** Called before all else, for arguments that the other users of the machine must not see in `ps`. */
+  /** Called first, to hide arguments that the other users of the machine must not see in `ps`. */
   checkArguments(argv: readonly string[]): void;
   /** Loads the verbs install, status and uninstall. A running service needs neither them nor the verbs below. */
   loadServiceVerbs(): Promise<{
@@ -51,7 +51,7 @@ export function runServiceProgram(program: ServiceProgram): void {
     const { env } = process;
     const argv = process.argv.slice(2);
     program.checkArguments(argv);
-    // The name is set last, because a hidden argument overwrites it.
+    // The name is set after arguments are hidden, because hiding them overwrites it.
     nameProcess(program.name);
     if (await runVerb(program, { argv, env })) return;
     if (argv.includes('--help')) return void process.stdout.write(helpOf(program));

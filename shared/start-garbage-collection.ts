@@ -6,7 +6,10 @@ import { every } from './clock.ts';
 
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
-/** Transferred bytes between two collections of young objects. An idle V8 marks its heap again after some 8 MiB. */
+/**
+ * Transferred bytes between two collections of young objects. It must be well below some 8 MiB, after which V8 marks the
+ * heap of an otherwise idle process again.
+ */
 const everyBytes = 2 * 1024 * 1024;
 const lookMs = 5_000;
 /** A process is idle if it was busy for less than this share of the time at `looks` checks in a row. */

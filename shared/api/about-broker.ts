@@ -65,7 +65,7 @@ export const service = {
   machineMetrics: raw('/metrics/machines/{machine_id}', 'machines:read', {
     summary: 'Get the last report of a machine for Prometheus',
     description:
-      'A machine that is offline, or whose owner allows no metrics, has only `farhand_machine_up`.',
+      'For a machine that is offline, or whose owner allows no metrics, the answer has only `farhand_machine_up`.',
     types: ['text/plain'],
   }),
   docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),

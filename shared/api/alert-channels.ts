@@ -10,11 +10,11 @@ export const channelTypes = ['webhook', 'slack', 'discord', 'ntfy', 'email'] as 
 export type ChannelType = (typeof channelTypes)[number];
 
 const described = {
-  type: 'The service',
-  user: 'User of the mail server; null: without a login',
+  type: 'Service that gets the alerts',
+  user: 'User name for the mail server; null: the server needs none',
   from: 'Sender of e-mails',
   to: 'Recipients of e-mails',
-  enabled: 'True if alerts are sent',
+  enabled: 'True if alerts are sent through the channel',
 };
 
 const channel = named('AlertChannel', {
@@ -113,7 +113,7 @@ export const alertChannels = {
   update: single('PATCH', one, 'webhooks:write', {
     summary: 'Change a channel',
     description:
-      'A new `url` makes the key of the request the owner of the channel. If the channel sends its `secret` to the `url`, a new `url` needs the `secret` again.',
+      'A new `url` makes the key of the request the owner of the channel. If the new `url` is of another server, and a password or token is stored, the request must contain `secret` too.',
     body: z.strictObject({ name: name.optional(), url: url.optional(), secret, ...changeable }),
     example: { name: 'operations', enabled: true },
     reply: channel,

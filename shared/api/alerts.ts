@@ -43,8 +43,8 @@ const described = {
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
   before: 'Milliseconds before the expiry at which an alert opens; default: 14 days',
-  machine_ids: 'Ids of machines that the rule is about; null: see `tags`',
-  tags: 'The rule is also about machines with one of these tags; if `tags` and `machine_ids` are null, about all machines',
+  machine_ids: 'Ids of machines that the rule applies to; null: see `tags`',
+  tags: 'The rule also applies to machines with any of these tags; if `tags` and `machine_ids` are null, to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
   channel_ids: 'Ids of the channels that get the alerts of this rule; null: all channels',
   enabled: 'True if the rule is evaluated',
@@ -136,7 +136,7 @@ const alert = named('Alert', {
   status: z.enum(alertStatuses).describe('Status of the alert; `held`: a maintenance window holds it back'),
   message: z.string().describe('The alert in words'),
   value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
-  created_at: timestamp.describe('Time when the condition had lasted for the `for` of the rule'),
+  created_at: timestamp.describe('Time when the condition had lasted as long as the rule requires (`for`)'),
   opened_at: timestamp
     .nullable()
     .describe('Time when the alert opened; null if a maintenance window holds it back'),

@@ -25,6 +25,7 @@ const counts = z.object({
   lost: z.number().describe('Machines whose command has an unknown outcome'),
 });
 
+const mostFailures = 'Once more machines than this have failed, the command starts on no further machine';
 const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 export const batch = named('Batch', {
   id: batchId,
@@ -33,7 +34,7 @@ export const batch = named('Batch', {
   ),
   ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
   concurrency: z.number().nullable().describe('Most machines that run the command at once; null: all'),
-  max_failures: z.number().nullable().describe('Number of failures after which no further machine starts'),
+  max_failures: z.number().nullable().describe(`${mostFailures}; null: no limit`),
   total: z.number().describe('Number of machines of the batch'),
   counts: counts.describe('Number of machines by status of their command'),
   created_at: timestamp.describe('Time of creation'),
@@ -58,7 +59,7 @@ const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
 const either = 'name either machine_ids or tags, not both';
 const limits = {
   concurrency: limit.min(1).optional().describe('Most machines that run the command at once; default: all'),
-  max_failures: limit.min(0).optional().describe('Number of failures after which no further machine starts'),
+  max_failures: limit.min(0).optional().describe(`${mostFailures}; default: no limit`),
 };
 
 export const batches = {
@@ -114,11 +115,11 @@ export const batches = {
   }),
   stream: outgoing('events', '/batches/{batch_id}/stream', 'commands:read', {
     summary: 'Follow the output of all commands of a batch, and its end, in one stream',
-    description: `Events: \`output\`, \`gap\` and \`exit\` as of a command, and last \`end\`. For batches of at most ${mostFollowed} machines. A new connection starts at the beginning: \`offset\` shows which output is a repeat.`,
+    description: `Events: \`output\`, \`gap\` and \`exit\` as for a single command, and \`end\` as the last one. Only for batches of at most ${mostFollowed} machines. A new connection sends earlier output again: \`offset\` shows which output is a repeat.`,
     query: {
       tail: queryNumber(0, 64 * 1024 * 1024)
         .default(64 * 1024)
-        .describe('Number of last bytes of each output to begin with; earlier bytes are left out'),
+        .describe('Begin each output with at most this number of its last bytes; earlier bytes are left out'),
     },
     reply: z.union([
       z.object({ ...ofMember, ...outputPiece.shape }),

@@ -107,13 +107,13 @@ const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } 
 const streams = ['stdout', 'stderr'] as const;
 
 export const outputPiece = z.object({
-  stream: z.enum(streams).describe('Output that the bytes are from'),
+  stream: z.enum(streams).describe('Output that the bytes belong to'),
   offset: z.number().describe('Offset of the first byte of `data`'),
   data: z.string().describe('The bytes of the output, in `encoding`'),
   encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
 });
 export const outputGap = z.object({
-  stream: z.enum(streams).describe('Output that the bytes are from'),
+  stream: z.enum(streams).describe('Output that the bytes belong to'),
   from: z.number().describe('Offset of the first byte that is no longer stored'),
   to: z.number().describe('Offset of the next byte that is still stored'),
 });

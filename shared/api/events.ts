@@ -172,7 +172,7 @@ export function deliveryBody(type: string): z.ZodObject {
 export const event = named('Event', {
   ...envelope,
   type: z.enum(eventTypes).describe('Event type'),
-  data: z.record(z.string(), z.unknown()).describe('Data of the event type, as under Webhooks'),
+  data: z.record(z.string(), z.unknown()).describe('Data of the event type, as described under Webhooks'),
 });
 
 /**

@@ -85,7 +85,7 @@ const ifMatch = { if_match: condition('ETag that the file must have; else precon
 const writing = {
   summary: 'Write a file',
   description:
-    'Replaces the content atomically. Owner stays, and mode too unless `mode` is set. Follows symlinks.',
+    'Replaces the content atomically. The owner stays, and so does the mode unless `mode` is set. Follows symlinks.',
   errors: [...writeErrors, 'file_too_large', 'precondition_failed'],
   replyHeaders: ['ETag'],
   headers: ifMatch,
@@ -326,7 +326,9 @@ export const files = {
     },
     headers: {
       range: condition('One range of bytes, such as `bytes=0-1023`'),
-      if_range: condition('ETag or time of the version that `range` is for; another version is sent whole'),
+      if_range: condition(
+        'ETag or time of the version that `range` is for; if the file has another version, all of it is sent',
+      ),
       if_match: condition('ETag that the file must have; else precondition_failed'),
       if_none_match: condition('ETag of the copy that the client has; 304 if the file still has it'),
       if_modified_since: condition(

@@ -151,7 +151,7 @@ export const inventory = {
     ...build('list', 'GET', '/inventory', 'machines:read', {
       summary: 'List machines with their inventory, or find a package on them',
       description:
-        'Answers the last collections. With `package` only machines that have this package. Versions are compared by the rule of each machine’s distribution; an epoch counts only if `version_below` has one.',
+        'Answers each machine’s last collection. With `package`, lists only machines that have this package. Versions are compared by the rule of each machine’s distribution; an epoch counts only if `version_below` has one.',
       query: {
         package: text(256).min(1).optional().describe('Only machines with the package of this name'),
         version_below: text(256)
@@ -166,7 +166,7 @@ export const inventory = {
         refresh: queryBoolean
           .optional()
           .describe(
-            'True to let online machines collect their inventory before the answer, for at most 2 minutes; only with offset 0',
+            'True to make online machines collect their inventory first, for at most 2 minutes; only with offset 0',
           ),
         ...paging(sort),
       },
@@ -177,7 +177,7 @@ export const inventory = {
       without_inventory: z
         .int()
         .describe(
-          'Number of machines, of those with the `tags`, that a search for a `package` cannot find: they never sent an inventory, or their owner no longer allows it',
+          'Number of machines that have the `tags` but that a search for a `package` cannot find, because they never sent an inventory or their owner no longer allows it',
         ),
     }),
   },

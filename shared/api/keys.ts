@@ -122,7 +122,7 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of the key’s schedules. They do not run until another key changes them. With `tags`, the change must be of where or what the schedule runs',
+          'Ids of the key’s schedules. They do not run until another key changes them. For a schedule with `tags`, the change must contain where and what it runs',
         ),
       webhooks: z
         .array(webhookId)

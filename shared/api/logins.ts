@@ -26,7 +26,7 @@ export const logins = {
   create: single('POST', '/logins', 'any key', {
     summary: 'Log in: get a session cookie for the API key of this request',
     description:
-      'Sets the cookie `__Host-farhand`, with the rights that the key has at any moment. Instead of the key, the header `Authorization` may have the one-time ticket of `npm start`. Refused over plain HTTP from another machine.',
+      'Sets the cookie `__Host-farhand`. It always has the present rights of the key. Instead of the key, the header `Authorization` may have the one-time ticket of `npm start`. Refused over plain HTTP from another machine.',
     body: z.strictObject({ name }),
     example: { name: 'Firefox on Linux' },
     reply: login,
@@ -42,7 +42,7 @@ export const logins = {
   confirm: single('POST', '/logins/{login_id}/confirm', 'any key', {
     summary: 'Confirm a login with its API key',
     description:
-      'Send the key in the header `Authorization`. The login may then call routes that need a confirmation for 15 minutes.',
+      'Send the key in the header `Authorization`. For 15 minutes the login may then call routes that need a confirmation.',
     reply: login,
   }),
   remove: single('DELETE', '/logins/{login_id}', 'any key', {

@@ -49,7 +49,7 @@ export const maintenanceWindows = {
   create: single('POST', '/alerts/windows', 'webhooks:write', {
     summary: 'Create a maintenance window, in which alerts are held back',
     description:
-      'A window takes place once, until `ends_at` or for `duration`, or repeatedly at the times of `cron`, each time for `duration`. Alerts during a window have the status `held`. They open at the end of the window if their condition still holds.',
+      'A window takes place once, until `ends_at` or for `duration`. With `cron` it takes place repeatedly, each time for `duration`. Alerts during a window have the status `held`. They open at the end of the window if their condition still holds.',
     body: z.strictObject({
       name: label(1, 100).describe('Name'),
       machine_ids: z.array(machineId).min(1).max(1000).optional().describe(described.machine_ids),

@@ -16,10 +16,10 @@ export const parameterValues = z
   .describe('Values of the parameters of the saved command, by name');
 
 const described = {
-  name: 'Name, which `{{name}}` in `argv` stands for',
+  name: 'Name; in `argv`, `{{name}}` stands for the value',
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
   required:
-    'False if the parameter may be left out; without a `default` it must then be a whole argument. Default: true unless there is a `default`',
+    'False if the parameter may be left out. If it has no `default`, it must then fill a whole argument. Default: true unless there is a `default`',
   default: 'Value of a parameter that is left out',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',
@@ -79,7 +79,7 @@ const fields = {
     .min(1)
     .max(256)
     .describe(
-      'Program and arguments, run without a shell. `{{name}}` stands for the value of a parameter, which is never split; the program has none',
+      'Program and arguments, run without a shell. In arguments, `{{name}}` stands for the value of a parameter, which is never split; the program cannot contain one',
     ),
   parameters: z.array(newParameter).max(50).optional().describe('Parameters of the command'),
   description: text(4096).nullable().optional().describe('What the command does'),

@@ -72,7 +72,9 @@ const listed = named('Schedule', {
   next_run: timestamp.nullable().describe('Time of the next run'),
   last_run: lastRun
     .nullable()
-    .describe('Last run, even if it could not start; with `tags` the worst run of the last time'),
+    .describe(
+      'Last run, even if it could not start. With `tags`, the run with the worst result of all machines at that time',
+    ),
   created_at: timestamp.describe('Time of creation'),
 });
 
@@ -84,11 +86,13 @@ const detailed = listed
       .nullable()
       .describe('Milliseconds after which the command is killed with all its processes'),
     notify: notify.nullable().describe('Which runs emit an event'),
-    overlap: overlap.describe('Whether a run starts while the previous one is not over: `skip` or `allow`'),
-    catch_up: catchUp.describe(
-      'Which of the times that were missed while the broker was down are run later; with `on_change`, whether a change of that time is',
+    overlap: overlap.describe(
+      'Whether a run starts while the previous one is in progress: `skip` or `allow`',
     ),
-    catch_up_window: z.number().describe('Milliseconds after which a missed time is no longer run'),
+    catch_up: catchUp.describe(
+      'Which missed runs start after the broker was down; with `on_change`, whether a change during that time starts a run',
+    ),
+    catch_up_window: z.number().describe('Milliseconds after which a missed run no longer starts'),
     user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
     cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
     env: z.record(z.string(), z.string()).nullable().describe('Environment variables'),
@@ -96,7 +100,7 @@ const detailed = listed
     requested_by: z
       .string()
       .describe(
-        'Id of the API key whose rights the schedule has: the key that changed it last; with `tags` the key that last changed where or what it runs',
+        'Id of the API key whose rights the schedule has: the key that changed it last; with `tags`, the key that last changed where or what it runs',
       ),
     updated_at: timestamp.describe('Time of the last change'),
   })
@@ -144,7 +148,7 @@ const onChange = z
     settle: milliseconds(1000, 600_000)
       .default(2000)
       .describe(
-        'Milliseconds without a change after which a run starts; while changes go on, it starts after 10 times as long',
+        'Milliseconds without a change after which a run starts; if changes do not stop, it starts after 10 times as long',
       ),
   })
   .meta({
@@ -165,16 +169,16 @@ const further = {
   overlap: overlap
     .optional()
     .describe(
-      'Whether a run starts while the previous one is not over; default: `skip`. With `on_change`, `skip` starts one run after it',
+      'Whether a run starts while the previous one is in progress; default: `skip`. With `on_change`, `skip` starts one run when the previous one has ended',
     ),
   catch_up: catchUp
     .optional()
     .describe(
-      'Which missed times are run later: `none` (default), the `last` or `all`. With `on_change` the default is `last`: a change that happened while the path was not watched starts one run',
+      'Which missed runs start after the broker was down: `none` (default), the `last` or `all`. With `on_change` the default is `last`: a change that happened while the path was not watched starts one run',
     ),
   catch_up_window: window
     .optional()
-    .describe('Milliseconds after which a missed time is no longer run; default: a day'),
+    .describe('Milliseconds after which a missed run no longer starts; default: a day'),
   user: user.nullable().optional().describe('User to run as; default: the agent’s user'),
   cwd: cwd.nullable().optional().describe('Working directory; default: the home of the user'),
   env: environment.nullable().optional().describe('Environment variables, added to those of the user'),
@@ -279,7 +283,7 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` is changed by a key that may use all machines it runs on. It keeps the rights of its old key unless the request changes where or what it runs. If that key is revoked or expired, the request must contain both.',
+      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` can be changed only by its own key, or by a key that may use all machines it runs on. It keeps the rights of its key unless the request changes where or what it runs. If its key is revoked or expired, the request must contain both: `tags` or `machine_id`, and `command` or `saved_command_id`.',
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,

@@ -132,7 +132,7 @@ const choices = {
     .describe('The upgrade stops once more machines than this have failed'),
   running: z
     .enum(['wait', 'end'])
-    .describe('What happens to running commands and terminals: wait for their end, or end them'),
+    .describe('What happens to running commands and terminals: `wait` for their end, or `end` them'),
   wait_for: milliseconds(0, 7 * day).describe(
     'With `running: wait`, milliseconds after which a machine that is still busy is skipped',
   ),
@@ -206,12 +206,12 @@ export const upgrades = {
   create: single('POST', '/machines/upgrade', 'machines:write', {
     summary: 'Upgrade the agents of many machines, a wave at a time',
     description:
-      'Takes either `machine_ids` or `tags`. The answer does not wait: follow `GET /upgrades/{upgrade_id}` or the events `upgrade.*`. An older version works in the same way.',
+      'Takes either `machine_ids` or `tags`. The answer does not wait: follow `GET /upgrades/{upgrade_id}` or the events `upgrade.*`. An older `version` can be installed too.',
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
         tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
-        version: agentVersion.optional().describe('Version to install; default: the one of the broker'),
+        version: agentVersion.optional().describe('Version to install; default: the version of the broker'),
         ...plan,
       })
       .refine(

@@ -87,7 +87,7 @@ const webhook = named('Webhook', {
   id: webhookId,
   url: z.string().describe(receiver),
   events: z.array(z.string()).describe('Event types and families'),
-  enabled: z.boolean().describe('True if its user has enabled delivery'),
+  enabled: z.boolean().describe('True if a user has enabled delivery and the broker has not disabled it'),
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
   disabled_reason: disabledReason
     .nullable()
@@ -113,7 +113,7 @@ export const webhooks = {
       url,
       events,
       secret: secret.optional(),
-      enabled: z.boolean().default(true).describe('True if its user has enabled delivery'),
+      enabled: z.boolean().default(true).describe('True to deliver events'),
       machine_ids: machine_ids.optional(),
     }),
     example: { url: 'https://example.org/hooks', events: ['machine.*', 'command.failed'] },
@@ -133,7 +133,7 @@ export const webhooks = {
         .nullable()
         .optional()
         .describe('New secret for signatures; null: deliveries are not signed'),
-      enabled: z.boolean().optional().describe('True if its user has enabled delivery'),
+      enabled: z.boolean().optional().describe('True to deliver events'),
       machine_ids: machine_ids.nullable().optional().describe(ofMachines),
     }),
     example: { events: ['*'], enabled: true },
@@ -161,7 +161,7 @@ export const webhooks = {
     idempotency: 'replay',
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
-    summary: 'Send the events since a time again that were not delivered',
+    summary: 'Send all events since a time that were not delivered',
     body: z.strictObject({ since: instant.describe('Only events at this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
     reply: named('Redelivered', { redelivered: z.number().describe('Number of deliveries repeated') }),

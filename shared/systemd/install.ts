@@ -25,7 +25,7 @@ export interface Service {
   home?: string;
   /** Units that run as root beside the service: NAME.path starts NAME.service. Both use `directory`. */
   helper?: { name: string; directory: string };
-  /** True if a running service is in the state for which its installation waits. */
+  /** True once a running service works, such as an agent that is linked. The installation waits for this. */
   settled(state: State): boolean;
 }
 

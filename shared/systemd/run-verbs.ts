@@ -117,7 +117,7 @@ function textOf(name: string, state: State, log: string[]): string {
   if (!installed) return `${name} is not installed as a service; see ${name} install --help`;
   const failed = active === 'failed' ? `, ${result}: its exit code was ${exitStatus}` : '';
   return [
-    `${version ? `${name} ${version}` : name}: ${active}${failed}, since ${since || 'ever'}, as ${user}${enabled ? '' : ', not started at boot'}`,
+    `${version ? `${name} ${version}` : name}: ${active}${failed}${since && `, since ${since}`}, as ${user}${enabled ? '' : ', not started at boot'}`,
     ...(status && ['active', 'failed'].includes(active) ? [status] : []),
     ...(log.length > 0 ? ['', ...log] : []),
   ].join('\n');
