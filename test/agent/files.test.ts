@@ -991,6 +991,26 @@ describe('writing', () => {
     expect(readFileSync(join(data, 'temporary.journal'), 'utf8')).toBe('');
   });
 
+  test('a temporary file that a start cannot remove is removed by the next start', async () => {
+    const data = join(base, 'journal');
+    mkdirSync(data);
+    mkdirSync(path('disk'));
+    writeFileSync(path('disk/.farhand-left'), 'x');
+    const left = Buffer.from(path('disk/.farhand-left')).toString('base64url');
+    writeFileSync(join(data, 'temporary.journal'), `+${left}\n`);
+    const start = () => createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+    // The agent opens the parent directory without following a symlink, so this start fails to open it.
+    renameSync(path('disk'), path('away'));
+    symlinkSync('away', path('disk'));
+    await start();
+    expect(readdirSync(path('away'))).toEqual(['.farhand-left']);
+    rmSync(path('disk'));
+    renameSync(path('away'), path('disk'));
+    await start();
+    expect(readdirSync(path('disk'))).toEqual([]);
+    expect(readFileSync(join(data, 'temporary.journal'), 'utf8')).toBe('');
+  });
+
   test('the journal of temporary files is empty without writes, and stays small with constant writes', async () => {
     const journal = join(base, 'data', 'temporary.journal');
     const stop = new AbortController();

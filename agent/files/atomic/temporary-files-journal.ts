@@ -5,7 +5,7 @@ import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
 import { sleep } from '../../../shared/clock.ts';
-import { ignoring, isErrno } from '../../../shared/errors.ts';
+import { ignoring } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { BigIntStats, Confined } from '../confine/confined-fs.ts';
 import * as fs from '../confine/confined-fs.ts';
@@ -46,25 +46,28 @@ export class Journal {
   readonly #path: string;
   readonly #log: Logger;
   #size = 0;
-  readonly #live = new Map<Bytes, string>();
+  readonly #live: Map<Bytes, string>;
   #turn: Promise<void> = Promise.resolve();
 
-  private constructor(path: string, log: Logger) {
+  private constructor(path: string, live: Map<Bytes, string>, log: Logger) {
     this.#path = path;
+    this.#live = live;
     this.#log = log;
   }
 
-  /** Removes the temporary files of a killed agent, then creates an empty journal. */
+  /** Opens the journal and removes the temporary files of a killed agent. A file that cannot be removed stays in it. */
   static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
-    const left = [...(await leftovers(path))].map(([file, mark]) => remove(file, mark, log));
+    const journal = new Journal(path, await leftovers(path), log);
+    if (journal.#live.size === 0) await writeFile(path, '', { mode: 0o600 });
+    else await journal.#rewrite();
+    const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
     const removed = new AbortController();
     await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
     // The timer is ended. Otherwise it would delay the exit of an agent that is stopped soon after its start.
     removed.abort();
-    await writeFile(path, '', { mode: 0o600 });
-    return new Journal(path, log);
+    return journal;
   }
 
   /** Reserves a free name in an open directory. Resolves when the name is in the journal. */
@@ -93,6 +96,20 @@ export class Journal {
   #add(path: Bytes, mark = ''): Promise<void> {
     this.#live.set(path, mark);
     return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
+  }
+
+  /** Removes a file that a killed agent left. Never rejects. */
+  async #removeLeftover(path: Bytes, mark: string): Promise<void> {
+    try {
+      if (await remove(path, mark))
+        this.#log.info(
+          { path: toText(path) },
+          'removed a temporary file that an earlier run of the agent left',
+        );
+      await this.#remove(path);
+    } catch (error) {
+      this.#log.warn({ err: error, path: toText(path) }, notRemoved);
+    }
   }
 
   #remove(path: Bytes): Promise<void> {
@@ -146,32 +163,35 @@ async function leftovers(path: string): Promise<Map<Bytes, string>> {
 }
 
 /**
- * Removes a leftover only if it is a file or directory with the agent's prefix, owned by the agent's user.
+ * Removes a leftover only if it is a file or directory with the agent's prefix, owned by the agent's user. Returns
+ * false if it is not, or is missing.
  */
-async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
+async function remove(path: Bytes, mark: string): Promise<boolean> {
   const name = posix.basename(path);
-  if (!name.startsWith(prefix)) return;
-  try {
-    const above = bytes(posix.dirname(path));
-    using directory = new fs.Pinned(await open(above, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW));
-    const at = fs.child(directory.at, name);
-    const stats = await fs.lstat(at);
-    if (Number(stats.uid) !== process.geteuid?.()) return;
-    if (stats.isDirectory()) await empty(at, mark, path);
-    else if (!stats.isFile()) return;
-    await fs.drop(at);
-    log.info({ path: toText(path) }, 'removed a temporary file that an earlier run of the agent left');
-  } catch (error) {
-    if (!isErrno(error, 'ENOENT')) log.warn({ err: error, path: toText(path) }, notRemoved);
-  }
+  if (!name.startsWith(prefix)) return false;
+  const above = bytes(posix.dirname(path));
+  const flags = fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW;
+  const handle = await open(above, flags).catch(ignoring('ENOENT'));
+  if (!handle) return false;
+  using directory = new fs.Pinned(handle);
+  const at = fs.child(directory.at, name);
+  const stats = await fs.lookAt(at);
+  if (!stats || Number(stats.uid) !== process.geteuid?.()) return false;
+  if (stats.isDirectory()) return await removeDirectory(at, mark, path);
+  if (!stats.isFile()) return false;
+  await fs.drop(at);
+  return true;
 }
 
 /**
- * Empties a leftover directory only if it has the recorded mark. Another user with write access to its parent
- * could have given the name to another directory.
+ * Removes a leftover directory, with its content only if it has the recorded mark. Another user with write access to
+ * its parent could have given the name to another directory. Returns false if such a directory is not empty.
  */
-async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
+async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise<boolean> {
   using pinned = await fs.pin(at);
-  if (markOf(await pinned.stat()) !== mark) return;
+  if (markOf(await pinned.stat()) !== mark)
+    return (await fs.drop(at).then(() => true, ignoring('ENOTEMPTY'))) ?? false;
   await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });
+  await fs.drop(at);
+  return true;
 }
