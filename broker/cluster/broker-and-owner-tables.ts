@@ -31,7 +31,7 @@ export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + 
 export const releasing = 'DELETE FROM brokers WHERE id = $1';
 /** The epoch of a machine increases with each new owner. Writes with an older epoch are refused. */
 export const taking = `INSERT INTO owners AS o (machine_id, broker_id, epoch, link_id)
-  SELECT machine, $1, 1, link FROM unnest($2::varchar[], $3::varchar[]) AS t (machine, link) ORDER BY machine
+  SELECT machine, $1, 1, nullif(link, '') FROM unnest($2::varchar[], $3::varchar[]) AS t (machine, link) ORDER BY machine
   ON CONFLICT (machine_id) DO UPDATE SET epoch = o.epoch + CASE WHEN o.broker_id = $1 THEN 0 ELSE 1 END,
     broker_id = $1, link_id = excluded.link_id, changed = pg_current_xact_id()
   RETURNING machine_id, broker_id, epoch, link_id`;
@@ -63,6 +63,9 @@ export const readingBrokers =
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
+
+/** Reads the owner of one machine. Not for PostgresListener, because its parameter is a question mark. */
+export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
 /** Stores encrypted secrets for `$3` seconds. */
 export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;

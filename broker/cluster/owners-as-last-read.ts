@@ -1,8 +1,9 @@
 // Stores in memory which brokers are alive, and which of them owns each machine, as last read from the database.
 import { monotonic } from '../../shared/clock.ts';
 import type { Row } from '../history/database-interface.ts';
+import type { RowReader } from '../history/history.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { readingBrokers, readingHorizon, readingOwners } from './broker-and-owner-tables.ts';
+import { readingBrokers, readingHorizon, readingOwner, readingOwners } from './broker-and-owner-tables.ts';
 import type { Peer } from './peers/owner-lookup.ts';
 
 interface Owner {
@@ -37,8 +38,17 @@ export class OwnersAsLastRead {
   /** Returns the owner of a machine if it is another broker that is alive. */
   elsewhere(machineId: string): Peer | undefined {
     const { brokerId = '' } = this.#owners.get(machineId) ?? {};
-    const broker = brokerId === this.#brokerId ? undefined : this.#brokers.get(brokerId);
-    return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
+    return this.#livingPeer(brokerId);
+  }
+
+  /**
+   * Reads whether a machine that was last read without a link has another owner by now. Returns the owner if it is
+   * another broker that is alive.
+   */
+  async newOwner(machineId: string, reader: RowReader): Promise<Peer | undefined> {
+    if ((this.#owners.get(machineId)?.linkId ?? null) !== null) return undefined;
+    const row = await reader.get(readingOwner, machineId);
+    return row && this.#livingPeer(String(row.broker_id));
   }
 
   /** True if a machine has no owner, or its owner has stopped. With `orOver`, also if the owner's lease is over. */
@@ -48,6 +58,11 @@ export class OwnersAsLastRead {
     if (owner.brokerId === this.#brokerId) return false;
     const broker = this.#brokers.get(owner.brokerId);
     return !broker || (orOver && broker.until <= monotonic());
+  }
+
+  #livingPeer(brokerId: string): Peer | undefined {
+    const broker = brokerId === this.#brokerId ? undefined : this.#brokers.get(brokerId);
+    return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
   }
 
   hasEnded(brokerId: string): boolean {

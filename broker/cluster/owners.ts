@@ -50,6 +50,7 @@ export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex
 export class Cluster implements Owners {
   readonly #log: Logger;
   readonly #state: State;
+  readonly #history: History;
   readonly #connection: PostgresListener;
   readonly #lease: Lease;
   /** Tasks that one broker does for all brokers. */
@@ -69,7 +70,7 @@ export class Cluster implements Owners {
   #stops: (() => void)[] = [];
   #isClosed = false;
 
-  private constructor(options: Options, connection: PostgresListener, state: State) {
+  private constructor(options: Options, connection: PostgresListener, state: State, history: History) {
     const { brokerId, log } = options;
     this.#lease = new Lease(connection, options);
     this.#owners = new OwnersAsLastRead(connection, brokerId);
@@ -77,6 +78,7 @@ export class Cluster implements Owners {
     this.#log = log;
     this.#connection = connection;
     this.#state = state;
+    this.#history = history;
     this.follow(() => this.#readOwners());
     this.follow(() => state.refresh());
   }
@@ -86,7 +88,7 @@ export class Cluster implements Owners {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
     const connection = await PostgresListener.open(options.address, options.log, (from) => onNews(from));
-    const cluster = new Cluster(options, connection, state);
+    const cluster = new Cluster(options, connection, state, history);
     onNews = (from) => {
       if (from !== options.brokerId) cluster.#read();
     };
@@ -143,6 +145,10 @@ export class Cluster implements Owners {
     return this.#owners.elsewhere(machineId);
   }
 
+  newOwner(machineId: string): Promise<Peer | undefined> {
+    return this.#owners.newOwner(machineId, this.#history);
+  }
+
   async loaded(machineId: string): Promise<void> {
     await this.#own.get(machineId)?.loaded.catch((error: unknown) => {
       throw databaseUnavailable(error);
@@ -195,8 +201,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Makes this broker the owner of a machine that has proven its identity here. Resolves once the open work
-   * of the machine is loaded.
+   * Makes this broker the owner of a machine that has proven its identity here. `linkId` is empty for a machine
+   * without a link. Resolves once the open work of the machine is loaded.
    */
   take(machineId: string, linkId: string): Promise<void> {
     if (this.#isClosed) return Promise.reject(databaseUnavailable());
@@ -206,6 +212,14 @@ export class Cluster implements Owners {
     if (!waiting) this.#takes.set(machineId, { linkId, taken });
     if (!this.#isTaking) void this.#takeAll();
     return taken.promise;
+  }
+
+  /**
+   * Makes this broker the owner of a machine that was registered here and has no owner yet. Never rejects, because
+   * brokers claim such machines regularly.
+   */
+  async takeNew(machineId: string): Promise<void> {
+    if (!this.#owners.of(machineId)) await this.take(machineId, '').catch(() => {});
   }
 
   /** Records that the link of a machine has ended. This broker stays the owner of the machine. */

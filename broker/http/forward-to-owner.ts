@@ -1,4 +1,5 @@
-// Forwards each request about a machine of another broker to that broker.
+// Forwards each request about a machine of another broker to that broker. Before any other request is answered, this
+// broker reads what the others have changed, so that a client can read at one broker what it has written at another.
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { Peers, RequestSubject } from '../cluster/peers/route-to-owner.ts';
@@ -19,11 +20,15 @@ interface Parts {
 type Forwarder = (ctx: Context, client: Client, parts: Parts) => Promise<boolean>;
 
 /**
- * Creates the function that forwards requests of one route; undefined for lists, which every broker answers. The
- * owner of the machine authorizes the request. It also checks the size of a body that this broker has not read.
+ * Creates the function that forwards requests of one route. Lists are answered by every broker. The owner of the
+ * machine authorizes the request. It also checks the size of a body that this broker has not read.
  */
-export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): Forwarder | undefined {
-  if (route.kind === 'list') return undefined;
+export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): Forwarder {
+  if (route.kind === 'list')
+    return async () => {
+      await peers.refresh();
+      return false;
+    };
   const inBody = parser.namesMachineInBody;
 
   async function find(client: Client, { read, readJson }: Parts): Promise<Found> {
@@ -39,6 +44,7 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
     if (client.quota?.refusal) return false;
     // If the request cannot be read, this broker refuses it and writes its audit record.
     const { subject, body } = await find(client, parts).catch((): Found => ({}));
+    if (!subject && route.method === 'GET') await peers.refresh();
     const elsewhere = subject && peers.elsewhere(subject);
     if (!elsewhere) return false;
     await elsewhere.forward(ctx.req, ctx.res, { client, requestId: String(ctx.state.requestId), body });

@@ -154,7 +154,7 @@ function tlsServer(server: Server, { handshakeMs }: ListenerOptions, leaf: Secur
 }
 
 function handlers(services: ListenerServices & LinkServices, settings: LinkSettings): LinkHandlers {
-  const { connections, joinTokens, proxies, rates, answerWaiters } = services;
+  const { connections, joinTokens, proxies, rates, answerWaiters, cluster } = services;
   const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
     proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
   return {
@@ -168,8 +168,9 @@ function handlers(services: ListenerServices & LinkServices, settings: LinkSetti
         throw error;
       });
       enrolled.then(
-        (response) => {
+        async (response) => {
           connections.authenticate(call.getPeer());
+          await cluster?.takeNew(response.machine_id ?? '');
           reply(null, response);
         },
         (error: unknown) => reply({ code: enrolStatus(error), details: textOf(error) }),

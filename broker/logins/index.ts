@@ -60,6 +60,12 @@ export class Logins {
     return key && this.#endOf(login) > now() ? { login, key } : undefined;
   }
 
+  /** Reads the changes of other brokers first, and then finds the login. */
+  async findNew(secret: string): Promise<{ login: Login; key: Key } | undefined> {
+    await this.#state.refresh();
+    return this.find(secret);
+  }
+
   /** Records that a request has used a login. */
   note({ id }: Login): void {
     this.#used.set(id, now());

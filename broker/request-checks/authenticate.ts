@@ -62,7 +62,8 @@ export async function authenticateLogin(
   }: { keys: Keys; logins: Logins; rates: Rates; cluster?: Pick<Cluster, 'isAlive'> | undefined },
 ): Promise<Client> {
   assertAlive(cluster);
-  const found = logins.find(secret);
+  // Another broker may have created the login a moment ago.
+  const found = logins.find(secret) ?? (cluster && (await logins.findNew(secret)));
   if (!found) throw loginEnded;
   logins.note(found.login);
   const key = keys.admit(found.key, address);

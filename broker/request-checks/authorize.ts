@@ -124,8 +124,8 @@ export class AuthorizedRequest<R extends Route> {
   async perform<T>({ read, gone, lasts, readRest, act }: RequestWork<R, T>): Promise<T> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
-      requireScope(this.#client.key, this.#guard.route);
-      assertConfirmed(this.#guard.services.state, this.#client.login_id, this.#guard.route);
+      if (!this.#passes(() => this.#checkScope())) await this.#guard.services.state.refresh();
+      this.#checkScope();
       const raw = read();
       if (readRest) {
         await this.#lookUp(raw);
@@ -200,10 +200,28 @@ export class AuthorizedRequest<R extends Route> {
     this.#raw = raw;
     const ids = parser.ids(raw);
     await this.#storedIds.lookUp(ids, lookups, state);
-    if (!cluster || this.#find(state).every(({ named }) => named)) return;
-    // Another broker may have created the object a moment ago. Several waiting requests share one refresh.
+    if (!cluster || this.#passes(() => this.#check(this.#find(state), state))) return;
+    // Another broker may have created the object or changed the key a moment ago. Several waiting requests share one
+    // refresh.
     await state.refresh();
     await this.#storedIds.lookUp(ids, lookups, state);
+  }
+
+  /** True if a check does not throw, or if no other broker can have changed what it depends on. */
+  #passes(check: () => void): boolean {
+    if (!this.#guard.services.cluster) return true;
+    try {
+      check();
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  #checkScope(): void {
+    const { services, route } = this.#guard;
+    requireScope(currentKey(services.state, this.#who.key_id), route);
+    assertConfirmed(services.state, this.#who.login_id, route);
   }
 
   #find(declared: Declared): Subject[] {

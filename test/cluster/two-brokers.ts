@@ -20,6 +20,7 @@ function createOwners() {
       const owner = moved.get(machineId)?.(name) ?? 'owner';
       return owner === name ? undefined : { brokerId: owner, url: urls.get(owner) ?? '' };
     },
+    newOwner: async () => undefined,
     directoryId: name,
     withDirectory: () => undefined,
     loaded: () => work.loading,

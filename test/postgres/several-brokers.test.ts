@@ -47,6 +47,32 @@ const becomeOwner = (machineId: string): string =>
 const waitingFor = (table: string): string =>
   `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%${table}%'`;
 
+/**
+ * Returns the processes of PostgreSQL that serve the connections on which this number of brokers listens. Such a
+ * connection also reads the owners, most of the time as its last statement.
+ */
+async function listeners(database: string, count: number): Promise<Set<number>> {
+  const { query } = await server();
+  const reading =
+    "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT machine_id, broker_id%FROM owners%'";
+  const pids = new Set<number>();
+  await soon(async () => {
+    for (const { pid } of await query(reading, database)) pids.add(Number(pid));
+    return pids.size;
+  }).toBe(count);
+  return pids;
+}
+
+/** Runs `work` while these processes are stopped. */
+async function whileFrozen(pids: Iterable<number>, work: () => Promise<void>): Promise<void> {
+  for (const pid of pids) process.kill(pid, 'SIGSTOP');
+  try {
+    await work();
+  } finally {
+    for (const pid of pids) process.kill(pid, 'SIGCONT');
+  }
+}
+
 withPostgres('two brokers', () => {
   test('are refused unless both are started with --peer-listen, which needs --database-url', async () => {
     await expect(startFarhand({ flags: peer })).rejects.toThrow('they need --database-url');
@@ -113,27 +139,71 @@ withPostgres('two brokers', () => {
 
   test('refuse a revoked key within five seconds although no notification arrives', async () => {
     const { one, two, database } = await startTwo(await server());
-    const { query } = await server();
-    // A connection that listens also reads the owners, most of the time as its last statement.
-    const reading =
-      "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT machine_id, broker_id%FROM owners%'";
-    const pids = new Set<number>();
-    await soon(async () => {
-      for (const { pid } of await query(reading, database)) pids.add(Number(pid));
-      return pids.size;
-    }).toBe(2);
+    // A broker reads what has changed before it answers with a list, so this request is about its own machine.
+    const { machineId } = await two.agent();
+    const pids = await listeners(database, 2);
     const { key } = await one.keyed(['machines:read']);
-    const atTwo = async () => (await call(`${two.url}/api/v1/machines`, 'GET', { key })).status;
+    const atTwo = async () => (await call(`${two.url}/api/v1/machines/${machineId}`, 'GET', { key })).status;
     expect(await atTwo()).toBe(200);
-    for (const pid of pids) process.kill(pid, 'SIGSTOP');
-    try {
+    await whileFrozen(pids, async () => {
       const { items } = await one.client.keys.list();
       await one.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
       const revoked = performance.now();
       await expect.poll(atTwo, { interval: 10, timeout: 20_000 }).toBe(401);
       expect(performance.now() - revoked).toBeLessThan(5_000);
-    } finally {
-      for (const pid of pids) process.kill(pid, 'SIGCONT');
+    });
+  });
+
+  test('answer with what the other has just changed, although no notification has arrived', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const { key } = await one.keyed(['machines:read']);
+    const { items } = await one.client.keys.list();
+    const key_id = items.find(({ name }) => name === 'limited')?.id ?? '';
+    expect((await two.call('GET', '/commands', { key })).status).toBe(403);
+    await whileFrozen(await listeners(database, 2), async () => {
+      for (let n = 0; n < 5; n += 1) {
+        const { id } = await one.client.savedCommands.create({ name: `saved-${n}`, argv: ['true'] });
+        expect((await two.client.savedCommands.list()).items.map((saved) => saved.id)).toContain(id);
+        await one.client.savedCommands.update({ saved_command_id: id, name: `changed-${n}` });
+        const saved = await two.call('GET', `/saved-commands/${id}`, { key: one.key });
+        expect(saved.body.data.name).toBe(`changed-${n}`);
+      }
+      await one.client.keys.update({ key_id, scopes: ['machines:read', 'commands:read'] });
+      expect((await two.call('GET', '/commands', { key })).status).toBe(200);
+      for (let n = 0; n < 5; n += 1) {
+        const page = { 'X-Farhand-Console': '1', 'Sec-Fetch-Site': 'same-origin' };
+        const { headers } = await one.call('POST', '/logins', { body: {}, headers: page });
+        const [Cookie = ''] = (headers.get('set-cookie') ?? '').split(';');
+        expect((await two.call('GET', '/auth/me', { key: null, headers: { ...page, Cookie } })).status).toBe(
+          200,
+        );
+      }
+    });
+  });
+
+  test('forward requests about a machine that has just linked, although no notification has arrived', async () => {
+    const { createDatabase } = await server();
+    const flags = ['--database-url', await createDatabase(), ...peer];
+    const database = databaseOf(flags[1] ?? '');
+    const one = await startFarhand({ flags });
+    const ofOne = await listeners(database, 1);
+    const two = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
+    const ofTwo = [...(await listeners(database, 2))].filter((pid) => !ofOne.has(pid));
+    await whileFrozen(ofTwo, async () => {
+      const { machineId } = await one.agent();
+      const { status } = await two.call('GET', `/machines/${machineId}/files/stat?path=/etc`);
+      expect(status).toBe(200);
+    });
+  });
+
+  test('own a machine from its registration on', async () => {
+    const { one, two } = await startTwo(await server());
+    const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 100 })).token);
+    for (let n = 0; n < 10; n += 1) {
+      const machine_id = await enroll(n % 2 ? one : two, secret, `machine-${n}`);
+      const body = { machine_id, command: 'true', queue_for: 60_000 };
+      const { status } = await one.call('POST', '/commands/async', { body });
+      expect(status).toBe(201);
     }
   });
 

@@ -12,6 +12,11 @@ export interface Peer {
 export interface Owners {
   /** Returns the living broker that owns the machine, if it is not this broker. */
   ownerElsewhere(machineId: string): Peer | undefined;
+  /**
+   * Reads from the database whether a machine without a known link has another owner by now. Returns the owner if it is
+   * another broker that is alive.
+   */
+  newOwner(machineId: string): Promise<Peer | undefined>;
   /** Id of this broker's data directory. */
   readonly directoryId: string;
   /** Returns the other living broker with this data directory. */

@@ -15,7 +15,7 @@ import type { Owners, Peer } from './owner-lookup.ts';
 export type { Forwarded, PeerCall };
 
 interface Services {
-  owners: Pick<Owners, 'ownerElsewhere' | 'loaded' | 'directoryId' | 'withDirectory'>;
+  owners: Pick<Owners, 'ownerElsewhere' | 'newOwner' | 'loaded' | 'directoryId' | 'withDirectory'>;
   lookups: Lookups;
   state: State;
 }
@@ -31,6 +31,8 @@ export interface RequestSubject {
   machine: MachineId;
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
+  /** The broker that has just become the owner, if this broker has not read that yet. */
+  newOwner?: Peer | undefined;
 }
 
 /** A request about the machine of another broker. */
@@ -73,8 +75,10 @@ export class Peers {
    */
   async subjectOf(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     const subject = await this.#findSubject(ids);
-    if (subject) await this.#services.owners.loaded(subject.machine);
-    return subject;
+    if (!subject) return undefined;
+    const { owners } = this.#services;
+    await owners.loaded(subject.machine);
+    return { ...subject, newOwner: await owners.newOwner(subject.machine) };
   }
 
   async #findSubject(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
@@ -114,6 +118,14 @@ export class Peers {
     return only === undefined ? undefined : { machine: only as MachineId };
   }
 
+  /**
+   * Reads what other brokers have changed, for a request that any broker can answer. Never rejects, because without the
+   * database the answer is what was read last.
+   */
+  async refresh(): Promise<void> {
+    await this.#services.state.refresh().catch(() => {});
+  }
+
   /** True if a session is open at this broker. */
   hasSession(id: string): boolean {
     const { lookups, state } = this.#services;
@@ -125,11 +137,11 @@ export class Peers {
    * Returns the functions that send a request to the broker that answers it; undefined if this broker answers it. If
    * the broker with the output files does not run, the owner of the machine answers.
    */
-  elsewhere({ machine, directory }: RequestSubject): Elsewhere | undefined {
+  elsewhere({ machine, directory, newOwner }: RequestSubject): Elsewhere | undefined {
     const { owners } = this.#services;
     if (directory === owners.directoryId) return undefined;
     const withFiles = directory === undefined ? undefined : owners.withDirectory(directory);
-    const peer = withFiles ?? owners.ownerElsewhere(machine);
+    const peer = withFiles ?? newOwner ?? owners.ownerElsewhere(machine);
     if (!peer) return undefined;
     if (!this.#clients) return missed(peer, machine);
     const { http, grpc } = this.#clients;
