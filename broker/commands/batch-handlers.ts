@@ -30,6 +30,8 @@ import type { CommandContext } from './shared-by-open-commands.ts';
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
+type Result = Reply<Api['batches']['get']>['results'][number];
+
 /** The command that runs on each machine of a batch, and the limits of the batch. */
 type BatchParams = Omit<CommandParams, 'queue_for'> &
   Partial<Pick<CreateParams, 'queue_for' | 'concurrency' | 'max_failures'>> & { schedule_id?: ScheduleId };
@@ -241,17 +243,19 @@ export class Batches {
     const batch = await store.batches.get(id);
     const count = (await this.#reachable(id, caller)).length;
     const most = Math.min(listedBytes, Math.floor(mostOutput / Math.max(1, count) / 2));
-    const results: Reply<Api['batches']['get']>['results'] = [];
-    const tally: Tally[] = [];
-    const open: Command[] = [];
-    for await (const command of this.#members(id, caller)) {
-      const member = (await scheduler.get(command.id)?.current(most)) ?? command;
-      if (command.finished_at === null) open.push(command);
-      results.push(serializeFor(caller, serializeListed(member, most)));
-      tally.push({ status: member.status, finished_at: member.finished_at, n: 1 });
-    }
+    const members: Command[] = [];
+    for await (const command of this.#members(id, caller))
+      members.push((await scheduler.get(command.id)?.current(most)) ?? command);
+    const open = members.filter(({ finished_at }) => finished_at === null);
     const reported = await this.#reportedElsewhere(id, open, caller);
-    return { ...serializeBatch(batch, tally), results: results.map((one) => reported.get(one.id) ?? one) };
+    // A command that is open here only in the database has ended since it was read.
+    const ended = open.filter((one) => !scheduler.get(one.id) && !reported.has(one.id)).map((one) => one.id);
+    const newest = new Map((await store.some(ended)).map((one) => [one.id, one]));
+    const results = members.map((one) => {
+      const known = serializeFor(caller, serializeListed(newest.get(one.id) ?? one, most));
+      return reported.get(one.id) ?? known;
+    });
+    return { ...serializeBatch(batch, results.map(tallyOf)), results };
   }
 
   /**
@@ -315,6 +319,11 @@ export class Batches {
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
   }
+}
+
+/** Counts one result. */
+function tallyOf({ status, finished_at }: Result): Tally {
+  return { status, finished_at: finished_at === null ? null : Date.parse(finished_at), n: 1 };
 }
 
 /** Yields the events of another broker, except the event `end` of the batch. */

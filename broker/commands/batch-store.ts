@@ -116,8 +116,10 @@ export class BatchStore {
     return this.#changes.get(id) ?? 0;
   }
 
+  /** Marks a batch as cancelled, unless all of its commands have ended. */
   async cancel(id: BatchId): Promise<void> {
-    const cancel = 'UPDATE batches SET cancel = 1 WHERE id = ?';
+    const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = ?1 AND finished_at IS NULL)';
+    const cancel = `UPDATE batches SET cancel = 1 WHERE id = ?1 AND ${open}`;
     await this.#history.write((transaction) => transaction.run(cancel, id));
   }
 
