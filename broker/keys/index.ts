@@ -184,7 +184,7 @@ export class Keys {
         const key = find(key_id, caller, transaction.before);
         transaction.remove('keys', key.id);
         caller.commit(transaction);
-        return stoppedWith(key, this.#state, caller);
+        return stoppedWith(key, transaction.before, caller);
       });
       this.#usage.forget(key_id);
       return { deleted: true, ...stopped };
@@ -254,10 +254,10 @@ function assertNotMore(key: Key, own: Key): void {
  * Returns what a revoked key leaves behind: its enabled schedules and webhooks, which stop, and the saved commands that
  * it changed last, which remain.
  */
-function stoppedWith({ id }: Key, state: State, caller: Caller) {
-  const { schedules, webhooks, saved_commands } = state;
+function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
+  const { schedules, webhooks, saved_commands } = declared;
   const isSeen = (one: Schedule): boolean =>
-    !caller.reachable() || machinesOfSchedule(one, state).some((machine) => caller.reaches(machine));
+    !caller.reachable() || machinesOfSchedule(one, declared).some((machine) => caller.reaches(machine));
   const stopped = [...schedules.values()].filter(
     (one) => one.requested_by === id && one.enabled && isSeen(one),
   );
