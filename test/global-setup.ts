@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type PostgresServer, startPostgres } from './start-postgres.ts';
+import { brokerCount, type PostgresServer, startPostgres } from './start-postgres.ts';
 
 const root = join(import.meta.dirname, '..');
 /** Bytes of free memory that suffice for all files of a run. */
@@ -22,7 +22,9 @@ export default async function setup(): Promise<(() => Promise<void>) | undefined
   // Worker processes and all programs of tests inherit both variables.
   process.env.TMPDIR = folder;
   process.env.NODE_COMPILE_CACHE ??= join(root, 'node_modules/.cache/node');
-  const server = process.env.FARHAND_TEST_DATABASE === 'postgres' ? await createServer(folder) : undefined;
+  // Several brokers need a database.
+  const isOnPostgres = process.env.FARHAND_TEST_DATABASE === 'postgres' || brokerCount > 1;
+  const server = isOnPostgres ? await createServer(folder) : undefined;
   process.env.FARHAND_TEST_DATABASE_URL = server?.url('postgres') ?? '';
   return async () => {
     await server?.stop();

@@ -1,10 +1,13 @@
 // Runs before each test file. Sets home, shell and environment, so that they do not depend on the user who
 // runs the tests.
 import { mkdtempSync, rmSync } from 'node:fs';
+import http from 'node:http';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeEach } from 'vitest';
 import { notOnPostgres } from './skip-on-postgres.ts';
+import { notWithSeveralBrokers } from './skip-with-several-brokers.ts';
+import { brokerCount } from './start-postgres.ts';
 
 /** Variables that the test runner and packaged programs need. All others are removed. */
 const stays =
@@ -16,9 +19,25 @@ const home = mkdtempSync(join(tmpdir(), 'farhand-home-'));
 Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
 
+// With several brokers behind a proxy that passes on connections, each request has a connection of its own, so that the
+// next broker gets it.
+if (brokerCount > 1) {
+  const { fetch } = globalThis;
+  globalThis.fetch = (input, init = {}) => {
+    const headers = new Headers(init.headers);
+    // A broker may refuse a large body before its end. It then leaves the connection open until the client has read that.
+    if (!(init.body instanceof Uint8Array)) headers.set('Connection', 'close');
+    return fetch(input, { ...init, headers });
+  };
+  http.globalAgent = new http.Agent({ keepAlive: false });
+}
+
 if (process.env.FARHAND_TEST_DATABASE_URL) {
   beforeEach(({ task, skip }) => {
-    const reason = notOnPostgres(basename(task.file.filepath), task.name);
+    const file = basename(task.file.filepath);
+    const reason =
+      notOnPostgres(file, task.name) ??
+      (brokerCount > 1 ? notWithSeveralBrokers(file, task.name) : undefined);
     if (reason) skip(reason);
   });
 }

@@ -14,8 +14,8 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { atEnd } from './close-after-tests.ts';
 import { freeAddress } from './find-free-ports.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
-import { sharingFlags, startMoreBrokers } from './start-more-brokers.ts';
-import { databaseFlags } from './start-postgres.ts';
+import { type BrokerOptions, type StartedBrokers, startSeveralBrokers } from './start-more-brokers.ts';
+import { brokerCount, databaseFlags } from './start-postgres.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
@@ -87,21 +87,20 @@ export async function startFarhand(
 ): Promise<TestSystem> {
   const dataDir = params.dataDir ?? temporaryFolder('broker');
   const given = params.flags ?? [];
-  const flags = given.includes('--database-url')
-    ? given
-    : [...(await databaseFlags(dataDir)), ...sharingFlags, ...given];
-  const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
-  const argv = ['--data-dir', dataDir, ...addresses, ...flags];
+  const isOnOwnDatabase = given.includes('--database-url');
+  const flags = isOnOwnDatabase ? given : [...(await databaseFlags(dataDir)), ...given];
   const silence = keepBrokerSilent(dataDir);
   atEnd(() => silence.afterwards());
   const { log, lines } = silence;
   const { tuning } = params;
-  const first = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log, tuning);
-  atEnd(() => first.close());
-  const makeFolder = (): string => temporaryFolder('broker');
-  const { broker, urls } = await startMoreBrokers({ broker: first, dataDir, flags, tuning, log, makeFolder });
+  const isSeveral = brokerCount > 1 && !isOnOwnDatabase && !tuning?.cluster;
+  const start = isSeveral ? startSeveralBrokers : startOneBroker;
+  const addresses = { http: await freeAddress(), grpc: await freeAddress() };
+  const started = await start({ dataDir, ...addresses, flags, tuning, log });
+  const { broker, urls } = started;
   atEnd(() => silence.meanwhile());
   const { url = '', grpc = '' } = broker;
+  let agents = 0;
   const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
@@ -119,9 +118,10 @@ export async function startFarhand(
     client,
     joinToken,
     async agent(agent = {}) {
-      const started = await startOneAgent(grpc, agent, agent.joinToken ?? (await joinToken()));
-      if (urls.length > 1) await untilAllKnow(urls, key, started.machineId);
-      return started;
+      const address = started.grpc[agents++ % started.grpc.length] ?? grpc;
+      const linked = await startOneAgent(address, agent, agent.joinToken ?? (await joinToken()));
+      if (urls.length > 1) await untilAllKnow(urls, key, linked.machineId);
+      return linked;
     },
     async keyed(scopes, limits = {}) {
       const made = await client.keys.create({ name: 'limited', scopes, ...limits });
@@ -130,6 +130,15 @@ export async function startFarhand(
     },
     call: (method, path, options = {}) => call(`${url}/api/v1${path}`, method, { key, ...options }),
   };
+}
+
+/** Starts a broker on these addresses, unless flags name others. */
+async function startOneBroker(options: BrokerOptions): Promise<StartedBrokers> {
+  const { dataDir, http, grpc, flags, tuning, log } = options;
+  const argv = ['--data-dir', dataDir, '--http', http, '--grpc', grpc, ...flags];
+  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log, tuning);
+  atEnd(() => broker.close());
+  return { broker, urls: [broker.url ?? ''], grpc: [broker.grpc ?? ''] };
 }
 
 /** Waits until each of several brokers lists the machine as online. */

@@ -1,64 +1,125 @@
-// With FARHAND_TEST_BROKERS=3 each broker of the tests is three brokers on one database, behind proxies that give each
-// connection to the next of them. Needs FARHAND_TEST_DATABASE=postgres too.
-import { copyFileSync, readdirSync } from 'node:fs';
-import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+// With FARHAND_TEST_BROKERS=3 each broker of the tests is three brokers on one database, behind a proxy that gives each
+// connection to the next of them. Clients of the tests open a connection for each request (test/setup.ts), and agents
+// link to one broker after another.
+import { copyFileSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { type Broker, startBroker, type Tuning } from '../broker/start/index.ts';
 import type { Logger } from '../shared/logger.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { atEnd } from './close-after-tests.ts';
+import { freeAddress } from './find-free-ports.ts';
+import { brokerCount } from './start-postgres.ts';
 
-const wanted = Number(process.env.FARHAND_TEST_BROKERS ?? 1);
-
-/** The flags with which a broker of the tests shares its database. */
-export const sharingFlags: readonly string[] = wanted > 1 ? ['--peer-listen', '127.0.0.1:0'] : [];
-
-interface First {
-  broker: Broker;
+export interface BrokerOptions {
   dataDir: string;
-  /** Settings of the first broker without its addresses and its data directory. */
+  /** HOST:PORT of the REST API, and that for agents. With several brokers `http` is the address of the proxy. */
+  http: string;
+  grpc: string;
+  /** Further settings. `--http` and `--grpc` among them take precedence. */
   flags: readonly string[];
   tuning: Tuning | undefined;
   log: Logger;
-  makeFolder(): string;
 }
 
-/** Starts the other brokers. Returns one that stands for all, with the addresses of the proxies, and the URLs of all. */
-export async function startMoreBrokers(first: First): Promise<{ broker: Broker; urls: string[] }> {
-  const brokers = [first.broker];
-  for (let n = 1; n < wanted; n += 1) {
-    const folder = first.makeFolder();
-    for (const name of readdirSync(first.dataDir).filter((one) =>
-      /^(authority\.json|.*\.key|.*-key\.json)$/.test(one),
-    ))
-      copyFileSync(join(first.dataDir, name), join(folder, name));
-    const argv = ['--data-dir', folder, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', ...first.flags];
-    const broker = await startBroker(
-      readSettings(brokerSettings, { argv, env: {} }),
-      first.log,
-      first.tuning,
-    );
+/** The data directories of the brokers, and their addresses for agents. Brokers that start again get the same ones. */
+interface Places {
+  folders: readonly string[];
+  grpc: readonly string[];
+}
+
+/** By the data directory of the first broker. */
+const placesOf = new Map<string, Places>();
+
+export interface StartedBrokers {
+  /** Stands for all brokers. Its URL is that of the proxy. */
+  broker: Broker;
+  urls: readonly string[];
+  /** HOST:PORT of each broker for agents. An agent's two connections must reach the same broker. */
+  grpc: readonly string[];
+}
+
+/** Starts several brokers behind a proxy. */
+export async function startSeveralBrokers(options: BrokerOptions): Promise<StartedBrokers> {
+  const { dataDir, tuning, log } = options;
+  const { http = options.http, rest } = withoutAddresses(options.flags);
+  const start = async (folder: string, grpc: string): Promise<Broker> => {
+    const ports = ['--http', '127.0.0.1:0', '--grpc', grpc, '--peer-listen', '127.0.0.1:0'];
+    const argv = ['--data-dir', folder, ...ports, ...rest];
+    const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log, tuning);
     atEnd(() => broker.close());
-    brokers.push(broker);
-  }
+    return broker;
+  };
+  const first = await start(dataDir, placesOf.get(dataDir)?.grpc[0] ?? options.grpc);
+  const { folders, grpc } = placesOf.get(dataDir) ?? (await placesBeside(options));
+  placesOf.set(dataDir, { folders, grpc });
+  const others = await Promise.all(folders.slice(1).map((folder, n) => start(folder, grpc[n + 1] ?? '')));
+  const brokers = [first, ...others];
   const urls = brokers.map(({ url = '' }) => url);
-  if (brokers.length === 1) return { broker: first.broker, urls };
-  const http = await startRoundRobin(urls.map((url) => new URL(url).host));
-  const grpc = await startRoundRobin(brokers.map((one) => one.grpc ?? ''));
+  const closeProxy = await startRoundRobin(
+    http,
+    urls.map((url) => new URL(url).host),
+  );
   const close = async (): Promise<void> => {
     await Promise.all(brokers.map((one) => one.close()));
+    await closeProxy();
   };
-  return { broker: { ...first.broker, url: `http://${http}`, grpc, close }, urls };
+  atEnd(close);
+  const sessions: Broker['sessions'] = {
+    // Only the broker that owns the machine has the ticket.
+    redeem: (ticket) => firstOf(brokers, ({ sessions }) => sessions.redeem(ticket)),
+    join: (...about) => first.sessions.join(...about),
+  };
+  const { protocol } = new URL(urls[0] ?? '');
+  return { broker: { ...first, url: `${protocol}//${http}`, sessions, close }, urls, grpc };
 }
 
-/** Starts a proxy that gives each connection to the next address. Returns its own address. */
-async function startRoundRobin(addresses: readonly string[]): Promise<string> {
+/** The first result that is not undefined. */
+function firstOf<T, Result>(all: readonly T[], find: (one: T) => Result | undefined): Result | undefined {
+  for (const one of all) {
+    const found = find(one);
+    if (found !== undefined) return found;
+  }
+  return undefined;
+}
+
+/** Separates the addresses of a broker from its other flags. */
+function withoutAddresses(flags: readonly string[]): { http?: string; rest: string[] } {
+  const rest = [...flags];
+  const take = (name: string): string | undefined => {
+    const at = rest.indexOf(name);
+    return at < 0 ? undefined : rest.splice(at, 2)[1];
+  };
+  take('--grpc');
+  const http = take('--http');
+  return { ...(http !== undefined && { http }), rest };
+}
+
+/** Makes the data directories of the other brokers, with the authority and keys of the first. */
+async function placesBeside({ dataDir, grpc: first }: BrokerOptions): Promise<Places> {
+  const names = readdirSync(dataDir).filter((name) => /^(authority\.json|.*\.key|.*-key\.json)$/.test(name));
+  const folders = [dataDir];
+  const grpc = [first];
+  while (folders.length < brokerCount) {
+    const folder = mkdtempSync(`${dataDir}-other-`);
+    atEnd(() => rmSync(folder, { recursive: true, force: true }));
+    for (const name of names) copyFileSync(join(dataDir, name), join(folder, name));
+    folders.push(folder);
+    grpc.push(await freeAddress());
+  }
+  return { folders, grpc };
+}
+
+/** Starts a proxy that gives each connection to the next address. Returns the function that closes it. */
+async function startRoundRobin(address: string, targets: readonly string[]): Promise<() => Promise<void>> {
   let next = 0;
   const sockets = new Set<Socket>();
-  const server = createServer((near) => {
-    const [host = '', port] = (addresses[next++ % addresses.length] ?? '').split(':');
-    const far = connect(Number(port), host);
+  // A client may end its side of a connection and still read the answer.
+  const halves = { allowHalfOpen: true };
+  const server = createServer(halves, (near) => {
+    const [host = '', port] = (targets[next++ % targets.length] ?? '').split(':');
+    const far = connect({ port: Number(port), host, ...halves });
     for (const [one, other] of [
       [near, far],
       [far, near],
@@ -73,11 +134,10 @@ async function startRoundRobin(addresses: readonly string[]): Promise<string> {
       one.pipe(other);
     }
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  atEnd(() => {
-    server.close();
+  const [host, port] = address.split(':');
+  await new Promise<void>((resolve) => server.listen(Number(port), host, resolve));
+  return async () => {
     for (const socket of sockets) socket.destroy();
-  });
-  // A server that listens on a host and port has an address of this type.
-  return `127.0.0.1:${(server.address() as AddressInfo).port}`;
+    if (server.listening) await new Promise((resolve) => server.close(resolve));
+  };
 }

@@ -18,6 +18,9 @@ import { freePort } from './find-free-ports.ts';
 
 const installed = '/usr/lib/postgresql';
 
+/** The number of brokers that each broker of the tests is. Several share a database. */
+export const brokerCount = Number(process.env.FARHAND_TEST_BROKERS ?? 1);
+
 /** The folder of the programs of the newest version; undefined if there is none. */
 export function programs(): string | undefined {
   const versions = existsSync(installed) ? readdirSync(installed).map(Number) : [];

@@ -1,0 +1,43 @@
+// Tests that cannot run with FARHAND_TEST_BROKERS=3, and the reasons.
+
+const clock = 'sets the clock, at which the leases of all brokers end';
+const order = 'each broker of a batch starts its own machines in order, but not those of the others';
+const inside = 'changes or reads the memory or files of one broker';
+const each = 'each broker counts for itself';
+const reports = 'a list has reports of the machines of other brokers that are up to 75 seconds old';
+const move = 'a stream breaks off when its machine links to another broker';
+const rights = 'another broker knows a change of keys or machines within a second';
+const ticket = 'a ticket for a login is known only to the broker that made it';
+
+/** By test file: the reason, and the names of its tests. */
+const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
+  'audit.test.ts': [[each, /^repeated seventy times makes sixty rows/]],
+  'batches.test.ts': [
+    [
+      order,
+      /^when more than max_failures|^offline members count as failures|^DELETE cancels running|^members whose machines are not back/,
+    ],
+    [inside, /^a batch of many machines lists all|^a batch whose (first|second) part cannot be stored/],
+  ],
+  'batches-follow.test.ts': [[each, /^a key follows at most 100 batches/]],
+  'commands-output.test.ts': [
+    [inside, /^removed or shortened output files/],
+    [move, /^a command that has not started yet can be followed/],
+  ],
+  'commands-queue.test.ts': [
+    [move, /^a request that waits for a queued command|^secrets of a spec are in the database only/],
+  ],
+  'keys.test.ts': [[reports, /^used again with the same key pair/]],
+  'logins.test.ts': [
+    [clock, /^need the key again after 15 minutes|^with the grace period|^after 12 hours|^after 7 days/],
+    [ticket, /ticket|^is refused over a proxy/],
+  ],
+  'live.test.ts': [[rights, /^commands are named when they are created/]],
+  'machines.test.ts': [[reports, /^a list item has exactly the fields/]],
+  'sessions-clients.test.ts': [[clock, /^a client whose key is expired/]],
+};
+
+/** Returns the reason why a test cannot run with several brokers; undefined if it can run. */
+export function notWithSeveralBrokers(file: string, name: string): string | undefined {
+  return reasons[file]?.find(([, names]) => names.test(name))?.[0];
+}
