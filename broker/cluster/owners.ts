@@ -11,6 +11,7 @@ import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
 import * as sql from './broker-and-owner-tables.ts';
+import { deleteOutdatedRows } from './delete-outdated-rows.ts';
 import { Lease } from './own-broker-lease.ts';
 import { OwnersAsLastRead } from './owners-as-last-read.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
@@ -27,8 +28,6 @@ export interface Adopter {
 
 const renewMs = 2_000;
 const pollMs = 1_000;
-const pruneMs = 3_600_000;
-const expireMs = 60_000;
 
 /** A machine that this broker owns. */
 interface Own {
@@ -102,8 +101,7 @@ export class Cluster implements Owners {
     this.#stops = [
       every(renewMs, () => void this.#renewAndClaim()),
       every(pollMs, () => this.#read()),
-      every(pruneMs, () => void this.#prune(sql.pruning)),
-      every(expireMs, () => void this.#prune([sql.expiringTokens])),
+      deleteOutdatedRows(this.#connection, this.#log),
     ];
     await this.#readOwners();
     await this.#claim();
@@ -350,19 +348,6 @@ export class Cluster implements Owners {
   #drop(machineId: string): void {
     this.#own.delete(machineId);
     for (const adopter of this.#adopters) adopter.drop(machineId);
-  }
-
-  /** Deletes rows that are no longer needed. If this fails, the next call deletes them. */
-  async #prune(statements: readonly string[]): Promise<void> {
-    try {
-      for (const statement of statements) await this.#connection.query(statement);
-    } catch (err) {
-      if (!this.#isClosed)
-        this.#log.error(
-          { err },
-          'outdated rows about brokers and tokens could not be deleted; trying again later',
-        );
-    }
   }
 
   async #unlink(): Promise<void> {

@@ -1,0 +1,26 @@
+// Deletes rows about brokers, owners and tokens that are no longer needed. Every broker does so regularly.
+import { every } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { PostgresListener } from '../history/postgres-listener.ts';
+import { expiringTokens, pruning } from './broker-and-owner-tables.ts';
+
+const pruneMs = 3_600_000;
+const expireMs = 60_000;
+
+/** Begins to delete outdated rows. If that fails, the next time deletes them. Call the returned function to stop. */
+export function deleteOutdatedRows(connection: PostgresListener, log: Logger): () => void {
+  let isStopped = false;
+  const run = async (statements: readonly string[]): Promise<void> => {
+    try {
+      for (const statement of statements) await connection.query(statement);
+    } catch (err) {
+      if (!isStopped)
+        log.error({ err }, 'outdated rows about brokers and tokens could not be deleted; trying again later');
+    }
+  };
+  const stops = [every(pruneMs, () => void run(pruning)), every(expireMs, () => void run([expiringTokens]))];
+  return () => {
+    isStopped = true;
+    for (const stop of stops) stop();
+  };
+}
