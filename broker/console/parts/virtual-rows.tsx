@@ -24,15 +24,27 @@ const headHeight = 39;
 /** Rows drawn above and below the visible ones, so that a small scroll shows no gaps. */
 const margin = 8;
 
+/**
+ * While the list scrolls, further rows are drawn ahead: as many as in the next two frames come into view, but at most
+ * this many. The browser scrolls without waiting for the page, so these rows must be there before.
+ */
+const mostAhead = 32;
+
+const marginFor = (ahead: number): number => margin + Math.min(mostAhead, Math.max(0, ahead));
+
 /** The range of rows to draw: the visible ones, and some above and below. */
 function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' | 'rowHeight' | 'onRange'>) {
   const scroller = useRef<HTMLDivElement>(null);
   const [range, setRange] = useState({ first: 0, last: Math.min(count, 40) });
+  const before = useRef(0);
   const measure = useCallback(() => {
     const element = scroller.current;
     if (!element) return;
-    const first = Math.max(0, Math.floor(element.scrollTop / rowHeight) - margin);
-    const last = Math.ceil((element.scrollTop + element.clientHeight) / rowHeight) + margin;
+    const { scrollTop, clientHeight } = element;
+    const moved = Math.round((2 * (scrollTop - before.current)) / rowHeight);
+    before.current = scrollTop;
+    const first = Math.max(0, Math.floor(scrollTop / rowHeight) - marginFor(-moved));
+    const last = Math.ceil((scrollTop + clientHeight) / rowHeight) + marginFor(moved);
     setRange((before) => (before.first === first && before.last === last ? before : { first, last }));
   }, [rowHeight]);
   useLayoutEffect(measure, [count, measure]);

@@ -1,11 +1,15 @@
 // A tab of Chromium with the console, and measurements in it: paints, long tasks, frames, memory.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Browser, type CDPSession, chromium, type Page } from 'playwright-core';
+import { z } from 'zod';
 import { mebibytes } from '../start-and-measure-programs.ts';
 
 /** The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker. */
 export const launchChromium = (): Promise<Browser> =>
   chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox'] });
+
+/** Height of a row in the list of machines, in pixels. */
+export const rowHeight = 44;
 
 /** Runs in the page before its own scripts. Times are milliseconds since the document was requested. */
 const probe = `
@@ -34,8 +38,16 @@ const probe = `
     changes.observe(document, { childList: true, subtree: true, attributes: true, characterData: true });
     look();
   });
+  document.addEventListener('scroll', ({ target }) => {
+    if (!probe.counting || !target.matches?.('.rows-body')) return;
+    const tops = [...target.querySelectorAll('.row-at')].map((row) => Number.parseFloat(row.style.top));
+    const isCovered = Math.min(...tops) <= target.scrollTop
+      && Math.max(...tops) + ${rowHeight} >= target.scrollTop + target.clientHeight;
+    probe.covered.push(isCovered);
+  }, true);
   probe.countFrames = () => {
     probe.frames = [];
+    probe.covered = [];
     let last = performance.now();
     const frame = (now) => {
       probe.frames.push({ ms: now - last, blank: document.querySelector('.machine-row.blank') !== null });
@@ -49,10 +61,14 @@ const probe = `
 `;
 
 export interface Frames {
-  /** Milliseconds of each frame, sorted. */
-  ms: number[];
+  /** Milliseconds between two pictures that Chromium has drawn, sorted. */
+  drawn: number[];
+  /** Milliseconds between two frames of the page's scripts, sorted. Chromium scrolls and draws without waiting for them. */
+  scripts: number[];
   /** Share of frames with a row that was not loaded yet. */
   blank: number;
+  /** Share of frames in which rows were missing at an edge of the list, because the page had not made them yet. */
+  bare: number;
 }
 
 export class Tab {
@@ -120,16 +136,22 @@ export class Tab {
     return this.page.evaluate<number>('performance.now()');
   }
 
-  /** Measures the frames drawn while `work` runs. */
+  /** Measures the frames while `work` runs. */
   async frames(work: () => Promise<void>): Promise<Frames> {
+    const browser = this.page.context().browser();
+    if (!browser) throw new Error('the tab has no browser');
+    await browser.startTracing(this.page, { categories: ['viz'] });
     await this.page.evaluate('probe.countFrames()');
     await work();
-    const all = await this.page.evaluate<{ ms: number; blank: boolean }[]>(
-      'probe.counting = false, probe.frames',
-    );
+    const { frames, covered } = await this.page.evaluate<{
+      frames: { ms: number; blank: boolean }[];
+      covered: boolean[];
+    }>('probe.counting = false, probe');
     return {
-      ms: all.map(({ ms }) => ms).sort((a, b) => a - b),
-      blank: all.filter(({ blank }) => blank).length / all.length,
+      drawn: gapsOf(drawTimes(await browser.stopTracing())),
+      scripts: sorted(frames.map(({ ms }) => ms)),
+      blank: frames.filter(({ blank }) => blank).length / frames.length,
+      bare: covered.filter((isCovered) => !isCovered).length / covered.length,
     };
   }
 
@@ -185,3 +207,19 @@ export class Tab {
     return peak;
   }
 }
+
+const traceSchema = z.object({
+  traceEvents: z.array(z.object({ name: z.string(), ph: z.string(), ts: z.number() })),
+});
+
+/** Returns the times in milliseconds at which Chromium has drawn, from its trace. */
+function drawTimes(trace: Buffer): number[] {
+  const { traceEvents } = traceSchema.parse(JSON.parse(trace.toString()));
+  const draws = traceEvents.filter(({ name, ph }) => name === 'Display::DrawAndSwap' && ph === 'X');
+  return sorted(draws.map(({ ts }) => ts / 1000));
+}
+
+const sorted = (values: number[]): number[] => values.sort((a, b) => a - b);
+
+const gapsOf = (times: number[]): number[] =>
+  sorted(times.slice(1).map((time, index) => time - (times[index] ?? time)));
