@@ -117,7 +117,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
-    // The source remains, so the copy is removed again, unless it has replaced another file.
+    // The source could not be removed. The copy is removed instead, unless it has replaced another file.
     if (!to.found && (await identityAt(to.at)) === identity) await fs.rename(to.at, arriving.content());
     throw error;
   });

@@ -1,5 +1,5 @@
-// Answers the broker's calls. Small and short answers are sent as a reply on the control stream, others on a
-// stream of their own.
+// Answers the broker's calls. A small answer that ends soon is sent as a reply on the control stream, any other
+// answer on a stream of its own.
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';

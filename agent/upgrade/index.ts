@@ -144,8 +144,8 @@ export class Upgrades {
   }
 
   /**
-   * Asks root to install the package. From then on no process starts, because the restart would end it. The
-   * result is pending until root refuses the package, or the agent stops.
+   * Asks root to install the package. From then on no process starts, because the restart would end it. The promise
+   * rejects if root refuses the package. It resolves when the agent stops, or after `switchMs` milliseconds.
    */
   #handOver(opened: Opened): Promise<void> {
     const { processes, log } = this.#options;

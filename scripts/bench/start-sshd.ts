@@ -32,7 +32,10 @@ export function programPath(name: string): string | undefined {
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }
 
-/** Returns the programs that are installed. Notes in the table what to install for the others. */
+/**
+ * Returns the programs that are installed. For each other program, adds a note to the table that names the package
+ * to install.
+ */
 export function present(packages: Record<string, string>, table: Table): Set<string> {
   const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
   for (const [name, debian] of Object.entries(packages)) {

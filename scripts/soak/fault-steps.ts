@@ -10,7 +10,10 @@ type Step = (system: System, print: Print) => Promise<string[]>;
 /** Milliseconds within which the agents of a lost or frozen broker must be linked to another one. */
 const vanishedMs = 75_000;
 const frozenMs = 60_000;
-/** Milliseconds of a lease. A broker that lost the database longer ago must not answer any request with success. */
+/**
+ * Duration of a lease in milliseconds. A broker that has been without the database for longer must not answer any
+ * request with success.
+ */
 const leaseMs = 10_000;
 const cutMs = 40_000;
 const peersCutMs = 30_000;

@@ -86,7 +86,10 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
   };
 }
 
-/** Starts a broker. `first` is the data directory of the broker whose authority and keys it shares. */
+/**
+ * Starts a broker. `first`: the data directory of the broker whose certificate authority and keys the new broker
+ * shares.
+ */
 async function createBroker(
   { folder: parent, hasProxies, checkout }: SystemSettings,
   postgres: PostgresServer,

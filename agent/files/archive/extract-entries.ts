@@ -120,7 +120,7 @@ export class Extractor implements AsyncDisposable {
     this.files += 1;
     this.bytes += entry.size;
     if (entry.size > smallBytes) {
-      // The name is checked before the bytes of a large file are read.
+      // The name is checked before the bytes of a large file are read, so that a refused name fails early.
       await this.#assertFree(arrival);
       return this.#write(arrival, at, entry.body);
     }

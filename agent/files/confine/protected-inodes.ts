@@ -21,7 +21,10 @@ export interface ProtectedInode {
   whole: boolean;
 }
 
-/** Milliseconds for which inodes that were read are trusted. Names are always protected. */
+/**
+ * Milliseconds for which inodes are not read again. Meanwhile a protected name is refused even if another file has
+ * it.
+ */
 const trustMs = 1_000;
 
 export class ProtectedInodes {

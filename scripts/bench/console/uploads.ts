@@ -46,8 +46,8 @@ const progress = `({
 })`;
 
 /**
- * Compares the tray with the disk until the upload is over. Returns the largest difference, as a share of all
- * bytes.
+ * Compares the progress in the tray with the bytes on the disk until the upload is over. Returns the largest
+ * difference, as a share of all bytes.
  */
 async function followProgress(
   { tab, real }: ConsoleBench,

@@ -129,9 +129,8 @@ interface Profile {
 const topFunctions = 5;
 
 /**
- * Returns the functions by the number of samples that found them running, each with its share of all samples
- * in JavaScript. Samples are counted and not times, because the time between two samples includes that of
- * other processes.
+ * Returns the functions with the most samples first, each with its share of all samples in JavaScript. Samples are
+ * counted instead of their times, because the time between two samples includes that of other processes.
  */
 function topOf({ nodes, samples }: Profile): string[] {
   const names = new Map(

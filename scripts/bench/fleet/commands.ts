@@ -8,7 +8,7 @@ import type { Fleet } from './fleet-context.ts';
 import { Prober } from './http-load.ts';
 import { describeProbe, milliseconds } from './print-figures.ts';
 
-/** The most machines of one batch. */
+/** Maximum number of machines of one batch. */
 const mostOfBatch = 10_000;
 /** Number of commands in the row `cold`. They run before V8 has compiled their code. */
 const firstCommands = 50;

@@ -5,7 +5,7 @@ import { newTimedId } from '../../../shared/ids.ts';
 
 export interface HistoryParams {
   rows: number;
-  /** Machines whose ids the rows contain, in turn. */
+  /** Ids of machines. Successive rows get these ids in turn. */
   machineIds: string[];
   scheduleId: string;
   webhookId: string;
@@ -22,7 +22,7 @@ type Columns = Record<string, string>;
  * tables.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** Of this number of successive commands, a hundred belong to one batch. */
+/** Each group of this many successive commands contains one batch of a hundred commands. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;

@@ -14,14 +14,14 @@ export interface FleetParams {
   joinToken: string;
 }
 
-/** The sum over all processes. */
+/** Counts of all processes together. */
 export type FleetCounts = Omit<Progress, 'machineIds' | 'failure'>;
 
 const numbers = ['linked', 'dials', 'refused', 'welcomes', 'calls', 'runs', 'runsTwice'] as const;
 
-/** Machines with the tag `limited`, for a key that may use only those. */
+/** Number of machines with the tag `limited`, for a key that may use only those. */
 const limitedMachines = 100;
-/** Agents per source address, so that the ports of 127.0.0.x suffice. */
+/** Number of agents that dial from one source address (127.0.1.x), because one address has too few ports for all. */
 const agentsPerSource = 500;
 const pollMs = 50;
 

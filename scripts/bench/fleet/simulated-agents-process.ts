@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { connect as connectTls, createSecureContext } from 'node:tls';
 import { type Counts, dialSession, enroll, SimulatedAgent, type Way } from './simulated-agent.ts';
 
-/** Messages to a simulator. */
+/** Messages to a process of simulated agents. */
 export type Order =
   | { kind: 'join'; agents: AgentParams[]; brokers: string[]; joinToken: string; atOnce: number }
   | { kind: 'cut' };
@@ -19,7 +19,7 @@ export interface AgentParams {
   source: string;
 }
 
-/** Message of a simulator, several times a second. */
+/** Message that a process of simulated agents sends several times a second. */
 export interface Progress extends Counts {
   linked: number;
   /** Number of runs of commands on the machines, and how many of them repeated a command. */
