@@ -228,7 +228,7 @@ function varint(value: number): number[] {
   return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
 }
 
-/** Returns the fields that are neither null nor undefined: protobuf messages have no null. */
+/** Returns an object without its null and undefined fields, because protobuf messages have no null. */
 export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
   const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
   // The cast is safe: the entries are a subset of the same fields.

@@ -14,7 +14,7 @@ export interface WriteOptions {
 
 /**
  * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. After a
- * failure the old file is in place, unless only the last step has failed, which flushes the directory.
+ * failure the old file is in place, or the new one if only the last step has failed, the flush of the directory.
  */
 export async function writeDurably(
   file: string,

@@ -122,7 +122,7 @@ export function addJoinTokens(program: Command): void {
 }
 
 const fromCheckout =
-  'To start one from a checkout: npx node agent/main.ts --broker 127.0.0.1:8421 --join-token-file FILE';
+  'To start an agent from a checkout: npx node agent/main.ts --broker 127.0.0.1:8421 --join-token-file FILE';
 const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
 
 /** Returns the command that installs an agent, or the reason why there is none. */

@@ -61,7 +61,7 @@ function readPins(text: string): string[] {
   );
 }
 
-/** Returns a connector of undici that verifies nothing but the server's public key. It connects only over https. */
+/** Returns a connector of undici that connects only over https, and verifies only the server's public key. */
 function pinned(pins: readonly string[]): undici.buildConnector.connector {
   // Sessions are not resumed, because a resumed connection has no certificate to verify.
   const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });

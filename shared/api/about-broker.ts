@@ -51,7 +51,7 @@ export const service = {
   metricsTargets: raw('/metrics/targets', 'machines:read', {
     summary: 'List the machines for Prometheus to scrape (http_sd)',
     description:
-      'Without `port`, each target is this broker, which answers with the metrics of one machine. A key limited to some machines gets only these.',
+      'Without `port`, each target is this broker, which answers with the metrics of one machine. A key that is limited to some machines gets only those machines.',
     types: ['application/json'],
     query: {
       tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),

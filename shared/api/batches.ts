@@ -30,7 +30,7 @@ const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 export const batch = named('Batch', {
   id: batchId,
   status: status.describe(
-    '`completed`: the command succeeded on every machine; `failed`: not on all of them',
+    '`completed`: the command succeeded on every machine; `failed`: it did not succeed on at least one',
   ),
   ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
   concurrency: z.number().nullable().describe('Most machines that run the command at once; null: all'),

@@ -92,7 +92,7 @@ export const keys = {
       machine_ids: machineIds
         .nullable()
         .optional()
-        .describe('Ids of machines that the key may use; null: every machine'),
+        .describe('Ids of machines that the key may use; null: no limit by ids'),
       tags: limitingTags.nullable().optional().describe(`${reach}; null: no limit by tags`),
       expires_at: instant.nullable().optional().describe('Time when the key expires; null: never'),
     }),

@@ -17,7 +17,7 @@ import {
 
 const described = {
   machine_ids: 'Ids of machines whose alerts are held back; null: see `tags`',
-  tags: 'Alerts of machines with one of these tags are held back too; if `tags` and `machine_ids` are null, those of all machines',
+  tags: 'Alerts of machines with any of these tags are held back too; if `tags` and `machine_ids` are null, alerts of all machines are held back',
   starts_at: 'Start of a window that takes place once; default: now',
   ends_at: 'End of a window that takes place once',
   cron: 'Cron expression of the start times; null: the window takes place once',

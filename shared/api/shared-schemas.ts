@@ -85,7 +85,7 @@ const tag = label(1, 64).refine((value) => !value.includes(','), 'must not conta
 export const tagList = (least: number) =>
   z
     .array(tag.trim().min(1))
-    .min(least, 'must contain at least one')
+    .min(least, 'must contain at least one tag')
     .max(50)
     .transform((values) => [...new Set(values)])
     .meta(

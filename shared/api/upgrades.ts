@@ -153,7 +153,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Reason why a key gets no numbers of waves, which reveal how many machines an upgrade has. */
+/** Why some keys do not get the numbers of waves: these would reveal how many machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

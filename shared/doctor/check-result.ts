@@ -21,7 +21,7 @@ export function mendText(findings: readonly Finding[]): string {
   return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To fix:', ...lines])].join('\n');
 }
 
-/** Returns the list of findings with how to fix them, and the exit code: 1 if a check failed. */
+/** Returns a text with the findings and how to fix them, and the exit code: 1 if a check failed. */
 export function findingsText(findings: readonly Finding[]): { text: string; code: number } {
   const width = Math.max(...findings.map(({ check }) => check.length));
   const lines = findings.map(

@@ -31,8 +31,8 @@ export class FarhandError extends Error {
 }
 
 /**
- * Creates the error for an answer that is no success or does not come from the broker. `text` is the answer's
- * body.
+ * Creates the error for an error answer of the broker, or of a proxy between this client and the broker. `text` is the
+ * answer's body.
  */
 export function failureOf(response: Response, text: string): FarhandError {
   const { status, headers } = response;

@@ -74,8 +74,8 @@ export function LongList<T extends { id: string }>({
 
 /**
  * Returns a function that updates the further pages, which are not loaded again with the first page. It adds items that
- * new items have pushed out of the first page. If none of the old first page is left, it removes the further pages,
- * because unknown items precede them now.
+ * new items have pushed out of the first page. If the new first page has no item of the old one, it removes the further
+ * pages, because items that were never loaded precede them now.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));

@@ -1,4 +1,4 @@
-// A dialog that displays a secret for the only time.
+// A dialog that displays a new secret, which cannot be displayed again.
 import { CopyButton, Dialog } from './small-components.tsx';
 
 interface SecretProps {

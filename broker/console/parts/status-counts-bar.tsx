@@ -21,7 +21,7 @@ const colors: readonly (readonly [status: string, color: string])[] = [
 
 interface StatusCountsProps {
   counts: Readonly<Record<string, number>>;
-  /** The number of machines that reached the goal. */
+  /** The number of machines that have succeeded. */
   done: number;
   total: number;
 }
