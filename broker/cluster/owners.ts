@@ -2,7 +2,7 @@
 // machine. The owner runs all work of the machine: commands, terminals and schedules. When a machine links to a broker,
 // that broker becomes its owner at once. The machines of a broker that has stopped are claimed by another broker.
 import { randomBytes } from 'node:crypto';
-import { every, sleep } from '../../shared/clock.ts';
+import { every, nextTurn, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
 import type { History } from '../history/history.ts';
@@ -47,6 +47,8 @@ interface Options {
 export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
 
 export class Cluster implements Owners {
+  readonly brokerId: string;
+  readonly directoryId: string;
   readonly #log: Logger;
   readonly #state: State;
   readonly #history: History;
@@ -66,11 +68,14 @@ export class Cluster implements Owners {
   #isTaking = false;
   /** Links that have ended, by machine, until their ends are written to the database. */
   readonly #unlinked = new Map<string, string>();
+  #isUnlinking = false;
   #stops: (() => void)[] = [];
   #isClosed = false;
 
   private constructor(options: Options, connection: PostgresListener, state: State, history: History) {
-    const { brokerId, log } = options;
+    const { brokerId, directoryId, log } = options;
+    this.brokerId = brokerId;
+    this.directoryId = directoryId;
     this.#lease = new Lease(connection, options);
     this.#owners = new OwnersAsLastRead(connection, brokerId);
     this.claims = new Claims(connection, brokerId);
@@ -107,14 +112,6 @@ export class Cluster implements Owners {
     await this.#claim();
     await this.#readOwners();
     await this.claims.renew(await this.#lease.renew(), this.#lease.isSteady);
-  }
-
-  get brokerId(): string {
-    return this.#lease.brokerId;
-  }
-
-  get directoryId(): string {
-    return this.#lease.directoryId;
   }
 
   /**
@@ -226,7 +223,9 @@ export class Cluster implements Owners {
     if (owner?.brokerId !== this.brokerId || owner.linkId === null) return;
     this.#unlinked.set(machineId, owner.linkId);
     owner.linkId = null;
-    void this.#unlink();
+    // Links that end in the same turn of the event loop share one statement.
+    if (!this.#isUnlinking) void nextTurn().then(() => this.#unlink());
+    this.#isUnlinking = true;
   }
 
   /**
@@ -351,6 +350,7 @@ export class Cluster implements Owners {
   }
 
   async #unlink(): Promise<void> {
+    this.#isUnlinking = false;
     if (this.#unlinked.size === 0) return;
     const ended = new Map(this.#unlinked);
     await this.#connection

@@ -337,6 +337,23 @@ withPostgres('two brokers', () => {
     expect(await Promise.all(tables.map(left))).toEqual([2, 0, 0, 1]);
   });
 
+  test('store the ends of many links with one statement when they stop', async () => {
+    const { one, database } = await startTwo(await server());
+    const { query } = await server();
+    for (const name of ['a', 'b', 'c']) await one.agent({ name });
+    await query(
+      `CREATE TABLE statements (text text);
+       CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN INSERT INTO statements VALUES (current_query()); RETURN NULL; END $$;
+       CREATE TRIGGER note AFTER UPDATE ON owners FOR EACH STATEMENT EXECUTE FUNCTION note()`,
+      database,
+    );
+    await one.broker.close();
+    expect(await query('SELECT 1 FROM owners WHERE link_id IS NOT NULL', database)).toEqual([]);
+    const unlinking = await query("SELECT 1 FROM statements WHERE text LIKE 'UPDATE owners%'", database);
+    expect(unlinking).toHaveLength(1);
+  });
+
   test('list what the machines of both have reported', async () => {
     const { one, two } = await startTwo(await server());
     const { machineId } = await two.agent({ name: 'b' });
