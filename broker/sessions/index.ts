@@ -305,10 +305,15 @@ export class Sessions {
     return session?.stored && !session.ended ? session : undefined;
   }
 
-  /** Throws session_not_found, or conflict for a session that has ended. */
+  /** Throws session_not_found, or conflict for a session that has ended. Throws unavailable if it is still open. */
   async #refuse(session_id: string): Promise<never> {
     const { sessions, records } = this.#context;
-    if (!sessions.has(session_id)) await records.get(session_id);
+    const stored = sessions.has(session_id) ? undefined : await records.get(session_id);
+    // The owner of the machine has stopped, and no broker has loaded its open work yet.
+    if (stored && stored.status !== 'DISCONNECTED') {
+      const message = 'no broker is responsible for the machine of this session yet: try again';
+      throw new AppError('unavailable', message, { session_id, retry_after: 1 });
+    }
     throw new AppError('conflict', `session ${session_id} has ended; create another`, { session_id });
   }
 }

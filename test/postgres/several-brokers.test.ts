@@ -492,6 +492,22 @@ withPostgres('when the owner of a machine', () => {
     expect(readFileSync(counter, 'utf8')).toBe('run\n');
   }, 40_000);
 
+  test('is killed, an attach to its terminal gets 503 until another broker owns the machine', async () => {
+    const { two, owner, client, machine_id } = await startWithOwner(await server());
+    const { id } = await client.sessions.create({ machine_id, shell: '/bin/sh' });
+    const statuses = new Set<number>();
+    const attach = async () => {
+      const { status } = await two.call('POST', `/sessions/${id}/attach`, { body: {} });
+      statuses.add(status);
+      return status;
+    };
+    await soon(attach).toBe(200);
+    owner.kill('SIGKILL');
+    statuses.clear();
+    await soon(attach).toBe(200);
+    expect([...statuses]).toEqual([503, 200]);
+  });
+
   test('is killed, a command that waits for the machine runs once when the machine is back', async () => {
     const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
     await agent.close();
