@@ -10,6 +10,8 @@ type Step = (system: System, print: Print) => Promise<string[]>;
 /** Milliseconds within which the agents of a lost or frozen broker must be linked to another one. */
 const vanishedMs = 75_000;
 const frozenMs = 60_000;
+/** Milliseconds within which the agents of a broker without the database must be linked to another one. */
+const handedOverMs = 20_000;
 /**
  * Duration of a lease in milliseconds. A broker that has been without the database for longer must not answer any
  * request with success.
@@ -17,6 +19,8 @@ const frozenMs = 60_000;
 const leaseMs = 10_000;
 const cutMs = 40_000;
 const peersCutMs = 30_000;
+/** Milliseconds within which a request gets 503 if it must be forwarded to a broker that cannot be reached. */
+const unreachableMs = 15_000;
 const databaseAwayMs = 10_000;
 /** Milliseconds within which everything must work again once a fault is over. */
 const backMs = 5_000;
@@ -47,6 +51,7 @@ async function ask(
   method: string,
   path: string,
   body?: object,
+  mostMs: number = backMs,
 ): Promise<Reply> {
   const begun = performance.now();
   try {
@@ -54,7 +59,7 @@ async function ask(
       method,
       headers: { Authorization: `Bearer ${key}`, 'Content-Type': 'application/json', Connection: 'close' },
       ...(body && { body: JSON.stringify(body) }),
-      signal: AbortSignal.timeout(backMs),
+      signal: AbortSignal.timeout(mostMs),
     });
     const text = await answer.text();
     return { status: answer.status, ms: performance.now() - begun, text };
@@ -66,8 +71,8 @@ async function ask(
 const createKey = ({ key }: System, broker: SoakBroker): Promise<Reply> =>
   ask(broker, key, 'POST', '/api-keys', { name: 'step', scopes: ['machines:read'] });
 
-const runOn = ({ key }: System, broker: SoakBroker, machine_id: string): Promise<Reply> =>
-  ask(broker, key, 'POST', '/commands/async', { machine_id, command: 'true', queue_for: 60_000 });
+const runOn = ({ key }: System, broker: SoakBroker, machine_id: string, mostMs?: number): Promise<Reply> =>
+  ask(broker, key, 'POST', '/commands/async', { machine_id, command: 'true', queue_for: 60_000 }, mostMs);
 
 /** Calls `send` until its status is 2xx. Returns the milliseconds that this took. */
 async function untilSuccess(send: () => Promise<Reply>, mostMs = 60_000): Promise<number> {
@@ -151,9 +156,15 @@ async function freeze(system: System, print: Print): Promise<string[]> {
 }
 
 async function cutFromDatabase(system: System, print: Print): Promise<string[]> {
+  const { postgres, real } = system;
   const { broker, other, machine } = await brokersOf(system);
   const failures: string[] = [];
-  broker.proxies?.database.stall();
+  const lost = Promise.withResolvers<void>();
+  const measuring = measureRelinks(postgres, { peer: broker.peer, real, mostMs: cutMs }, () => {
+    broker.proxies?.database.stall();
+    lost.resolve();
+  });
+  await lost.promise;
   const cut = performance.now();
   let lastSuccess = 0;
   let firstElsewhere = 0;
@@ -169,6 +180,7 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
       failures.push(`a broker without the database answered ${here.status} ${here.text}`);
     await sleep(250);
   }
+  const relinks = await measuring;
   broker.proxies?.database.resume();
   const ms = await untilSuccess(() => createKey(system, broker));
   const relinked = await untilSuccess(() =>
@@ -180,7 +192,7 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
   if (lastSuccess > leaseMs) failures.push('a broker without the database has answered with success');
   if (firstElsewhere === 0) failures.push('no other broker has claimed the machine');
   if (ms > backMs) failures.push(`the broker was back only after ${Math.round(ms)} ms`);
-  return failures;
+  return [...failures, ...checkRelinks([relinks], handedOverMs, print)];
 }
 
 async function cutFromPeers(system: System, print: Print): Promise<string[]> {
@@ -194,7 +206,10 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
   const cut = performance.now();
   let longest = 0;
   while (performance.now() - cut < peersCutMs) {
-    const [near, far] = await Promise.all([runOn(system, broker, machine), runOn(system, other, machine)]);
+    const [near, far] = await Promise.all([
+      runOn(system, broker, machine),
+      runOn(system, other, machine, unreachableMs),
+    ]);
     if (near.status !== 201)
       failures.push(`the owner, cut from its peers, answered ${near.status} ${near.text}`);
     if (far.status !== 503)
