@@ -43,7 +43,7 @@ interface Count {
   failures: string[];
 }
 
-/** Sends requests, each once the previous one was answered, until `signal` fires. */
+/** Sends requests one after another until `signal` fires. */
 class Client {
   readonly #system: System;
   readonly #counts: Map<string, Count>;

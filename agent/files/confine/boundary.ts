@@ -1,6 +1,6 @@
-// Decides which files a request may use: files inside the roots that are not protected. Roots and protected
-// paths are compared by device and inode. So another name of a file, from a bind mount, a foreign mount namespace
-// or a rename, does not bypass the checks.
+// Decides which files a request may use: files that lie inside the roots and are not protected. Roots and protected
+// paths are compared by device and inode. So another name of a file, from a bind mount, a foreign mount namespace or
+// a rename, does not bypass the checks.
 import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';

@@ -16,7 +16,8 @@ const watchEchoes = `
     if (probe.started) probe.echoes.push(performance.now() - probe.started);
     probe.started = 0;
   };
-  // The emulator changes its rows in a frame. The message of the observer arrives after that frame.
+  // The emulator changes its rows in a frame, before the browser paints it. The message that this observer sends to
+  // the page arrives after the painting.
   new MutationObserver((changes) => {
     const isEcho = changes.some(({ target }) => target.textContent.includes('xx'));
     if (isEcho && probe.started) painted.port2.postMessage(0);
