@@ -47,7 +47,7 @@ export interface FilesOptions {
   home: string;
   /** Absolute paths that requests may neither read nor change, even inside a root. */
   forbidden: string[];
-  /** Absolute paths that requests may read and never change. */
+  /** Absolute paths that requests may read but not change. */
   fixed?: string[];
   /** Pids of the agent's own processes, whose /proc entries are refused. By default only this process. */
   processes?: () => number[];

@@ -121,10 +121,10 @@ async function switched(
 }
 
 /**
- * Builds a shell command that sets the directory and the environment and then becomes the program. setpriv(1)
- * starts as root, so it must not get this environment: LD_PRELOAD and similar variables (ld.so(8),
- * environ(7)) would make it run code of the user. The values are not passed as arguments, because every user
- * can read those.
+ * Builds the shell command that setpriv(1) runs as the user. It sets the directory and the environment, and then
+ * becomes the program. setpriv(1) itself starts as root, so it must not get this environment: LD_PRELOAD and similar
+ * variables (ld.so(8), environ(7)) would make it run code of the user. The values are in variables with other names,
+ * and not in arguments, because every user can read those.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },

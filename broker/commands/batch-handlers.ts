@@ -110,7 +110,7 @@ export class Batches {
       this.#followed.take(caller, members);
       const { here, elsewhere } = this.#byBroker(members, caller);
       const { scheduler, cluster } = this.#context;
-      // Another broker may have stored the batch a moment ago.
+      // Another broker may have stored the batch a moment ago, so that this broker does not know its commands yet.
       if (cluster && here.some((one) => one.finished_at === null && !scheduler.get(one.id)))
         await scheduler.adoptBatches([id]);
       const events = followMembers(here, (one) => sourceOf(this.#context, one), tail, caller);

@@ -1,4 +1,4 @@
-// The data of a command: its record, the spec sent to the agent, and the mapping of an agent's exit report.
+// The record of a command, the spec that is sent to the agent, and how the agent's exit report changes the record.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';

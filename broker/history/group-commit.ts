@@ -196,7 +196,7 @@ export class GroupCommit {
 class Change {
   /** Resolves the caller's promise. */
   resolve: () => void = () => {};
-  /** The error of the first statement that failed, even if the change caught the error. */
+  /** The error of the first statement that failed, even if the code of the change caught it. */
   failure: { error: unknown } | undefined;
   readonly #writer: Writer;
   readonly #name: string;

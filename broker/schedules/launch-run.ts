@@ -17,7 +17,7 @@ import type { Changes } from './collect-changed-paths.ts';
 import { newRun, type OnMachine, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join'> | undefined;
   state: State;
   history: History;

@@ -282,7 +282,7 @@ class UnacknowledgedInput {
   #acknowledged = 0;
   /** Offset of the next byte of input to send. */
   #next = 0;
-  /** True once the agent has reported where this call begins. */
+  /** True once the agent has reported at which offsets of output and input this call begins. */
   #begun = false;
   /**
    * `#taken` is the offset up to which the client has received the output. `#reported` is the last such

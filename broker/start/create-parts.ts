@@ -196,7 +196,7 @@ async function followDeliveries(
     last = next;
     for (const queue of queues) queue.lookAgain(ids);
   });
-  // A redelivery changes an old row, so only this regular check finds it.
+  // follow() finds only new deliveries. A redelivery changes an existing one, and is found by this regular check.
   cluster.claims.regularly(async (names) => {
     await store.readFailed();
     for (const queue of queues) queue.lookAgain(names);

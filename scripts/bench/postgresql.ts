@@ -1,9 +1,9 @@
-// Measures brokers on PostgreSQL. The command `true` is compared with the same command on SQLite. Small calls, and a
-// download of 1 GiB with its CPU time, are sent to the broker that owns the machine and to one that forwards them.
+// Measures brokers on PostgreSQL in two comparisons. One compares the command `true` on PostgreSQL and on SQLite. The
+// other sends small calls and a download of 1 GiB to the broker that owns the machine, and to one that forwards them.
 //
 //   npx node scripts/bench/postgresql.ts
 //
-// Needs Debian's package postgresql, which is started in a temporary folder. The variants take turns.
+// Both sides of a comparison take turns. Needs Debian's package postgresql, whose server runs in a temporary folder.
 import { copyFileSync, mkdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';

@@ -64,7 +64,7 @@ async function checkCommands(
     if (count === 0 && stored.get(id) === 'completed')
       failures.push(`command ${id} has the status completed, but did not run`);
     if (stored.get(id) !== 'completed')
-      failures.push(`command ${id} ended as ${stored.get(id) ?? 'nothing'}, ran ${count} times`);
+      failures.push(`command ${id} ran ${count} times, but its status is ${stored.get(id) ?? 'missing'}`);
   }
   for (const [id, marker] of batches) {
     const count = runs.get(marker)?.length ?? 0;

@@ -26,7 +26,10 @@ const agentPackage = named('AgentPackage', {
     .describe(
       'True if it was uploaded; false if it came with the broker, or is in the directory of --packages',
     ),
-  created_at: z.string().describe('Time of the file').meta({ format: 'date-time' }),
+  created_at: z
+    .string()
+    .describe('Time when the content of the file was last changed')
+    .meta({ format: 'date-time' }),
 });
 
 export const packages = {

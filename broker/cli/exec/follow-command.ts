@@ -87,7 +87,7 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
 
 /**
  * Cancels a command on a signal, or when standard output is closed. In the result, `code` returns the exit code
- * after a cancellation, and undefined if there was none.
+ * if the command was cancelled, and undefined otherwise.
  */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;

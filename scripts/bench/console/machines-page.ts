@@ -59,5 +59,5 @@ export async function measureLargeFleet({ tab, figures, machines }: ConsoleBench
   }
   figures.most(`${count} machines, all of them read: JavaScript heap`, await tab.heap(), 60, 'MiB');
   const longest = await tab.longestTask(settledMs);
-  figures.line(`longest task of the large fleet: ${longest.toFixed(0)} ms`);
+  figures.line(`longest task of the browser with the large fleet: ${longest.toFixed(0)} ms`);
 }

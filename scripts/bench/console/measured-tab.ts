@@ -61,7 +61,7 @@ const probe = `
 `;
 
 export interface Frames {
-  /** Milliseconds between two pictures that Chromium has drawn, sorted. */
+  /** Milliseconds from each picture that Chromium has drawn to the next, sorted. */
   drawn: number[];
   /** Milliseconds between two frames of the page's scripts, sorted. Chromium scrolls and draws without waiting for them. */
   scripts: number[];

@@ -83,5 +83,5 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
 /** Measures CPU and memory a minute after the last interruption. */
 export async function restAfterStorms(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
-  await restRow(fleet, 'a minute after all of that');
+  await restRow(fleet, 'a minute after the last storm');
 }
