@@ -12,6 +12,7 @@ import { type BrokerSettings, brokerSettings } from '../broker/settings-schema.t
 import { nodeIsGood, wrongNode } from '../shared/program-start-and-end.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { Farhand } from '../shared/sdk/index.ts';
+import { agentFlags, agentVariables } from './agent-memory-settings.ts';
 
 const root = join(import.meta.dirname, '..');
 const data = join(root, 'data');
@@ -27,8 +28,14 @@ const children: ChildProcess[] = [];
 const isHelp = argv.includes('--help');
 let stopping = false;
 
-function run(main: string, args: string[], variables: Record<string, string> = {}): void {
-  const child = spawn(process.execPath, [...(watch ? ['--watch'] : []), join(root, main), ...args], {
+interface Settings {
+  flags?: string[];
+  variables?: Record<string, string>;
+}
+
+function run(main: string, args: string[], { flags = [], variables = {} }: Settings = {}): void {
+  const words = [...flags, ...(watch ? ['--watch'] : []), join(root, main), ...args];
+  const child = spawn(process.execPath, words, {
     stdio: 'inherit',
     env: { ...process.env, ...variables },
   });
@@ -142,7 +149,8 @@ async function main(settings: BrokerSettings): Promise<void> {
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
   // The token is passed by an environment variable, because every user of the machine can read arguments.
   const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
-  run('agent/main.ts', agentArgs, { FARHAND_JOIN_TOKEN: token });
+  const variables = { ...agentVariables, FARHAND_JOIN_TOKEN: token };
+  run('agent/main.ts', agentArgs, { flags: agentFlags, variables });
   const machine = await until(async () => {
     const { items } = await asked((client) => client.machines.list({ status: 'online' }));
     return items[0];

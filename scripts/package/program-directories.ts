@@ -2,6 +2,7 @@
 // the machine.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { agentFlags, agentVariables } from '../agent-memory-settings.ts';
 import { addShare } from '../man-pages-and-completions.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { addAddons, addBinaries } from './node-and-addons.ts';
@@ -13,18 +14,6 @@ export const programs = {
   'farhand-broker': { entries: ['farhand-broker', 'farhand'], summary: 'control plane for remote machines' },
 } as const satisfies Record<string, { entries: Entry[]; summary: string }>;
 export type Program = keyof typeof programs;
-
-/**
- * Flags of Node that save memory, because an agent is idle most of the time, on a machine with other work.
- * Transfers are as fast as without them.
- */
-const agentFlags =
-  '--optimize-for-size --max-semi-space-size=1 --single-threaded --v8-pool-size=0' +
-  // The optimizing compiler, 5 MiB of Node's binary, is loaded late: it is not worthwhile for functions that run
-  // only at the start.
-  ' --invocation-count-for-turbofan=30000' +
-  // The heap snapshot in Node's binary would save 0.04 s at the start and take 4 MiB more memory.
-  ' --no-node-snapshot';
 
 /** Fills a new directory with a program. */
 export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
@@ -53,11 +42,13 @@ function addLauncher(folder: string, entry: Entry): void {
 /** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which is the same after updates. */
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
+  const variables = Object.entries(isAgent ? agentVariables : {}).map(([name, value]) => ` ${name}=${value}`);
+  const flags = (isAgent ? agentFlags : []).map((flag) => `${flag} `);
   return `#!/bin/sh
 # Runs ${entry} with the Node of its own package.
 case $0 in /*) FARHAND_PROGRAM=$0 ;; *) FARHAND_PROGRAM=$PWD/$0 ;; esac
-export FARHAND_PROGRAM${isAgent ? ' MALLOC_ARENA_MAX=1' : ''}
+export FARHAND_PROGRAM${variables.join('')}
 home=$(readlink -f "$0") && home=\${home%/bin/*} || exit 1
-exec "$home/node" ${isAgent ? `${agentFlags} ` : ''}"$home/lib/${entry}.js" "$@"
+exec "$home/node" ${flags.join('')}"$home/lib/${entry}.js" "$@"
 `;
 }
