@@ -3,6 +3,7 @@
 //
 //   npx node scripts/bench/compare-checkouts.ts --before DIR                     this checkout beside another, fifteen turns
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files
+//   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs bundled and started as in packages
 //
 // Each checkout must have its node_modules. Needs Linux and Debian's curl. Everything runs on loopback. When the
 // bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
@@ -18,10 +19,12 @@ import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { startWay } from './commands/ways-to-run-a-command.ts';
 import { rest, rounded, Table } from './compare-programs-in-turns.ts';
+import { makePackagedPrograms } from './packaged-programs.ts';
 import {
   at,
   bench,
   type Farhand,
+  fromSource,
   helpers,
   machineId,
   privateMebibytes,
@@ -36,6 +39,7 @@ const { values } = parseArgs({
     turns: { type: 'string', default: '15' },
     only: { type: 'string', default: 'memory,commands,files,keys' },
     mib: { type: 'string', default: '1024' },
+    packaged: { type: 'boolean', default: false },
   },
 });
 
@@ -88,7 +92,10 @@ async function main(folder: string): Promise<void> {
 
 async function startSide(folder: string, checkout: string): Promise<Side> {
   mkdirSync(folder);
-  const started = await startFarhand(folder, checkout);
+  const commands = values.packaged
+    ? await makePackagedPrograms(join(folder, 'packaged'), checkout)
+    : fromSource(checkout);
+  const started = await startFarhand(folder, commands);
   const client = new Client({ baseUrl: started.http, apiKey: started.key, retries: 0 });
   const machine = await machineId(started, 0);
   const [large, copy] = [join(folder, 'large'), join(folder, 'copy')];
@@ -180,7 +187,9 @@ function print(results: Results): void {
     );
     table.row(what, rounded(median), ratios('before again'), ratios('now'));
   }
-  table.note(`${values.turns} rounds; in brackets the middle half of them; programs run from source`);
+  table.note(
+    `${values.turns} rounds; in brackets the middle half of them; programs ${values.packaged ? 'as in their packages' : 'run from source'}`,
+  );
   table.print();
 }
 

@@ -6,6 +6,7 @@
 //   npx node scripts/bench/files.ts --only down,up             some parts: down, up, tree, far, list, stalled
 //   npx node scripts/bench/files.ts --only up --beside scp     only beside the peers of these names
 //   npx node scripts/bench/files.ts --only up --busy           while two other programs use all the CPU they get
+//   npx node scripts/bench/files.ts --packaged                 broker and agent bundled and started as in their packages
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            in memory, without a disk's part in it
 //
 // Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Measurements that need a
@@ -25,9 +26,11 @@ import { parseArgs } from 'node:util';
 import { Meter, type Peer, race, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import type { FilesBench } from './files/files-bench-type.ts';
 import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
+import { makePackagedPrograms } from './packaged-programs.ts';
 import {
   bench,
   cost,
+  fromSource,
   machineId,
   median,
   program,
@@ -46,7 +49,7 @@ const oneWayMs = 25;
 const packages = { ...sshPackages, curl: 'curl', rsync: 'rsync' };
 
 async function main(folder: string): Promise<void> {
-  const { size, runs, only, beside, busy } = flags();
+  const { size, runs, only, beside, busy, packaged } = flags();
   const table = new Table();
   const has = present(packages, table);
   const ssh = await startSsh(folder, table, has);
@@ -55,7 +58,8 @@ async function main(folder: string): Promise<void> {
   const source = join(shelf, 'source');
   writeRandom(source, size);
   const plain = await program('scripts/bench/files/bare-file-server.ts', [shelf], 'plain is up');
-  const started = await startFarhand(folder);
+  const commands = packaged ? await makePackagedPrograms(join(folder, 'packaged')) : fromSource();
+  const started = await startFarhand(folder, commands);
   const files = `${started.http}/api/v1/machines/${await machineId(started, 0)}/files`;
   writeFileSync(join(folder, 'headers'), `Authorization: Bearer ${started.key}\n`, { mode: 0o600 });
   const copy = join(shelf, 'copy');
@@ -68,6 +72,7 @@ async function main(folder: string): Promise<void> {
     beside,
     table,
     farhand: started,
+    commands,
     plain,
     idle,
     ssh,
@@ -94,6 +99,7 @@ async function main(folder: string): Promise<void> {
 interface Flags extends Pick<FilesBench, 'size' | 'runs' | 'beside'> {
   only: Part[];
   busy: boolean;
+  packaged: boolean;
 }
 
 function flags(): Flags {
@@ -104,6 +110,7 @@ function flags(): Flags {
       only: { type: 'string', default: Object.keys(parts).join(',') },
       beside: { type: 'string' },
       busy: { type: 'boolean', default: false },
+      packaged: { type: 'boolean', default: false },
     },
   });
   const [size, runs, only] = [Number(values.size), Number(values.runs), values.only.split(',')];
@@ -117,6 +124,7 @@ function flags(): Flags {
     only,
     beside: values.beside?.split(','),
     busy: values.busy,
+    packaged: values.packaged,
   };
 }
 
@@ -277,14 +285,14 @@ function treePeers({ ssh, has, copy }: FilesBench, source: string, way: 'down' |
 // ---- A far link
 
 async function far(filesBench: FilesBench): Promise<void> {
-  const { table, runs, folder, farhand, plain, ssh, copy } = filesBench;
+  const { table, runs, folder, farhand, commands, plain, ssh, copy } = filesBench;
   const size = Math.min(filesBench.size, farSize);
   const source = join(folder, 'shelf', 'far');
   writeRandom(source, size);
   const delayed = async (address: string): Promise<string> =>
     (await program('scripts/bench/files/delaying-proxy.ts', [address, String(oneWayMs)], 'delay is up')).line
       .address ?? '';
-  const agent = await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token);
+  const agent = await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token, commands);
   await settle();
   const files = `${farhand.http}/api/v1/machines/${await machineId(farhand, 1)}/files`;
   const url = `http://${await delayed(new URL(plain.line.url ?? '').host)}`;

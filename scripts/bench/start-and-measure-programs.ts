@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
+import { agentFlags, agentVariables } from '../agent-memory-settings.ts';
 
 export interface Running {
   pid: number;
@@ -22,7 +23,7 @@ export interface Farhand {
   token: string;
 }
 
-const root = join(import.meta.dirname, '../..');
+export const root = join(import.meta.dirname, '../..');
 const children = new Set<ChildProcess>();
 /** True when the bench ends. From then on no program is started. */
 let ending = false;
@@ -86,7 +87,12 @@ export function program(
   message: string,
   checkout: string = root,
 ): Promise<Running> {
-  return until(process.execPath, [join(checkout, main), ...args], (text) => {
+  return logged([process.execPath, join(checkout, main)], args, message);
+}
+
+/** Starts a command. Resolves with its first log line that has this message. */
+function logged([command = '', ...words]: string[], args: string[], message: string): Promise<Running> {
+  return until(command, [...words, ...args], (text) => {
     // Our programs log flat JSON objects. Node itself may write warnings as plain text.
     const line = text.startsWith('{') ? (JSON.parse(text) as Record<string, string>) : {};
     return line.msg === message ? line : undefined;
@@ -149,16 +155,31 @@ export function firstSecrets(dataDir: string, uses: number): Promise<{ key: stri
   }));
 }
 
-/** Starts a broker and its first agent of a checkout as processes. The key has the scope admin. */
-export async function startFarhand(folder: string, checkout?: string): Promise<Farhand> {
+/** The words of the commands that start broker and agent. */
+export interface Commands {
+  broker: string[];
+  agent: string[];
+}
+
+/** Returns the commands that start both programs from the source of a checkout, as `npm start` does. */
+export function fromSource(checkout: string = root): Commands {
+  const variables = Object.entries(agentVariables).map(([name, value]) => `${name}=${value}`);
+  return {
+    broker: [process.execPath, join(checkout, 'broker/main.ts')],
+    agent: ['env', ...variables, process.execPath, ...agentFlags, join(checkout, 'agent/main.ts')],
+  };
+}
+
+/** Starts a broker and its first agent as processes. The key has the scope admin. */
+export async function startFarhand(folder: string, commands: Commands = fromSource()): Promise<Farhand> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
-  const broker = await program('broker/main.ts', flags, 'broker is up', checkout);
+  const broker = await logged(commands.broker, flags, 'broker is up');
   const { http = '', grpc = '' } = broker.line;
   const made = await firstSecrets(dataDir, 100);
   return {
     broker,
-    agent: await startAgent(folder, 'agent', grpc, made.token, checkout),
+    agent: await startAgent(folder, 'agent', grpc, made.token, commands),
     http,
     grpc,
     ...made,
@@ -171,10 +192,10 @@ export function startAgent(
   name: string,
   broker: string,
   token: string,
-  checkout?: string,
+  commands: Commands = fromSource(),
 ): Promise<Running> {
   const flags = ['--broker', broker, '--join-token', token, '--data-dir', join(folder, name), '--name', name];
-  return program('agent/main.ts', flags, 'linked', checkout);
+  return logged(commands.agent, flags, 'linked');
 }
 
 /** Returns the id of the nth machine that joined. */

@@ -2,7 +2,7 @@
 // write.
 
 import type { Table } from '../compare-programs-in-turns.ts';
-import type { Farhand, Running } from '../start-and-measure-programs.ts';
+import type { Commands, Farhand, Running } from '../start-and-measure-programs.ts';
 import type { Ssh } from '../start-sshd.ts';
 
 export interface FilesBench {
@@ -14,6 +14,8 @@ export interface FilesBench {
   beside: string[] | undefined;
   table: Table;
   farhand: Farhand;
+  /** The commands that started broker and agent. */
+  commands: Commands;
   /** URL of the file routes of the broker's first machine. */
   files: string;
   /** The large file, and the directory of its copies. */
