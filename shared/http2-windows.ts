@@ -7,22 +7,28 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window of a near peer, and the smallest window of a distant one, in bytes. A window of twice this size makes
- * downloads a tenth faster. But then stalled readers take twice the memory, and key presses wait longer, because
- * Node reads all arrived data at once.
+ * Window of a peer until its round trip is known, and of a distant peer without open calls, in bytes. It is small
+ * because many calls may begin at once, and a smaller window has no effect on bytes that are on their way.
  */
-export const nearBytes = mebibyte / 2;
+export const firstBytes = mebibyte / 8;
+/**
+ * Window of a near peer, and the smallest window of a distant one with few open calls, in bytes. A window of twice
+ * this size makes downloads a tenth faster. But then stalled readers take twice the memory, and key presses wait
+ * longer, because Node reads all arrived data at once.
+ */
+const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
 /** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
 /**
- * Maximum sum of the windows of a peer with more than `fewStreams` open calls, in bytes. The sum is limited, because
- * all readers of these calls may stall at once.
+ * Maximum sum of the windows of a distant peer with more than `fewStreams` open calls, in bytes. It is smaller for more
+ * than `someStreams`, in inverse proportion to their number, because the readers of all calls may stall at once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
+const someStreams = 8;
 /**
  * The window of a distant peer whose data is read may grow to this size, even if unread bytes of other peers
  * use up `allBytes`.
@@ -105,7 +111,7 @@ function startControl(role: Role): () => void {
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
     for (const peer of busy) {
       resize(peer, windowFor(peer, share));
-      const idle = peer.streams.size === 0 && peer.window === nearBytes;
+      const idle = peer.streams.size === 0 && peer.window === firstBytes;
       if (idle || peer.session.destroyed) busy.delete(peer);
     }
     if (busy.size === 0) stopLooking();
@@ -120,7 +126,7 @@ function startControl(role: Role): () => void {
 
   function join(peer: Peer): void {
     if (peer.streams.size === 0 || busy.has(peer) || peer.session.destroyed) return;
-    if (largestOf(peer) <= nearBytes) return;
+    if (resizeNear(peer)) return;
     busy.add(peer);
     peer.session.setLocalWindowSize(unlimitedBytes);
     peer.last = statusOf(peer);
@@ -159,20 +165,20 @@ function whenConnected(session: Http2Session, run: (session: Http2Session) => vo
 
 function setUp(session: Http2Session): void {
   session.setLocalWindowSize(connectionBytes);
-  session.settings({ initialWindowSize: nearBytes });
+  session.settings({ initialWindowSize: firstBytes });
 }
 
 const newPeer = (session: Http2Session): Peer => ({
   session,
   streams: new Set(),
-  window: nearBytes,
+  window: firstBytes,
   roundTripMs: Number.POSITIVE_INFINITY,
   readPerTrip: [0, 0],
   last: { at: monotonic(), received: 0, unread: 0 },
 });
 
 const largestOf = ({ roundTripMs, streams }: Peer): number =>
-  Math.min(streams.size > fewStreams ? sharedBytes : largestBytes, roundTripMs * bytesPerMs);
+  Math.min(limitOf(streams.size), roundTripMs * bytesPerMs);
 const unreadOf = ({ streams }: Peer): number => sum([...streams], (stream) => stream.readableLength);
 
 const statusOf = (peer: Peer): Status => ({
@@ -190,15 +196,28 @@ const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(..
  */
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
-  if (streams.size === 0) return nearBytes;
+  if (streams.size === 0) return firstBytes;
   const now = statusOf(peer);
   const read = now.received - last.received - (now.unread - last.unread);
   const perTrip = (read * roundTripMs) / (now.at - last.at);
   peer.last = now;
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
-  const next = Math.max(nearBytes, window / 2, wanted);
-  return next > window || next <= window / 2 || next === nearBytes ? next : window;
+  const least = streams.size > fewStreams ? firstBytes : nearBytes;
+  const next = Math.max(least, window / 2, wanted);
+  return next > window || next <= window / 2 || next === least ? next : window;
+}
+
+/** Maximum sum of the windows of a distant peer, in bytes. */
+function limitOf(calls: number): number {
+  return calls <= fewStreams ? largestBytes : (sharedBytes * someStreams) / Math.max(someStreams, calls);
+}
+
+/** Gives a near peer its window, which does not change again. Returns false for a distant peer. */
+function resizeNear(peer: Peer): boolean {
+  const isNear = largestOf(peer) <= nearBytes;
+  if (isNear) resize(peer, nearBytes);
+  return isNear;
 }
 
 function resize(peer: Peer, window: number): void {

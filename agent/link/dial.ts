@@ -15,7 +15,7 @@ import { callKey, linkServerName, linkService } from '../../shared/agent-rpcs.ts
 import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { nearBytes } from '../../shared/http2-windows.ts';
+import { firstBytes } from '../../shared/http2-windows.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 
 export type ControlStream = ReturnType<LinkClient['Connect']>;
@@ -35,7 +35,7 @@ const options: ChannelOptions = {
   // Even without retries grpc-js retains up to 1 MiB of what each call has sent, for a transparent retry.
   'grpc.per_rpc_retry_buffer_size': 0,
   'grpc.service_config_disable_resolution': 1,
-  'grpc-node.flow_control_window': nearBytes,
+  'grpc-node.flow_control_window': firstBytes,
   'grpc.max_receive_message_length': 2 * 1024 * 1024,
   'grpc.max_send_message_length': 2 * 1024 * 1024,
   // The broker is dialed directly, even if the environment sets an HTTP proxy.
