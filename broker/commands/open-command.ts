@@ -184,8 +184,10 @@ export class OpenCommand {
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
     this.queueTimeout.awaitReturn();
+    // Before this write runs, the scheduler may send the command again, which changes `this.record`.
+    const { record } = this;
     store.history
-      .write((transaction) => store.update(this.record, transaction))
+      .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
         this.#logError(error, 'a command waits in the queue again, but its new state could not be stored'),
       )
