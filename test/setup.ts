@@ -26,7 +26,8 @@ if (brokerCount > 1) {
   globalThis.fetch = (input, init = {}) => {
     const headers = new Headers(init.headers);
     // A broker may refuse a large body before its end. It then leaves the connection open until the client has read that.
-    if (!(init.body instanceof Uint8Array)) headers.set('Connection', 'close');
+    const { body } = init;
+    if (!body || (typeof body === 'string' && body.length < 65_536)) headers.set('Connection', 'close');
     return fetch(input, { ...init, headers });
   };
   http.globalAgent = new http.Agent({ keepAlive: false });

@@ -127,12 +127,12 @@ async function startRoundRobin(address: string, targets: readonly string[]): Pro
       sockets.add(one);
       one.setNoDelay(true);
       one.on('error', () => one.destroy());
-      one.once('close', () => {
-        sockets.delete(one);
-        other.destroy();
-      });
+      one.once('close', () => sockets.delete(one));
       one.pipe(other);
     }
+    near.once('close', () => far.destroy());
+    // A broker may close a connection right after its answer, which the client has not read yet.
+    far.once('close', () => near.end().resume());
   });
   const [host, port] = address.split(':');
   await new Promise<void>((resolve) => server.listen(Number(port), host, resolve));
