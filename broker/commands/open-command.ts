@@ -136,8 +136,7 @@ export class OpenCommand {
     const { store, scheduler, mayRun } = this.#context;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // #followed is set before the first await. Otherwise the scheduler could send the command twice, or resume()
-      // could follow it before the agent has it.
+      // Set before the first await, or the scheduler could send it twice, or resume() follow it before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -184,8 +183,7 @@ export class OpenCommand {
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
     this.queueTimeout.awaitReturn();
-    // Before this write runs, the scheduler may send the command again, which changes `this.record`.
-    const { record } = this;
+    const { record } = this; // The scheduler may change it before the write runs, to send the command again.
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
