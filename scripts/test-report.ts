@@ -2,7 +2,9 @@
 //
 //   node scripts/test-report.ts failed REPORT     prints the files with a failed test, a line each
 //   node scripts/test-report.ts passed REPORT     prints the files in which every test passed and none was skipped
-//   node scripts/test-report.ts REPORT TITLE …    prints failed and skipped tests by name, then the numbers of all reports
+//   node scripts/test-report.ts tests REPORT      prints the tests that passed, a line each: the file, a space and the name
+//   node scripts/test-report.ts REPORT TITLE …    prints failed and skipped tests by name, then the numbers of all reports.
+//                                                 A test that passed in an earlier one of them is not named as skipped
 //
 // REPORT is a path without ".json". REPORT-again.json is of a second run of the failed files, if there was one.
 import { existsSync, readFileSync } from 'node:fs';
@@ -21,24 +23,42 @@ const reportSchema = z.object({
 });
 type TestFile = z.output<typeof reportSchema>['testResults'][number];
 
+/** Names of the tests that passed in the reports so far, with their files. */
+const passedBefore = new Set<string>();
+
 const [first = '', ...rest] = process.argv.slice(2);
-if (first === 'failed' || first === 'passed') {
+if (first === 'tests') {
+  for (const line of passedIn(rest[0] ?? '')) console.log(line);
+} else if (first === 'failed' || first === 'passed') {
   const isListed = first === 'failed' ? hasFailed : hasPassed;
-  // The run may have been in another copy of the checkout, so the path is printed from its folder `test` on.
   for (const { name } of readReport(rest[0] ?? '').filter(isListed)) {
-    console.log(name.replace(/^.*\/(?=test\/)/, ''));
+    console.log(inCheckout(name));
   }
 } else {
   const totals = { passed: 0, failed: 0, skipped: 0 };
   const [reports, titles] = [0, 1].map((odd) => [first, ...rest].filter((_, index) => index % 2 === odd));
   for (const [index, report] of (reports ?? []).entries()) {
     const counts = summarize(report);
+    if (existsSync(`${report}.json`)) for (const test of passedIn(report)) passedBefore.add(test);
     const line = `${counts.passed} tests passed, ${counts.failed} failed, ${counts.skipped} skipped`;
     console.log(`${titles?.[index] ?? report}: ${line}`);
     for (const name of ['passed', 'failed', 'skipped'] as const) totals[name] += counts[name];
   }
   if (totals.failed > 0) process.exitCode = 1;
   console.log(`${totals.passed} passed, ${totals.failed} failed, ${totals.skipped} skipped`);
+}
+
+/** The run may have been in another copy of the checkout, so a path begins with its folder `test`. */
+function inCheckout(path: string): string {
+  return path.replace(/^.*\/(?=test\/)/, '');
+}
+
+function passedIn(report: string): string[] {
+  return readReport(report).flatMap(({ name, assertionResults }) =>
+    assertionResults.flatMap(({ fullName, status }) =>
+      status === 'passed' ? `${inCheckout(name)} ${fullName}` : [],
+    ),
+  );
 }
 
 function readReport(report: string): TestFile[] {
@@ -79,6 +99,7 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
       );
       if (status === 'passed') counts.passed += 1;
       else if (status !== 'failed') {
+        if (passedBefore.has(`${inCheckout(file.name)} ${fullName}`)) continue;
         counts.skipped += 1;
         console.log(`skipped (${run}): ${fullName}`);
       } else {

@@ -1,17 +1,17 @@
 // Runs before each test file. Sets home, shell and environment, so that they do not depend on the user who
 // runs the tests.
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import http from 'node:http';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
-import { afterAll, beforeEach } from 'vitest';
+import { afterAll, beforeEach, type RunnerTestSuite } from 'vitest';
 import { notOnPostgres } from './skip-on-postgres.ts';
 import { notWithSeveralBrokers } from './skip-with-several-brokers.ts';
 import { brokerCount } from './start-postgres.ts';
 
 /** Variables that the test runner and packaged programs need. All others are removed. */
 const stays =
-  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(BROKERS|DISK|DATABASE|DATABASE_URL)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
+  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(BROKERS|DISK|DATABASE|DATABASE_URL|PASSED)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
 
 for (const name of Object.keys(process.env)) if (!stays.test(name)) delete process.env[name];
 
@@ -31,6 +31,20 @@ if (brokerCount > 1) {
     return fetch(input, { ...init, headers });
   };
   http.globalAgent = new http.Agent({ keepAlive: false });
+}
+
+// A list of tests that passed in an earlier run, a line each, as scripts/test-report.ts prints it.
+if (process.env.FARHAND_TEST_PASSED) {
+  const passed = new Set(readFileSync(process.env.FARHAND_TEST_PASSED, 'utf8').split('\n'));
+  beforeEach(({ task, skip }) => {
+    const file = task.file.filepath.replace(/^.*\/(?=test\/)/, '');
+    if (passed.has(`${file} ${fullNameOf(task)}`)) skip('has passed in an earlier run');
+  });
+}
+
+/** The name of a test after those of the groups that it is in, as in the reports of vitest. */
+function fullNameOf({ name, suite }: { name: string; suite?: RunnerTestSuite | undefined }): string {
+  return suite ? `${fullNameOf(suite)} ${name}`.trim() : name;
 }
 
 if (process.env.FARHAND_TEST_DATABASE_URL) {

@@ -28,6 +28,9 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
   'commands-queue.test.ts': [
     [move, /^a request that waits for a queued command|^secrets of a spec are in the database only/],
   ],
+  'files.test.ts': [
+    ['the proxy loses an answer whose connection the broker resets', /^a PUT accepts 12 MiB/],
+  ],
   'keys.test.ts': [[reports, /^used again with the same key pair/]],
   'logins.test.ts': [
     [clock, /^need the key again after 15 minutes|^with the grace period|^after 12 hours|^after 7 days/],
