@@ -20,7 +20,7 @@ export interface FileServices {
   state: State;
   history: History;
   events: Events;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   others: OtherBrokers | undefined;
   /** Memory quota of file contents that are being converted to JSON. */
   contents: Quota;

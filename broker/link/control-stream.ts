@@ -33,7 +33,7 @@ export interface LinkServices {
   answerWaiters: AnswerWaiters;
   /** SHA-256 of the broker's CA certificate. The agent signs it together with the nonce of the challenge. */
   fingerprint: string;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'isAlive' | 'take' | 'takeNew' | 'owns' | 'unlinked'> | undefined;
   /** Broker addresses that agents use from now on. If there are none, agents continue to use their present ones. */
   agentBrokers: readonly string[];

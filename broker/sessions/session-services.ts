@@ -10,7 +10,7 @@ import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
 
 export interface SessionServices {
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join'> | undefined;
   state: State;
   history: History;

@@ -86,7 +86,7 @@ interface Stores {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   cluster: Cluster | undefined;
   others: OtherBrokers | undefined;
 }

@@ -24,7 +24,7 @@ interface OpenedStores {
   history: History;
   /** True if the state never contained a document, as at a first start. */
   untouched: boolean;
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Cluster | undefined;
   /** Counts requests together with the other brokers. */
   countTogether?: CountTogether;

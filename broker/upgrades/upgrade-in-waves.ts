@@ -11,7 +11,7 @@ import type { Member, Upgrade } from './upgrade-tables.ts';
 
 /** The parts of the broker that differ if there are several brokers. */
 interface Peers {
-  /** The other brokers of the database; undefined with a single broker. */
+  /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
 }
 export type RolloutServices = UpgradeServices & Peers;
