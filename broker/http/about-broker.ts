@@ -10,6 +10,7 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/shipped-files.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
+import { databaseUnavailable } from '../history/group-commit.ts';
 import type { Authority } from '../link/certificate-authority.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { openapiText } from './openapi.ts';
@@ -66,11 +67,13 @@ function createOnce(name: string, type: string, make: () => string | Buffer): Ra
   return reply;
 }
 
+/** `isCutOff` is true while the broker cannot reach its PostgreSQL database, and therefore answers 503. */
 export function serviceHandlers(
   status: Status,
   { fingerprint, certificate }: Authority,
   publicUrl: () => string,
   metrics: RequestMetrics,
+  isCutOff: () => boolean,
 ): Omit<Handlers['service'], 'metricsTargets' | 'machineMetrics'> {
   return {
     info: () => ({
@@ -88,6 +91,7 @@ export function serviceHandlers(
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
       if (!status.ready) throw new AppError('unavailable', 'the broker is starting or stopping: try again');
+      if (isCutOff()) throw databaseUnavailable();
       return { type: 'text/plain', body: 'ready\n' };
     },
     prometheus(_input, caller) {

@@ -134,7 +134,7 @@ export async function createParts(opening: Opening) {
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const publicUrl = (): string => settings.public_url ?? status.url;
   const service = {
-    ...serviceHandlers(status, authority, publicUrl, metrics),
+    ...serviceHandlers(status, authority, publicUrl, metrics, () => cluster?.isCutOff ?? false),
     ...prometheusHandlers({ ...stores, publicUrl }),
   };
   if (cluster) {

@@ -53,6 +53,8 @@ withPostgres('a broker without the database', () => {
       await agent.linked(false);
       await agent.linked(true);
       expect(performance.now() - begun).toBeLessThan(20_000);
+      await expect(client.service.readyz()).rejects.toMatchObject({ code: 'unavailable', status: 503 });
+      expect(await other.client.service.readyz()).toBe('ready\n');
       await soon(async () => (await other.client.commands.get({ command_id: id })).status).toBe('running');
       open();
       await soon(async () => (await other.client.commands.get({ command_id: id })).status).toBe('completed');
@@ -65,6 +67,7 @@ withPostgres('a broker without the database', () => {
       await soon(() =>
         client.commands.create({ machine_id, command: 'echo back', wait: 10_000 }),
       ).toMatchObject({ status: 'completed', stdout: 'back\n' });
+      expect(await client.service.readyz()).toBe('ready\n');
     },
   );
 
