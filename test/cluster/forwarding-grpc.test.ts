@@ -3,7 +3,9 @@
 import { randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { expect, test } from 'vitest';
+import { leaseMs } from '../../broker/cluster/broker-and-owner-tables.ts';
 import { shared } from '../close-after-tests.ts';
 import { all, hearing, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { temporaryFolder } from '../start-farhand.ts';
@@ -39,10 +41,9 @@ test('a call goes on although the owner of its machine stalls for less than the 
   const folder = temporaryFolder('stalled');
   const watch = client.watchFiles({ machine_id, path: folder });
   expect((await watch.next()).value).toMatchObject({ change: '' });
-  // Checks of the connection run every few seconds, so one of them begins soon after the owner stalls.
-  await new Promise((resolve) => setTimeout(resolve, 7_500));
   proxy.stall();
-  await new Promise((resolve) => setTimeout(resolve, 8_000));
+  // Nothing happens in this time: a check of the connection begins within 4 s, and must wait for longer than the rest.
+  await sleep(leaseMs - 500);
   proxy.resume();
   writeFileSync(join(folder, 'new'), '');
   expect((await watch.next()).value).toMatchObject({ path: join(folder, 'new') });
