@@ -36,7 +36,9 @@ export function handOverWhenCutOff({ cluster, presence, ask, spreadMs, log }: Se
     );
     presence.drain(spreadMs);
   };
-  return every(askMs, () => void look());
+  return every(askMs, () => {
+    look().catch((err: unknown) => log.error({ err }, 'agents could not be asked to link to another broker'));
+  });
 }
 
 /** Returns the first broker that reports that it can reach the database; undefined if none can. Never rejects. */
