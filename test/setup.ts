@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeEach, type RunnerTestSuite } from 'vitest';
 import { notOnPostgres } from './skip-on-postgres.ts';
+import { reasonIn } from './skip-reasons.ts';
 import { notWithSeveralBrokers } from './skip-with-several-brokers.ts';
 import { brokerCount } from './start-postgres.ts';
 
@@ -51,8 +52,8 @@ if (process.env.FARHAND_TEST_DATABASE_URL) {
   beforeEach(({ task, skip }) => {
     const file = basename(task.file.filepath);
     const reason =
-      notOnPostgres(file, task.name) ??
-      (brokerCount > 1 ? notWithSeveralBrokers(file, task.name) : undefined);
+      reasonIn(notOnPostgres, file, task.name) ??
+      (brokerCount > 1 ? reasonIn(notWithSeveralBrokers, file, task.name) : undefined);
     if (reason) skip(reason);
   });
 }

@@ -1,5 +1,6 @@
 // Tests that cannot run with FARHAND_TEST_DATABASE=postgres, and the reasons. Each is about files that a
 // broker has only without a database server.
+import type { SkipReasons } from './skip-reasons.ts';
 
 const files = 'is about state.json or history.db';
 const edits = 'edits state.json or history.db';
@@ -7,8 +8,7 @@ const locks = 'locks or breaks history.db to make its writes fail';
 const backups = 'farhand broker backup copies files, and is refused with a database';
 const fakeTime = 'revokes a key before a run has begun, because its clock does not wait for a database';
 
-/** By test file: the reason, and the names of its tests. */
-const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
+export const notOnPostgres: SkipReasons = {
   'alerts-channels.test.ts': [[files, /^a broker killed between/]],
   'alerts-survival.test.ts': [[files, /kill/]],
   'audit.test.ts': [[files, /^a declared change and its row are one commit/]],
@@ -55,8 +55,3 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
   ],
   'machines.test.ts': [[edits, /^white space around tags/]],
 };
-
-/** Returns the reason why a test cannot run; undefined if it can run. */
-export function notOnPostgres(file: string, name: string): string | undefined {
-  return reasons[file]?.find(([, names]) => names.test(name))?.[0];
-}

@@ -1,4 +1,5 @@
 // Tests that cannot run with FARHAND_TEST_BROKERS=3, and the reasons.
+import type { SkipReasons } from './skip-reasons.ts';
 
 const clock = 'sets the clock, at which the leases of all brokers end';
 const order = 'each broker of a batch starts its own machines in order, but not those of the others';
@@ -9,8 +10,7 @@ const move = 'a stream breaks off when its machine links to another broker';
 const rights = 'another broker knows a change of keys or machines within a second';
 const ticket = 'a ticket for a login is known only to the broker that made it';
 
-/** By test file: the reason, and the names of its tests. */
-const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
+export const notWithSeveralBrokers: SkipReasons = {
   'audit.test.ts': [[each, /^repeated seventy times makes sixty rows/]],
   'batches.test.ts': [
     [
@@ -40,8 +40,3 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
   'machines.test.ts': [[reports, /^a list item has exactly the fields/]],
   'sessions-clients.test.ts': [[clock, /^a client whose key is expired/]],
 };
-
-/** Returns the reason why a test cannot run with several brokers; undefined if it can run. */
-export function notWithSeveralBrokers(file: string, name: string): string | undefined {
-  return reasons[file]?.find(([, names]) => names.test(name))?.[0];
-}
