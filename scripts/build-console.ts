@@ -51,15 +51,16 @@ const scrolled = 'this._onScroll.fire({position:this._bufferService.buffer.ydisp
 
 /** Changes in the code of xterm, as pairs of the old text and the new text. */
 const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
-  // Colours are set through the object model, because the page's policy forbids style attributes.
+  // xterm.js sets colours in a style attribute, which the console's Content-Security-Policy forbids. The changed code
+  // sets them in the element's `style` object.
   [
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.setAttribute("style",`${t.getAttribute("style")||""}${e};`)',
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.style.cssText+=`${e};`',
   ],
-  // The scroll bar is updated once a task of the browser instead of once a line. This halves the time of many short
-  // lines (measured).
+  // xterm.js updates its scroll bar for each printed line. The changed code updates it once in each task of the browser,
+  // which halves the time for printing many short lines (measured).
   [
     `this._bufferService.onScroll(()=>{${scrolled},`,
     `this._bufferService.onScroll(()=>{(()=>${onceATask(scrolled)})(),`,

@@ -1,5 +1,7 @@
-// Checks the length of the README and of sentences in the docs, and counts words to avoid. Usage: node
-// scripts/check-words.ts [DIRECTORY OF A CHECKOUT]. In another checkout it only counts.
+// Checks the length of the README and of sentences in the docs, and counts words to avoid.
+//
+//   node scripts/check-words.ts                fails if this checkout breaks a limit
+//   node scripts/check-words.ts DIRECTORY      prints the same about another checkout, and never fails
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 
@@ -24,7 +26,7 @@ interface Avoided {
 const avoided: Avoided[] = [
   { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 0 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
-  // Linux has a user `nobody`, which tests use.
+  // Matches only the pronoun `nobody`, not the user `nobody` of Linux.
   { name: 'nobody', pattern: /(?<!['"]|user |belongs to )\bnobody\b/g, ceiling: 0 },
   { name: 'wish', pattern: /\b(?:wish|wishes|wished|wishing)\b/g, ceiling: 0 },
   { name: 'shown', pattern: /\bshown\b/g, ceiling: 0 },

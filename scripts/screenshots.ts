@@ -23,8 +23,11 @@ const machines = [
   ['build-1', 'ci'],
   ['edge-1', 'edge,us'],
 ] as const;
-/** Milliseconds until the graphs of the last hour have two points: the broker stores one every 5 minutes. */
-const reportsMs = 630_000;
+/**
+ * Milliseconds to wait before the pictures, so that each graph of the last hour has two points: the broker stores a
+ * point every 5 minutes.
+ */
+const graphsMs = 630_000;
 /** Maximum number of bytes of a picture in the repository. */
 const mostBytes = 150_000;
 const size = { width: 1280, height: 640 };
@@ -178,7 +181,7 @@ try {
   const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox'] });
   closing.push(() => browser.close());
   const list = await logIn(browser, system, true);
-  await list.waitForTimeout(reportsMs);
+  await list.waitForTimeout(graphsMs);
   await list.reload();
   await list.getByRole('link', { name: 'web-2' }).waitFor();
   await take(list, 'console-machines.png');

@@ -3,8 +3,9 @@
 //   node scripts/test-report.ts failed REPORT     prints the files with a failed test, a line each
 //   node scripts/test-report.ts passed REPORT     prints the files in which every test passed and none was skipped
 //   node scripts/test-report.ts tests REPORT      prints the tests that passed, a line each: the file, a space and the name
-//   node scripts/test-report.ts REPORT TITLE …    prints failed and skipped tests by name, then the numbers of all reports.
-//                                                 A test that passed in an earlier one of them is not named as skipped
+//   node scripts/test-report.ts REPORT TITLE REPORT TITLE …
+//                                                 prints failed and skipped tests by name, then the sums over all
+//                                                 reports. A skipped test that passed in an earlier report is left out
 //
 // REPORT is a path without ".json". REPORT-again.json is of a second run of the failed files, if there was one.
 import { existsSync, readFileSync } from 'node:fs';
@@ -48,7 +49,7 @@ if (first === 'tests') {
   console.log(`${totals.passed} passed, ${totals.failed} failed, ${totals.skipped} skipped`);
 }
 
-/** The run may have been in another copy of the checkout, so a path begins with its folder `test`. */
+/** Cuts off what is before `test/` in a path, because the tests may have run in another copy of the checkout. */
 function inCheckout(path: string): string {
   return path.replace(/^.*\/(?=test\/)/, '');
 }

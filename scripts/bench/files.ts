@@ -7,7 +7,7 @@
 //   npx node scripts/bench/files.ts --only up --beside scp     only beside the peers of these names
 //   npx node scripts/bench/files.ts --only up --busy           while two other programs use all the CPU they get
 //   npx node scripts/bench/files.ts --packaged                 broker and agent bundled and started as in their packages
-//   TMPDIR=/dev/shm npx node scripts/bench/files.ts            in memory, without a disk's part in it
+//   TMPDIR=/dev/shm npx node scripts/bench/files.ts            all files in memory, so that no disk is measured
 //
 // Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Measurements that need a
 // missing program are skipped, with a note in the table.
@@ -17,8 +17,8 @@
 // take turns. The time of the whole client process is measured, including the handshake of ssh. An upload must be on
 // disk: Farhand and the bare server call fsync. For the other peers `sync FILE` runs afterwards, or `sync -f` for many
 // files, and its time is included, except for "scp without sync". Downloads are not synced. Every copy is compared with
-// its source, which is not timed. Figures are medians. Compare the ratios, not the absolute times. The least and the
-// greatest ratio of one round follow each ratio.
+// its source, which is not timed. Figures are medians. Compare the ratios, not the absolute times. Each ratio is
+// followed by the smallest and the largest ratio of a single round.
 import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -132,7 +132,7 @@ async function handshake({ table, runs }: FilesBench, { options }: Ssh): Promise
   const times: number[] = [];
   for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
   const printed = `ssh: ${rounded(median(times) * 1000)} ms`;
-  table.row('(an empty command, which is in every time over ssh)', '', printed, '');
+  table.row('(`ssh HOST true`; every time of a peer over ssh includes this)', '', printed, '');
 }
 
 function writeRandom(path: string, mebibytes: number): void {
@@ -178,7 +178,7 @@ async function up(filesBench: FilesBench): Promise<void> {
     meter: meters.plain,
   };
   await race(table, runs, work, ours, chosen(filesBench, [...sshPeers(filesBench, 'up'), bare]));
-  spent(filesBench, 'up by PUT raw', meters);
+  spent(filesBench, 'up by `PUT /raw`', meters);
 }
 
 function download({ folder, copy }: FilesBench, files: string, source: string): Peer {
@@ -222,7 +222,7 @@ const metersOf = ({ farhand, plain, idle }: FilesBench): Meters => ({
   plain: new Meter([plain], idle),
 });
 
-/** Adds the CPU and memory of the serving programs to the table. */
+/** Adds the CPU and memory of the serving programs to the table. `way` names the transfers, such as "down". */
 function spent({ table, size }: FilesBench, way: string, { ours, plain }: Meters): void {
   const perGib = (meter: Meter): string => {
     const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);
@@ -230,7 +230,7 @@ function spent({ table, size }: FilesBench, way: string, { ours, plain }: Meters
   };
   const mib = (values: number[]): string => `${values.map((value) => value.toFixed(0)).join(' + ')} MiB`;
   const server = (text: string): string => (plain.used ? `node:http server: ${text}` : '');
-  table.row(`CPU of broker + agent, a GiB ${way}`, perGib(ours), server(perGib(plain)), '');
+  table.row(`CPU time per GiB of broker + agent, ${way}`, perGib(ours), server(perGib(plain)), '');
   const peak = `peak memory over idle (${mib(ours.idle())}), broker + agent, ${way}`;
   table.row(peak, mib(ours.peak()), server(mib(plain.peak())), '');
 }
@@ -308,7 +308,7 @@ async function far(filesBench: FilesBench): Promise<void> {
   const ups = peers(`${source} bench:${copy} && sync ${copy}`, `-T ${source} ${url}/copy`);
   const held = privateMemory([farhand.broker, agent]);
   const sockets = await startStalled(new URL(`${files}/download?${query(source)}`), farhand.key);
-  const stalledRow = `private memory that ${sockets.length} stalled downloads over ${2 * oneWayMs} ms take, broker + agent`;
+  const stalledRow = `private memory of broker + agent for ${sockets.length} stalled downloads, round trip ${2 * oneWayMs} ms`;
   table.row(stalledRow, held(), '', '');
   await rest();
   table.row(`the same 30 s later, once V8 has collected its garbage`, held(), '', '');

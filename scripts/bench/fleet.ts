@@ -22,7 +22,7 @@ import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
 import { listHistory } from './fleet/history-lists.ts';
 import {
   measureRest,
-  restAfterStorms,
+  restAfterInterruptions,
   returnAfterCut,
   returnAfterKill,
 } from './fleet/links-at-rest-and-return.ts';
@@ -65,7 +65,7 @@ const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
   ['small-files', readSmallFiles],
   ['kill', returnAfterKill],
   ['cut', returnAfterCut],
-  ['minute', restAfterStorms],
+  ['minute', restAfterInterruptions],
 ];
 
 const settings: FleetSettings = {
@@ -94,7 +94,7 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
     machines: settings.scale,
     profiled: values.profile,
   });
-  // After 15 s of rest the broker returns what its start has used.
+  // The broker frees the memory that only its start needed after 15 s of rest; `baseMiB` must not include it.
   await sleep(baseMs);
   const baseMiB = broker.memory();
   const begun = performance.now();

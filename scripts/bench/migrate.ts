@@ -63,7 +63,7 @@ async function fill(dataDir: string, machines: number, rows: number): Promise<vo
   fillMore(file, machineIds);
 }
 
-/** Adds rows of tables that fillHistory() leaves empty, with long outputs and fractions. */
+/** Fills tables that fillHistory() leaves empty. Some rows have long outputs, or numbers that are not whole. */
 function fillMore(file: string, machineIds: readonly string[]): void {
   const database = new DatabaseSync(file);
   database.exec('PRAGMA synchronous = OFF; BEGIN');
@@ -169,7 +169,16 @@ await bench(async (folder) => {
   }
   const found = compare(join(aside, 'history.db'), join(dataDir, 'history.db'));
   const isEqual = found.different.length === 0 && isDeepStrictEqual(stateOf(aside), stateOf(dataDir));
-  figures.row('rows compared after the way back', `${found.rows}`, isEqual ? 'equal' : 'different');
+  figures.row(
+    'rows compared after migrating to PostgreSQL and back',
+    `${found.rows}`,
+    isEqual ? 'equal' : 'different',
+  );
   figures.print();
-  if (!isEqual) throw new Error(`these tables differ: ${found.different.join(', ') || 'only state.json'}`);
+  if (!isEqual)
+    throw new Error(
+      found.different.length > 0
+        ? `the migration changed rows of these tables: ${found.different.join(', ')}`
+        : 'the migration changed state.json',
+    );
 });

@@ -85,7 +85,10 @@ async function startWays(folder: string, postgres: PostgresServer): Promise<Reco
   return { sqlite, postgres: alone.way, local: owner.way, forwarded };
 }
 
-/** Measures a request on several ways, which take turns. Returns for each way the median of the p50 of its rounds. */
+/**
+ * Times a request on each of several ways, which take turns in each round. Returns for each way the p50 of its calls in
+ * milliseconds: the median over all rounds.
+ */
 async function measure(
   ways: Record<string, Way>,
   calls: number,

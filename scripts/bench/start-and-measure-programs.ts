@@ -99,7 +99,7 @@ function logged([command = '', ...words]: string[], args: string[], message: str
   });
 }
 
-/** Starts a program. Resolves with what `match` returns for a line of its stderr. */
+/** Starts a program. Resolves at the first line of its stderr for which `match` returns a value, with that value. */
 export function until(
   command: string,
   args: string[],
@@ -186,7 +186,7 @@ export async function startFarhand(folder: string, commands: Commands = fromSour
   };
 }
 
-/** Starts another agent with this name, at the address of the broker or of a proxy. */
+/** Starts one more agent, called `name`. `broker`: address of the broker, or of a proxy before it. */
 export function startAgent(
   folder: string,
   name: string,

@@ -53,7 +53,7 @@ export async function startSsh(folder: string, table: Table, has: Set<string>): 
   try {
     return await startSshd(sshd, join(folder, 'ssh'));
   } catch (error) {
-    table.failure('start of sshd, so no row has a peer over ssh', error);
+    table.failure('sshd does not start, so nothing is compared with transfers over ssh', error);
     return undefined;
   }
 }
@@ -111,7 +111,7 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
 /** Opens a master connection. Resolves with the socket for `ssh -S`. */
 export async function startMaster({ options }: Ssh, folder: string): Promise<string> {
   const socket = join(folder, 'master');
-  // ssh runs its local command once the connection can be shared.
+  // ssh runs the LocalCommand as soon as other ssh processes can use its connection; the printed line reports that.
   const report = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
   const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...report, 'bench'];
   await until('ssh', flags, (text) => (text === 'master is up' ? {} : undefined));

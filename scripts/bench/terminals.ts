@@ -143,7 +143,7 @@ async function flooded({
   const fate = attached_count === 1 ? 'closed' : `still there (${attached_count} attached)`;
   table.row(
     `${floodBytes / 1e6} MB to one client beside one that never reads`,
-    `${rounded(floodBytes / 1e6 / seconds)} MB/s, the silent one ${fate}`,
+    `${rounded(floodBytes / 1e6 / seconds)} MB/s; the client that never reads: ${fate}`,
     '',
     '',
   );

@@ -96,7 +96,9 @@ async function main(folder: string): Promise<void> {
   let heard = await heardBy(listener);
   while (heard.unique.length < webhooks || heard.unique.some((count) => count < wanted)) {
     if (performance.now() - begun > longestMs)
-      throw new Error(`only ${heard.unique.join(', ')} of ${wanted} deliveries arrived`);
+      throw new Error(
+        `each webhook must get ${wanted} deliveries; after ${longestMs / 1000} s they have ${heard.unique.join(', ')}`,
+      );
     await sleep(250);
     heard = await heardBy(listener);
   }
@@ -121,7 +123,7 @@ async function main(folder: string): Promise<void> {
     `without it: ${at(alone, 0.5).toFixed(1)} / ${at(alone, 0.99).toFixed(1)} ms`,
     (at(times, 0.5) / at(alone, 0.5)).toFixed(1),
   );
-  table.row('memory of the broker over idle, at most', `${rounded(most)} MiB`, '', '');
+  table.row('peak memory of the broker, above its memory at idle', `${rounded(most)} MiB`, '', '');
   table.row('CPU of the broker', `${((spent / took) * 100).toFixed(0)} % of a core`, '', '');
   table.print();
 }

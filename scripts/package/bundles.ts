@@ -22,8 +22,8 @@ const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Code at the start of bundles, for CommonJS libraries: it defines their `require` and `__dirname`. The path
- * `../../proto` in a library then leads to proto/ beside lib/.
+ * Code at the start of bundles, for CommonJS libraries: it defines their `require` and `__dirname`. The gRPC libraries
+ * load protos from `__dirname/../../proto`; this must be the package's folder proto/, beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
@@ -38,7 +38,7 @@ const oneLanguage: Plugin = {
   },
 };
 
-/** Replaces the parser of the protos by the parsed protos, because the parser would stay in memory. */
+/** Puts the protos into the bundle already parsed. Parsing at runtime would need a parser, which would stay in memory. */
 const protosParsed: Plugin = {
   name: 'protos parsed',
   setup(esbuild) {
@@ -63,7 +63,8 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // This setting halves the source text in V8's memory. Names and short lines remain, for readers of a stack trace.
+  // Shorter syntax and no spaces halve the source text that V8 keeps in memory. Names and line breaks remain, because
+  // stack traces print them.
   minifySyntax: true,
   minifyWhitespace: true,
   lineLimit: 120,

@@ -5,7 +5,10 @@ import { basename, dirname } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { run } from './shared-by-packaging-steps.ts';
 
-/** Modification time of all packed files, in seconds since 1970. */
+/**
+ * Modification time of all packed files, in seconds since 1970. It is a constant, so that two builds give the same
+ * bytes. SOURCE_DATE_EPOCH sets another time (reproducible-builds.org).
+ */
 export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';
 
 /** Packs `folder` into `file`. `level`: compression level of gzip. */

@@ -61,7 +61,7 @@ export async function loadSigningKey(file: string): Promise<Signer> {
   const last = key_changes.at(-1);
   if (last && !last.public_key.equals(raw))
     throw new StartError(
-      `${changesFileOf(file)} does not end at the key ${file}; use the file that --make-key wrote`,
+      `the last key in ${changesFileOf(file)} is not ${file}; use the .changes file that --make-key wrote with this key`,
     );
   return {
     publicPem: pemOf(publicKey),

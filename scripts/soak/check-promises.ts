@@ -1,4 +1,4 @@
-// Checks the promises of the brokers after a soak run: no command ran twice, no answered change is lost, each due
+// Checks what brokers promise, after a soak run: no command ran twice, no answered change is lost, each due
 // time of a schedule has one row, followers got each event once, and webhooks got each event.
 import { existsSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -17,10 +17,10 @@ interface CheckServices {
   print(line: string): void;
 }
 
-/** Milliseconds after the end of the load within which the last due times of schedules must have rows. */
+/** Milliseconds after the end of the load within which the last due times of schedules must have rows in schedule_runs. */
 const schedulesLateMs = 5_000;
 
-/** Returns a message for each broken promise. */
+/** Returns a message for each promise (listed at the top of this file) that a broker did not keep. */
 export async function checkAll(load: Load, services: CheckServices): Promise<string[]> {
   const { query, print, fleet } = services;
   const lines = existsSync(load.counter) ? readFileSync(load.counter, 'utf8').trim().split('\n') : [];
@@ -96,7 +96,7 @@ async function checkSimulated(
   for (const [id, size] of simulatedBatches)
     if (completed.get(id) !== size)
       failures.push(
-        `batch ${id} has ${completed.get(id) ?? 0} completed commands on ${size} simulated machines`,
+        `batch ${id} has ${size} simulated machines, but ${completed.get(id) ?? 0} completed commands`,
       );
   return failures;
 }
@@ -120,7 +120,7 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
   );
   const times = Map.groupBy(rows, (row) => `${String(row.schedule_id)} ${Number(row.scheduled_for)}`);
   const failures = [...times].flatMap(([time, { length }]) =>
-    length === 1 ? [] : [`${length} rows have the schedule and due time ${time}, instead of one`],
+    length === 1 ? [] : [`there are ${length} runs instead of one for the schedule and due time ${time}`],
   );
   for (const { id, everyMs, createdAt } of schedules) {
     const missing: string[] = [];

@@ -1,4 +1,4 @@
-// The steps of the soak test that freezes and cuts brokers. Each returns a message for each broken promise.
+// The steps of the soak test that freezes and cuts brokers. Each returns a message for each of its checks that failed.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { checkRelinks, measureRelinks } from './measure-relinks.ts';
 import type { Row } from './postgres-server.ts';
@@ -24,8 +24,9 @@ const unreachableMs = 15_000;
 const databaseAwayMs = 10_000;
 /** Milliseconds within which everything must work again once a fault is over. */
 const backMs = 5_000;
-/** Milliseconds for which brokers may accept a revoked key, with and without notifications of the database. */
+/** Milliseconds for which any broker may still accept a key that was revoked at another broker. */
 const revokedMs = 1_000;
+/** The same while the broker gets no notifications from the database, and so learns of the change only by polling. */
 const revokedWithoutNewsMs = 5_000;
 const revocations = 20;
 
@@ -103,7 +104,8 @@ async function brokersOf(system: System) {
   );
   const [first, second] = found.sort((a, b) => b.machines.length - a.machines.length);
   const machine = first?.machines[0];
-  if (!first || !second || !machine) throw new Error('there are too few brokers or machines');
+  if (!first || !second || !machine)
+    throw new Error('this step needs two brokers, and a machine that is linked to one of them');
   return { broker: first.broker, other: second.broker, machine };
 }
 
@@ -147,11 +149,11 @@ async function freeze(system: System, print: Print): Promise<string[]> {
   await sleep(2 * backMs);
   const changed = changedRows(before, await postgres.query(finished));
   print(
-    `  frozen for ${frozenMs} ms; forwards ${Math.round(ms)} ms after the end of the freeze; ${changed.length} of ${before.length} ended commands changed`,
+    `  a broker frozen for ${frozenMs} ms: forwards requests again ${Math.round(ms)} ms after the freeze; rows changed of ${changed.length} of ${before.length} commands that had ended`,
   );
   return [
     ...checkRelinks([relinks], vanishedMs, print),
-    ...(changed.length === 0 ? [] : [`ended commands changed, such as ${changed[0]}`]),
+    ...(changed.length === 0 ? [] : [`rows of commands that had ended changed, such as ${changed[0]}`]),
   ];
 }
 
@@ -177,7 +179,9 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
     if (here.status < 300 && here.status > 0) lastSuccess = ms;
     if (elsewhere.status < 300 && elsewhere.status > 0 && firstElsewhere === 0) firstElsewhere = ms;
     if (here.status > 300 && here.status !== 503)
-      failures.push(`a broker without the database answered ${here.status} ${here.text}`);
+      failures.push(
+        `a broker cut from the database must answer 503, but answered ${here.status} ${here.text}`,
+      );
     await sleep(250);
   }
   const relinks = await measuring;
@@ -187,7 +191,10 @@ async function cutFromDatabase(system: System, print: Print): Promise<string[]> 
     ask(other, system.key, 'GET', `/machines/${machine}/files/stat?path=/etc`),
   );
   print(
-    `  cut from the database for ${cutMs} ms: last success ${Math.round(lastSuccess)} ms after the cut, first success at another broker after ${Math.round(firstElsewhere)} ms; back after ${Math.round(ms)} ms, its machine ${Math.round(relinked)} ms later`,
+    `  a broker cut from the database for ${cutMs} ms: its last success ${Math.round(lastSuccess)} ms after the cut; first success for the same machine at another broker after ${Math.round(firstElsewhere)} ms`,
+  );
+  print(
+    `  after the cut: the broker accepts changes again after ${Math.round(ms)} ms; another broker reaches the machine ${Math.round(relinked)} ms later`,
   );
   if (lastSuccess > leaseMs) failures.push('a broker without the database has answered with success');
   if (firstElsewhere === 0) failures.push('no other broker has claimed the machine');
@@ -211,9 +218,13 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
       runOn(system, other, machine, unreachableMs),
     ]);
     if (near.status !== 201)
-      failures.push(`the owner, cut from its peers, answered ${near.status} ${near.text}`);
+      failures.push(
+        `the machine's owner must run commands while it is cut from the other brokers, but answered ${near.status} ${near.text}`,
+      );
     if (far.status !== 503)
-      failures.push(`another broker, cut from its peers, answered ${far.status} ${far.text}`);
+      failures.push(
+        `a broker that is cut from the machine's owner must answer 503, but answered ${far.status} ${far.text}`,
+      );
     longest = Math.max(longest, far.ms);
     await sleep(500);
   }
@@ -238,7 +249,8 @@ async function restartDatabase(system: System, print: Print): Promise<string[]> 
   const killed = performance.now();
   while (performance.now() - killed < databaseAwayMs) {
     for (const { status, text } of await Promise.all(brokers.map((one) => createKey(system, one))))
-      if (status !== 503) failures.push(`a broker without PostgreSQL answered ${status} ${text}`);
+      if (status !== 503)
+        failures.push(`a broker must answer 503 while PostgreSQL is away, but answered ${status} ${text}`);
     await sleep(500);
   }
   await postgres.start();
@@ -308,8 +320,8 @@ async function revoke(system: System, print: Print): Promise<string[]> {
     `  ${revocations} keys revoked: accepted for at most ${most} ms, or ${deaf} ms while ${pids.length} connections for notifications were stopped`,
   );
   const failures: string[] = [];
-  if (most > revokedMs) failures.push(`a revoked key was accepted for ${most} ms`);
+  if (most > revokedMs) failures.push(`a key was accepted for ${most} ms after it was revoked`);
   if (deaf > revokedWithoutNewsMs)
-    failures.push(`without notifications, a revoked key was accepted for ${deaf} ms`);
+    failures.push(`while notifications were stopped, a key was accepted for ${deaf} ms after it was revoked`);
   return failures;
 }

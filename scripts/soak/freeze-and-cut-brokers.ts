@@ -4,9 +4,9 @@
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --out scripts/soak/results/freeze-and-cut-brokers.txt
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --only revoke,restart-database --agents 3 --simulated 0
 //
-// Steps: vanish, freeze, cut-from-database, cut-from-peers, restart-database, revoke. After the last step it
-// checks the same promises as kill-brokers.ts. Needs Debian's package postgresql. Everything is on loopback, and a
-// stalled proxy simulates a network that loses everything.
+// Steps: vanish, freeze, cut-from-database, cut-from-peers, restart-database, revoke. After the last step it checks, as
+// kill-brokers.ts does, that no command ran twice and that nothing is lost. Needs Debian's package postgresql.
+// Everything is on loopback, and a stalled proxy simulates a network that loses everything.
 
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -65,7 +65,8 @@ await bench(async (parent) => {
     const failures: string[] = [];
     for (const name of values.only.split(',')) {
       const step = steps[name];
-      if (!step) throw new Error(`there is no step ${name}: ${Object.keys(steps).join(', ')}`);
+      if (!step)
+        throw new Error(`--only: there is no step ${name}; the steps are ${Object.keys(steps).join(', ')}`);
       await sleep(betweenMs);
       await untilAllLinked(system);
       print(name);

@@ -15,7 +15,7 @@ interface Settings extends Access {
 }
 
 export interface LongRunning {
-  /** Ends the commands and terminals. Returns a message for each broken promise. */
+  /** Ends the commands and terminals. Returns a message for each check that failed. */
   end(print: (line: string) => void): Promise<string[]>;
 }
 
@@ -126,7 +126,7 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
         return Buffer.concat(chunks).toString();
       }
     } catch {
-      // The broker was killed. The next one continues at the same byte.
+      // The broker was killed. The next request, at another broker, continues at the same byte.
     }
     await sleep(200);
   }
@@ -134,7 +134,7 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
 
 interface EndedTerminal {
   failures: string[];
-  /** How its attachments ended, for messages. */
+  /** How each attachment to this terminal ended, for the messages of failed checks. */
   endings: string[];
   silenceMs: number;
   attaches: number;

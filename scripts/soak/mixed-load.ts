@@ -14,17 +14,17 @@ export interface LoadSettings extends Access {
   hook: string;
 }
 
-/** The running requests, and all that the brokers have answered. */
+/** A load that sends requests, and lists of what the brokers have confirmed by their answers. */
 export interface Load {
-  /** The file to which every command of a real machine appends its marker. */
+  /** The file to which every command of a real machine appends a line, its marker. */
   counter: string;
-  /** Markers of the commands whose requests were answered, by the command's id. */
+  /** Commands of real machines that a broker has accepted: by id, the marker that the command appends. */
   commands: Map<string, string>;
-  /** Markers of the batches whose requests were answered, by the batch's id. */
+  /** Batches of real machines that a broker has accepted: by id, the marker that each command of the batch appends. */
   batches: Map<string, string>;
-  /** Ids of the answered commands of simulated machines. */
+  /** Ids of the commands of simulated machines that a broker has accepted. */
   simulatedCommands: string[];
-  /** Number of machines of each answered batch on simulated machines, by the batch's id. */
+  /** Batches of simulated machines that a broker has accepted: by id, the number of machines. */
   simulatedBatches: Map<string, number>;
   /** Names of keys that were created. */
   keys: string[];
@@ -50,7 +50,7 @@ const betweenMs = 150;
 const queue_for = 600_000;
 /** Number of simulated machines of one batch. */
 const batchOf = 50;
-/** One of this many simulated machines has a schedule. */
+/** Every 20th simulated machine has a schedule. */
 const scheduledOf = 20;
 
 /** Follows the events through the proxy. After each lost connection, continues after the last event. */
@@ -70,7 +70,7 @@ async function follow(settings: LoadSettings, events: string[], signal: AbortSig
         for (const line of lines) if (line.startsWith('id:')) events.push(line.slice(3).trim());
       }
     } catch {
-      // The broker was killed. The next broker continues after the last event.
+      // The broker was killed. The next turn of the loop connects to another broker and continues after the last event.
     }
     await sleep(100);
   }

@@ -8,7 +8,7 @@ import { Client } from 'pg';
 import { freePort } from './tcp-proxies.ts';
 
 const installed = '/usr/lib/postgresql';
-/** User id of the server, because PostgreSQL refuses to run as root. */
+/** User and group id under which a test that runs as root starts PostgreSQL, which refuses to run as root. */
 const serverUser = 65_534;
 
 export type Row = Record<string, unknown>;

@@ -36,7 +36,7 @@ export async function insist(
       const answer = await fetch(`${url}/api/v1${path}`, { method: 'POST', headers, body: text, signal });
       const received = (await answer.json()) as Answer['body'];
       const underWay = answer.status === 409 && received.error?.details.under_way === true;
-      // The client opened this connection ahead of time and sent nothing on it for 15 s.
+      // The broker refuses the request if its client had opened the connection ahead of time and sent nothing for 15 s.
       const isLate = received.error?.message.includes('send the request again') ?? false;
       if (answer.status !== 503 && answer.status !== 500 && !underWay && !isLate)
         return { status: answer.status, body: received };
@@ -56,7 +56,7 @@ export async function get({ url, key }: Access, path: string): Promise<Answer['b
       const answer = await fetch(`${url}/api/v1${path}`, { headers, signal });
       if (answer.ok) return (await answer.json()) as Answer['body'];
     } catch {
-      // The request is sent again below.
+      // The broker was killed before or during its answer. The loop sends the request again.
     }
     if (tries > mostTries) throw new Error(`GET ${path} is not answered`);
     await sleep(betweenMs);

@@ -47,12 +47,12 @@ interface Count {
 class Client {
   readonly #system: System;
   readonly #counts: Map<string, Count>;
-  /** The file to which each command appends its marker. */
+  /** The file to which each command appends a line, its marker. */
   readonly #counter: string;
   readonly #sdk: Farhand;
   /** Number of times that the SDK has sent the present request. */
   #attempts = 0;
-  /** Markers of the commands that were answered. */
+  /** Markers of the commands that a broker has accepted. Each must be in the file once. */
   readonly markers: string[] = [];
 
   constructor(system: System, counts: Map<string, Count>, counter: string) {
@@ -73,7 +73,7 @@ class Client {
       const marker = `marker-${nth}-${n}`;
       const command = `echo ${marker} >>${this.#counter}`;
       await this.#send('POST /commands with queue_for', async () => {
-        // A broker that is being stopped answers with the command's present state. The command ends at another broker.
+        // The answer may come before the command has ended: a broker that is being stopped does not wait for the end.
         await this.#sdk.commands.create({ machine_id, command, queue_for: 60_000, wait: 10_000 });
         this.markers.push(marker);
       });
@@ -139,7 +139,7 @@ async function untilAllEnded({ proxy, key }: System): Promise<void> {
     const open = ['queued' as const, 'running' as const].map((status) => client.commands.list({ status }));
     const count = (await Promise.all(open)).reduce((sum, { total }) => sum + total, 0);
     if (count === 0) return;
-    if (Date.now() > until) throw new Error(`${count} commands do not end`);
+    if (Date.now() > until) throw new Error(`after ${settleMs / 1000} s, ${count} commands have not ended`);
   }
 }
 

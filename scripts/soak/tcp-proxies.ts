@@ -78,7 +78,7 @@ export async function startStallingProxy(target: string) {
     from.on('error', () => from.destroy());
     from.once('close', () => {
       sockets.delete(from);
-      // A vanished host does not report that a connection has ended.
+      // A stalled proxy stands for a host that has vanished. Such a host does not end its connections.
       if (!isStalled) to.destroy();
     });
   };

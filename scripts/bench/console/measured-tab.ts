@@ -120,18 +120,25 @@ export class Tab {
     return this.page.evaluate<number>('probe.rows');
   }
 
-  /** Resolves when an expression in the page is true, with the milliseconds since the last key or press. */
+  /**
+   * Resolves when an expression in the page is true. The value is the milliseconds since the last key press or mouse
+   * press that the bench simulated.
+   */
   when(condition: string): Promise<number> {
     return this.page.evaluate<number>(`probe.when(() => ${condition})`);
   }
 
-  /** Returns the longest task in milliseconds since a time of the page; 0 if no task took 50 ms. */
+  /**
+   * Returns the duration in milliseconds of the page's longest task that began at `since` or later; 0 if none took
+   * 50 ms. `since` is a value of now().
+   */
   longestTask(since: number): Promise<number> {
     return this.page.evaluate<number>(
       `Math.max(0, ...probe.longTasks.filter(([start]) => start >= ${since}).map(([, ms]) => ms))`,
     );
   }
 
+  /** Returns the page's performance.now(). */
   now(): Promise<number> {
     return this.page.evaluate<number>('performance.now()');
   }
@@ -184,7 +191,7 @@ export class Tab {
   async memory(): Promise<number> {
     const { processInfo } = await this.#browser.send('SystemInfo.getProcessInfo');
     const renderers = processInfo.filter(({ type }) => type === 'renderer');
-    // Chromium has a spare process for the next tab, which is smaller than this one.
+    // The largest renderer is that of this tab. The other renderer is a spare for the next tab, and smaller.
     return Math.max(...renderers.map(({ id }) => mebibytes(id, 'RssAnon')));
   }
 

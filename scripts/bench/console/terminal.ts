@@ -16,8 +16,8 @@ const watchEchoes = `
     if (probe.started) probe.echoes.push(performance.now() - probe.started);
     probe.started = 0;
   };
-  // The emulator changes its rows in a frame, before the browser paints it. The message that this observer sends to
-  // the page arrives after the painting.
+  // A change of the terminal's rows is not painted yet when this observer sees it. So the observer posts a message,
+  // which the page gets only after the painting; the echo time ends there.
   new MutationObserver((changes) => {
     const isEcho = changes.some(({ target }) => target.textContent.includes('xx'));
     if (isEcho && probe.started) painted.port2.postMessage(0);
@@ -41,7 +41,7 @@ export async function floodTerminal({ tab, figures, real }: ConsoleBench): Promi
     'terminal, `yes | head -c 40M`: time until its end marker was there',
     `${seconds.toFixed(1)} s`,
   );
-  figures.most('the same: longest task', await tab.longestTask(from), 100, 'ms');
+  figures.most('terminal, same output: longest task of the page', await tab.longestTask(from), 100, 'ms');
   figures.line(`memory of the tab: ${peak.toFixed(0)} MiB at most`);
   await page.evaluate(watchEchoes);
   await page.keyboard.type('xx');
@@ -52,7 +52,7 @@ export async function floodTerminal({ tab, figures, real }: ConsoleBench): Promi
   await sleep(betweenKeysMs * 5);
   const echoes = (await page.evaluate<number[]>('probe.echoes')).sort((a, b) => a - b);
   figures.most(
-    `the same: key to its painted echo afterwards, p50 of ${echoes.length}`,
+    `terminal after that output: time from a key press to its painted echo, p50 of ${echoes.length}`,
     at(echoes, 0.5),
     20,
     'ms',

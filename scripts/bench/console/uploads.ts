@@ -79,7 +79,12 @@ async function upload(consoleBench: ConsoleBench, what: string, path: string, by
     `${what}: "${result.title}" after ${seconds.toFixed(1)} s, ${entries(real.folder).length} files`,
   );
   if (bytesBelow(real.folder) !== bytes) throw new Error(`${what}: not all bytes have arrived`);
-  figures.most(`${what}: largest difference of the progress from the disk`, result.off * 100, 2, '%');
+  figures.most(
+    `${what}: largest difference between the displayed progress and the bytes on disk`,
+    result.off * 100,
+    2,
+    '%',
+  );
   figures.most(`${what}: memory of the tab`, peak, 100, 'MiB');
   figures.most(`${what}: longest task`, await tab.longestTask(0), 100, 'ms');
   empty(real.folder);
@@ -105,7 +110,9 @@ export async function uploadFiles(consoleBench: ConsoleBench): Promise<void> {
   await tab.page.getByText('Uploads cancelled').waitFor();
   const cancelled = performance.now();
   while (entries(real.folder).length > 0 && performance.now() - cancelled < 5_000) await sleep(20);
-  figures.line(`empty ${(performance.now() - cancelled).toFixed(0)} ms after the cancel`);
+  figures.line(
+    `waited ${(performance.now() - cancelled).toFixed(0)} ms after the cancel for the folder to be empty`,
+  );
   figures.most(
     'cancelled upload of 2 GiB: files left on the machine',
     entries(real.folder).length,

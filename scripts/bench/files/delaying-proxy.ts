@@ -8,7 +8,10 @@ const delayMs = Number(delay);
 const most = 64 * 1024 * 1024;
 
 function forward(from: Socket, to: Socket): void {
-  // Each chunk has a timer of the same length, so they fire in order.
+  /**
+   * The chunks that have arrived and are not forwarded yet; undefined stands for the end of the data. Each has its own
+   * timer. All timers are equally long, so they fire in the order of arrival.
+   */
   const waiting: (Buffer | undefined)[] = [];
   let held = 0;
   const handOn = (): void => {

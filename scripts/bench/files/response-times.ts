@@ -51,22 +51,22 @@ export async function listing(filesBench: FilesBench): Promise<void> {
     mkdirSync(directory);
     for (let n = 0; n < count; n += 1) writeFileSync(join(directory, `entry-${n}`), '');
     const url = `${files}?path=${encodeURIComponent(directory)}${limit ? `&limit=${limit}` : ''}`;
-    const listed = (await asked.get(url)).split('"modified_at"').length - 1;
-    if (listed !== (limit ?? count)) throw new Error(`${listed} of ${limit ?? count} entries were listed`);
+    const entries = (await asked.get(url)).split('"modified_at"').length - 1;
+    if (entries !== (limit ?? count)) throw new Error(`${entries} of ${limit ?? count} entries were listed`);
     const [ours, beside]: [number[], number[]] = [[], []];
     for (let n = 0; n < runs; n += 1) {
       ours.push(...(await timed(1, () => asked.get(url))));
       beside.push((await run(`ls -la ${directory} > /dev/null`)).seconds * 1000);
     }
-    const what = `${limit ? `first ${limit.toLocaleString('en')} of a` : 'all of a'} directory of`;
+    const listed = limit ? `the first ${limit.toLocaleString('en')}` : 'all';
     table.row(
-      `list ${what} ${count.toLocaleString('en')} entries`,
+      `list ${listed} of the ${count.toLocaleString('en')} entries of a directory`,
       `${rounded(median(ours))} ms`,
       `local ls -la of all: ${rounded(median(beside))} ms`,
       (median(ours) / median(beside)).toFixed(2),
     );
     table.row(
-      'resident memory of the agent after that',
+      'resident memory of the agent after these lists',
       `${cost(farhand.agent.pid).rss.toFixed(0)} MiB`,
       '',
       '',

@@ -30,7 +30,7 @@ export class BrokerProcess {
     const { machines } = parameters;
     if (connectionLimits().grpc.connections < machines)
       throw new Error(
-        `a broker may not open enough files for ${machines} machines: run ulimit -n 20000 first`,
+        `the limit of open files is too low for a broker with ${machines} machines: run ulimit -n 20000 first`,
       );
     const broker = new BrokerProcess(parameters);
     await broker.restart();
@@ -129,8 +129,8 @@ interface Profile {
 const topFunctions = 5;
 
 /**
- * Returns the functions with the most samples first, each with its share of all samples in JavaScript. Samples are
- * counted instead of their times, because the time between two samples includes that of other processes.
+ * Returns the functions with the most samples first, each with its share of all samples in JavaScript. The share is of
+ * the number of samples, not of time: the time between two samples includes time in which other processes ran.
  */
 function topOf({ nodes, samples }: Profile): string[] {
   const names = new Map(

@@ -10,7 +10,7 @@ import { describeProbe, milliseconds } from './print-figures.ts';
 
 /** Maximum number of machines of one batch. */
 const mostOfBatch = 10_000;
-/** Number of commands in the row `cold`. They run before V8 has compiled their code. */
+/** Number of commands that the part `cold` measures. They are the first, before V8 has compiled the broker's code. */
 const firstCommands = 50;
 const oneByOne = 200;
 const commandsAtOnce = 128;
@@ -37,7 +37,7 @@ export async function runColdCommands({ client, agents, figures }: Fleet): Promi
 async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
   const times = await timed(oneByOne, () => runTrue(client, agents.machineIds.at(-1) ?? ''));
   figures.row(
-    '`POST /commands` to one of them, one at a time: p50 / p99',
+    '`POST /commands` to one machine, one request at a time: p50 / p99',
     `${milliseconds(at(times, 0.5))} / ${milliseconds(at(times, 0.99))}`,
   );
 }
@@ -45,7 +45,7 @@ async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
 const runTrue = (client: Fleet['client'], machine_id: string): Promise<unknown> =>
   client.commands.create({ machine_id, command: 'true' });
 
-/** Runs one command on every machine, in as few batches as possible, all at once. */
+/** Runs one command on every machine. Sends as few batches as possible, all at the same time. */
 async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<void> {
   const ids = agents.machineIds;
   const prober = new Prober(broker.http, `/api/v1/machines/${ids[0]}`, broker.key);
@@ -59,7 +59,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   );
   for (const { id } of made) {
     for (;;) {
-      // The list of batches has the counts without the results of all machines.
+      // A batch in the list has no results of machines. The answer of GET /batches/{id} would have those of every machine.
       const { items } = await client.batches.list({ id, limit: 1 });
       if (items[0]?.finished_at) break;
       await sleep(100);

@@ -22,11 +22,11 @@ type Columns = Record<string, string>;
  * tables.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** Each group of this many successive commands contains one batch of a hundred commands. */
+/** Of this many successive commands, every tenth belongs to the same batch of a hundred commands. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;
-/** A column that has a rare value in one row of a thousand, as when something failed. */
+/** Returns SQL for a column that has the value `usual`, but `seldom` in one row of a thousand, such as a failure. */
 const rare = (usual: string, seldom: string): string => `iif(n % 1000 = 7, '${seldom}', '${usual}')`;
 const machine = 'machine_of(n)';
 

@@ -14,7 +14,7 @@ export interface FleetParams {
   joinToken: string;
 }
 
-/** Counts of all processes together. */
+/** Sums of what the processes with simulated agents have counted. */
 export type FleetCounts = Omit<Progress, 'machineIds' | 'failure'>;
 
 const numbers = ['linked', 'dials', 'refused', 'welcomes', 'calls', 'runs', 'runsTwice'] as const;

@@ -18,9 +18,12 @@ const mostRequests = 20;
 const fewestRequests = 3;
 const longestMs = 500;
 const offsets = [100, 1_000, 10_000];
-/** Parameters that select a page and do not filter, and `key`, which is another name of `key_id`. */
-const paging = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
-/** Values that only one row in a thousand has. Other filters get a value of any row. */
+/** Parameters that are not measured as filters. `key` is a filter, but only another name of `key_id`. */
+const notFilters = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
+/**
+ * For each list and filter here, the value to filter by. Only one row in a thousand has this value. For other filters
+ * the bench takes the value of some row.
+ */
 const rare: Readonly<Record<string, string>> = {
   'events type': 'command.failed',
   'commands status': 'failed',
@@ -81,7 +84,10 @@ export async function listHistory(
 
 const seconds = (begun: number): string => ((performance.now() - begun) / 1000).toFixed(1);
 
-/** Creates a schedule and a webhook that never run by themselves, and returns the lists of their rows. */
+/**
+ * Creates a schedule and a webhook, to which the bench then adds rows of runs and of deliveries. Neither makes rows
+ * itself: the schedule is disabled, and the webhook gets no event. Returns the lists to measure.
+ */
 async function declare(client: Client, machine_id: string) {
   const { id: keyId } = (await client.keys.list({ limit: 1 })).items[0] ?? { id: '' };
   const { id: scheduleId } = await client.schedules.create({
@@ -126,7 +132,8 @@ async function measureList(context: Context, list: List): Promise<void> {
   for (const name of ['since', 'until']) queries.set(name, `${name}=${middle}`);
   for (const name of filters) {
     const value = exampleOf(name);
-    if (value === undefined) context.figures.line(`${list.noun}: no row has a value of ${name}`);
+    if (value === undefined)
+      context.figures.line(`${list.noun}: ${name} is not measured, because it is null in every row`);
     else queries.set(name, `${name}=${encodeURIComponent(value)}`);
   }
   const withMachine = [...queries].filter(([what]) => what !== 'no filter' && what !== 'machine_id');
@@ -199,7 +206,7 @@ async function parametersOf({ broker }: Context, route: string) {
   if (!get) throw new Error(`the OpenAPI document has no ${route}`);
   const query = (get.parameters ?? []).filter((parameter) => parameter.in === 'query');
   return {
-    filters: query.map(({ name }) => name).filter((name) => !paging.has(name)),
+    filters: query.map(({ name }) => name).filter((name) => !notFilters.has(name)),
     sorts: query.find(({ name }) => name === 'sort')?.schema?.enum ?? [],
   };
 }

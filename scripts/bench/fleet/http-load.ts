@@ -16,7 +16,7 @@ export async function wrkVersion(): Promise<string | undefined> {
   try {
     await run('wrk', ['-v']);
   } catch (error) {
-    // wrk -v prints its version and exits with 1.
+    // `wrk -v` exits with 1, so the error has the version in its stdout.
     const { stdout } = error as { stdout?: string };
     return stdout?.startsWith('wrk') ? stdout.split('\n')[0] : undefined;
   }

@@ -15,7 +15,7 @@ const longestReturnS = 240;
 /** CPU and memory of the broker while agents only report. */
 export async function measureRest(fleet: Fleet): Promise<void> {
   await sleep(settleMs);
-  await restRow(fleet, 'at rest, before any storm');
+  await restRow(fleet, 'at rest, before any interruption');
   if (!fleet.broker.isProfiled) return;
   const { top } = await fleet.broker.profile(() => sleep(profileMs));
   fleet.figures.profile('at rest', top);
@@ -40,7 +40,7 @@ const cpuOf = (pids: number[]): number => pids.reduce((sum, pid) => sum + cost(p
 
 /** Kills the broker, starts it again, and measures the return of all agents. */
 export async function returnAfterKill(fleet: Fleet): Promise<void> {
-  await measureReturn(fleet, 'all back after kill -9', async () => {
+  await measureReturn(fleet, 'all agents linked again after kill -9', async () => {
     await fleet.broker.stop('SIGKILL');
     const begun = performance.now();
     await fleet.broker.restart();
@@ -52,7 +52,7 @@ export async function returnAfterKill(fleet: Fleet): Promise<void> {
 
 /** Cuts all connections at once, while the broker continues to run, and measures the return of all agents. */
 export async function returnAfterCut(fleet: Fleet): Promise<void> {
-  await measureReturn(fleet, 'all back after a cut of the network', async () => fleet.agents.cut());
+  await measureReturn(fleet, 'all agents linked again after a network cut', async () => fleet.agents.cut());
 }
 
 async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promise<void>): Promise<void> {
@@ -70,9 +70,9 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   const after = agents.counts();
   const refused = after.refused - before.refused;
   const dials = (after.dials - before.dials - refused) / settings.scale;
-  const each = `${dials.toFixed(2)} dials an agent, and ${(refused / settings.scale).toFixed(2)} that no port accepted`;
+  const each = `${dials.toFixed(2)} dials per agent that the broker's port accepted, ${(refused / settings.scale).toFixed(2)} that it refused`;
   figures.row(
-    `${what}: seconds; since the broker serves; dials`,
+    `${what}: time; time since the broker serves again; dials; CPU of the broker`,
     `${seconds?.toFixed(1)} s; ${sinceServed?.toFixed(1)} s; ${each}; ${rounded(spent)} s of CPU`,
   );
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
@@ -80,8 +80,8 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   figures.profile(what, top);
 }
 
-/** Measures CPU and memory a minute after the last interruption. */
-export async function restAfterStorms(fleet: Fleet): Promise<void> {
+/** Measures CPU and memory a minute after all agents are linked again after the last cut or kill. */
+export async function restAfterInterruptions(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
-  await restRow(fleet, 'a minute after the last storm');
+  await restRow(fleet, 'a minute after the agents were back for the last time');
 }

@@ -66,8 +66,8 @@ export class SimulatedAgent {
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
   readonly #journalId = `journal-${process.pid}-${performance.now()}`;
   /**
-   * Share of the heartbeat interval after which the first heartbeat is sent, so that the heartbeats of a fleet are
-   * spread evenly.
+   * From 0 to 1: the first heartbeat is sent after this part of the heartbeat interval. Each agent has another value, so
+   * that the heartbeats of a fleet are spread evenly.
    */
   readonly #share: number;
   #phase: Phase = 'waiting';
@@ -177,7 +177,7 @@ export class SimulatedAgent {
     stream.once('close', () => this.#stream === stream && this.#lose('stream closed'));
   }
 
-  /** Handles the status with which the broker ends the control stream, if it has one. */
+  /** Handles the gRPC status with which the broker ended the control stream. Headers without a status change nothing. */
   #finish(stream: ClientHttp2Stream, status: string | string[] | undefined): void {
     if (status === undefined || this.#stream !== stream) return;
     this.#lose(`status ${String(status)}`, status === statusResourceExhausted ? limitedMs : undefined);
@@ -309,7 +309,7 @@ export function dialSession({ host, port, source, context: secureContext }: Way)
         minVersion: 'TLSv1.3',
       }),
   });
-  // Without this listener, a later error of an abandoned session would end the process.
+  // Without this listener, an error of an HTTP/2 session that its agent has given up would end the process.
   session.on('error', () => undefined);
   return session;
 }

@@ -22,8 +22,9 @@ export interface AgentParams {
 /** Message that a process of simulated agents sends several times a second. */
 export interface Progress extends Counts {
   linked: number;
-  /** Number of runs of commands on the machines, and how many of them repeated a command. */
+  /** Number of times that machines ran a command. */
   runs: number;
+  /** Of these runs, the number of those in which the machine had already run the same command. */
   runsTwice: number;
   machineIds: string[];
   failure?: string;
@@ -141,7 +142,7 @@ function report(failure?: string): void {
   const linked = agents.reduce((sum, agent) => sum + Number(agent.isLinked), 0);
   const runs = agents.reduce((sum, { machine }) => sum + machine.runs, 0);
   const runsTwice = agents.reduce((sum, { machine }) => sum + machine.runsTwice, 0);
-  // Each id is sent only once.
+  // `machineIds` has only the machines that have joined since the last message.
   const progress: Progress = {
     ...counts,
     linked,

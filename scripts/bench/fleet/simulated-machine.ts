@@ -32,7 +32,8 @@ const startedAt = Date.now();
 export class SimulatedMachine {
   readonly hostname: string;
   /**
-   * Encoded ends of commands by id, until the broker has acknowledged them. A real agent stores them on disk.
+   * By command id: the encoded messages that report the command's end, until the broker has acknowledged them. A real
+   * agent stores them on disk.
    */
   readonly #results = new Map<string, Buffer[]>();
   /** Ids of all commands that have run, also of those whose results the broker has acknowledged. */
@@ -49,7 +50,7 @@ export class SimulatedMachine {
     return [...this.#results.keys()];
   }
 
-  /** Number of runs of commands, repeated ones included. */
+  /** Number of times that this machine ran a command. A command that ran twice counts twice. */
   get runs(): number {
     return this.#ran.size + this.#runsTwice;
   }
@@ -133,11 +134,13 @@ export class SimulatedMachine {
   }
 
   /**
-   * Returns the end of a command. An unknown command has certainly not run, so the broker starts it again: a broker can
-   * be killed after it has stored that it sends a command, and before the agent gets it.
+   * Returns the end of a command. If the id is unknown, the command has certainly not run, and `unknown_id` makes the
+   * broker send it again. An id is unknown if a broker was killed between storing that it sends a command and sending
+   * it.
    */
   #follow(id: string): Result {
-    // Both responses have this one field at the same number, so their bytes are equal.
+    // The messages are encoded as StartProcessResponse. A FollowProcessResponse has the same bytes, because `event` is
+    // the only field of both and has the same number.
     const messages = this.#results.get(id);
     if (messages) return { messages: { messages } };
     const exit = this.#ran.has(id)

@@ -13,7 +13,7 @@ const rounds = 20;
 /** Rounds of both peers that are not counted. */
 const warmUp = 10;
 
-/** Reads all files at once. Rejects if the content of one is wrong. */
+/** Reads all files at the same time. Rejects if the content of a file is wrong. */
 type ReadAll = () => Promise<void>;
 
 export async function readSmallFiles(fleet: Fleet): Promise<void> {

@@ -8,7 +8,7 @@ export const echo = 'stty raw -echo; echo ready; exec cat';
 
 /** A terminal with a running `cat`, as a client uses it. */
 export interface Typist {
-  /** Sends one byte. */
+  /** Types `text`, by default one byte. */
   press(text?: string): unknown;
   /** Calls `listener` with the number of received bytes. */
   hear(listener: (bytes: number) => void): void;
