@@ -28,7 +28,7 @@ export interface LimiterOptions extends ConnectionLimits {
    */
   graceMs?: number;
   /**
-   * True if many clients share an address, as behind a proxy. Any other address may have a quarter of the
+   * True if many clients share this address, as behind a proxy. Any other address may have at most a quarter of the
    * unauthenticated connections.
    */
   isShared(address: string): boolean;
@@ -43,7 +43,7 @@ interface Connection {
   acceptedAt: number;
   onSettled(): void;
   /**
-   * Number of requests in progress on the HTTP port. On the gRPC port, number of all calls before authentication.
+   * On the HTTP port: requests in progress. On the gRPC port: all calls so far, until the connection has authenticated.
    */
   requests: number;
   cancelDeadline(): void;
@@ -54,11 +54,9 @@ interface Connection {
  * request.
  */
 const mostRequests = 16;
-/**
- * Maximum number of calls and bytes of an unauthenticated gRPC connection.
- * A hello or an enrolment is one call of a few KiB.
- */
+/** Maximum number of calls on a gRPC connection that has not authenticated. A hello or an enrolment is one call. */
 const mostCalls = 32;
+/** Maximum number of bytes from such a connection. A hello or an enrolment is a few KiB. */
 const mostBytes = 256 * 1024;
 const checkBytesMs = 10;
 /**
@@ -69,7 +67,7 @@ const leavingMs = 300;
  * Node publishes each new stream on this channel before data of the stream is read; grpc-js has no such hook.
  */
 const channel = 'http2.server.stream.created';
-/** Files reserved for the broker's databases, command output and webhooks: at most a quarter of all. */
+/** File descriptors reserved for the broker's databases, command output and webhooks: at most a quarter of all. */
 const ownFiles = 1_024;
 const mostHttp = 4_096;
 
@@ -168,7 +166,7 @@ export class ConnectionLimiter {
     this.#waiting.set(connection.peer, connection);
   }
 
-  /** Ends the waiting of a connection, and starts its deadline. */
+  /** Ends a connection's wait for its TLS handshake. Its deadline to authenticate begins now. */
   resume(socket: Socket): void {
     const connection = this.#waiting.get(peerOf(socket));
     if (!connection) return;
@@ -320,12 +318,12 @@ export class ConnectionLimiter {
       this.authenticate(connection.peer);
       return;
     }
-    // Compressed calls are refused, because a few bytes can expand to megabytes and grpc-js would decompress
-    // them at once. Agents do not compress these calls.
+    // Compressed calls are refused until the connection has authenticated. A few bytes can expand to megabytes, and
+    // grpc-js would decompress them at once. Agents compress none of these calls.
     const packed = (headers['grpc-encoding'] ?? 'identity') !== 'identity';
     if (connection.requests <= mostCalls && !packed) return;
-    // The session is destroyed too, because closing only the socket would still deliver the data that came
-    // with these headers.
+    // The HTTP/2 session is destroyed too. With only the socket closed, Node would still handle the data that arrived
+    // in the same packet as these headers.
     stream.session?.destroy();
     this.#close(connection);
   }

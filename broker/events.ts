@@ -32,7 +32,10 @@ interface EventEntry extends OutboxEntry {
   machine_id: string | null;
 }
 
-/** Returns a function that writes further rows for an event; undefined if no rows are needed. */
+/**
+ * Returns a function that writes the rows that belong to an event, such as its deliveries to webhooks. Returns
+ * undefined if there are none.
+ */
 type Recorder = (
   event: Event,
   machineId: string | null,
@@ -68,7 +71,10 @@ export class Events {
   #stopped = false;
   /** Sequence number of the last event that was passed to listeners. */
   #heard: number;
-  /** Ids of this broker's own events after #heard; undefined with a single broker. */
+  /**
+   * Ids of this broker's own events that #heard does not include yet: its listeners already have them. Undefined with a
+   * single broker.
+   */
   #own: Set<string> | undefined;
 
   private constructor(history: History, table: OrderedTable) {
@@ -172,8 +178,8 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // No error is handled here, because the transaction reports it. The result is awaited only if a write
-    // depends on it.
+    // An error of `added` is ignored here, because the transaction reports it. Below, `added` is awaited only if other
+    // writes depend on it.
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;
@@ -201,8 +207,8 @@ export class Events {
   }
 
   /**
-   * Returns the id of the newest event that the caller may read, up to a sequence number. Later events are part of
-   * the stream.
+   * Returns the id of the newest event that the caller may read, among those with a sequence number of at most `upTo`.
+   * The stream itself sends the later ones.
    */
   async #newestId(upTo: number, caller: Caller): Promise<string | undefined> {
     const [where, values] = allOf([['seq <= ?', upTo], ...readableOnly(caller)]);
@@ -233,7 +239,8 @@ export class Events {
       }
       // The rows may include events that were committed after `newest` was read.
       const sent = Number(rows.at(-1)?.seq ?? 0);
-      // The client may have come from another broker, whose events this one has not heard of yet.
+      // The position never goes back. A client that comes from another broker may have events already that this broker
+      // has not read yet.
       position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
       if (this.#stopped) throw new AppError('unavailable', 'the broker is stopping: connect again');

@@ -65,9 +65,9 @@ export class BatchStore {
   }
 
   /**
-   * Removes the batches that were being stored when the broker crashed. No request for them was answered, and no agent
-   * got one of their commands. If `before` is set (milliseconds since 1970), removes only batches that were created
-   * before that time.
+   * Removes the batches that a broker was storing when it crashed. No request for them was answered, and no agent got
+   * one of their commands. If `before` is set (milliseconds since 1970), removes only batches that were created before
+   * that time.
    */
   async removeIncomplete(before = Number.MAX_SAFE_INTEGER): Promise<void> {
     const open = `SELECT batch_id FROM commands WHERE ${isOpen}`;
@@ -107,7 +107,10 @@ export class BatchStore {
     }));
   }
 
-  /** Counts a change of a command of the batch `id`. Call it once the change is on disk. */
+  /**
+   * Counts one more change of a command of the batch `id`, so that streams of the batch send the change. Call it once
+   * the change is on disk.
+   */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);
   }
@@ -137,7 +140,7 @@ export class BatchStore {
         ),
       )
       .catch((err: unknown) =>
-        this.#log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted'),
+        this.#log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted: they stay in the database as long as the batch'),
       );
   }
 

@@ -24,8 +24,8 @@ export class BatchFollower {
   }
 
   /**
-   * Removes batches that will never be complete. Call this before this broker owns machines, because open commands are
-   * loaded as soon as it owns machines.
+   * Removes batches that a broker was storing when it ended. Call it before this broker owns machines: from then on it
+   * loads open commands of those machines, which would include commands of these batches.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -62,7 +62,7 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
    * end.
    */
   running: number;
-  /** Number of commands that ran at other brokers when the database was last read. */
+  /** Number of the batch's commands that were running at other brokers when the database was last read. */
   elsewhere: number;
   /**
    * Number of commands that ended with a status other than completed. If there are several brokers, the number is read
@@ -119,7 +119,7 @@ export function specOf(params: CommandParams): Spec {
   return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
 }
 
-/** The capabilities that the machine's owner must allow for this command. */
+/** The capabilities that --allow of the agent must include for this command. */
 export const capabilitiesFor = ({ user }: CommandParams): string[] =>
   user === undefined ? ['exec'] : ['exec', 'user'];
 
@@ -136,7 +136,10 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
   PROCESS_OUTCOME_LOST: 'lost',
 };
 
-/** Maps the exit reported by an agent with this journal to record fields. */
+/**
+ * Maps the exit that an agent reports to record fields. `journalId` is the journal of this agent, which may not be the
+ * agent that the command was sent to.
+ */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
   // The agent reports that the command never ran. That is not credible if the broker saw the command running,
   // or has sent it to an agent with another journal.

@@ -226,7 +226,10 @@ export class CommandStore {
     return (await this.history.all(some, JSON.stringify(ids))).map(fromRow);
   }
 
-  /** Returns the machine of a command, and the data directory with its output files if there are several brokers. */
+  /**
+   * Returns the machine of a command. With several brokers, also returns the id of the data directory that has its
+   * output files.
+   */
   async whereIs(id: string): Promise<{ machine: MachineId; directory?: string } | undefined> {
     const row = await this.history.get(
       'SELECT machine_id, kept_bytes, output_directory FROM commands WHERE id = ?',
@@ -270,7 +273,10 @@ export class CommandStore {
     });
   }
 
-  /** Records that this broker has the output files of commands that ended before other brokers used the database. */
+  /**
+   * Records that the output files on this broker's disk are here, for ended commands that have no such record yet. They
+   * ended before several brokers used the database.
+   */
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;
     if (!cluster) return;

@@ -8,13 +8,13 @@ export const countedCommands: CountedTable = {
   ...{ table: 'commands', time: 'created_at', number: 'rowid' },
   columns: ['status', 'stdout_truncated', 'stderr_truncated'],
 };
-/** SQL conditions for commands that have ended but not completed. */
+/** SQL conditions for commands that ended with a status other than completed. */
 const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
   (status) => `status = '${status}'`,
 );
 
-// The table command_tails has the output beyond listedBytes, so that lists read short rows. An index that finds only
-// few rows is partial, because each insert must write to every full index.
+// Output beyond listedBytes is in the table command_tails, so that the rows of `commands` stay short for lists. Indexes
+// that are used for few rows are partial (WHERE), because each insert must write to every full index.
 export const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
@@ -73,7 +73,10 @@ function ofTail(stream: 'stdout' | 'stderr'): string {
   return `coalesce((SELECT ${stream} FROM command_tails t WHERE t.id = commands.id), ${stream}) AS ${stream}`;
 }
 
-/** Marks a command's output files as removed, so that only the output in the database remains. */
+/**
+ * SQL that sets a command to have no output files any more. Its output then starts at the first byte that is in the
+ * database.
+ */
 export const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - coalesce((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
   stderr_start = stderr_bytes - coalesce((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))

@@ -49,10 +49,7 @@ export function followMembers(
  */
 const mostOfKey = 5 * mostFollowed;
 
-/**
- * A stream of fewer commands counts like a stream of this number of commands. A key can thus have at most 100
- * streams.
- */
+/** A stream of few commands counts as this many commands. A key can thus have at most 100 streams. */
 const leastCost = mostOfKey / 100;
 
 /** Limits the commands that each key follows in its streams of batches. */
@@ -60,8 +57,8 @@ export class FollowLimit {
   readonly #byKey = new Map<string, number>();
 
   /**
-   * Counts a stream of these commands until its request is over. Throws unavailable if the key follows too
-   * many.
+   * Counts these commands for the key of a stream until the stream's request ends. Throws unavailable if the key would
+   * then follow more than `mostOfKey` commands.
    */
   take({ key_id, signal }: Caller, { length }: readonly Command[]): void {
     // A stream of few commands still costs a connection and some reads.

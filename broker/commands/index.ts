@@ -251,8 +251,9 @@ export class Commands {
   }
 
   /**
-   * Sends input to the machine. Returns the bytes of input that the command has received since its start. In
-   * the details of an error, `given` counts the bytes of this request that were sent.
+   * Sends the data of one request to the stdin of the command. Returns how many bytes of input the command has received
+   * since its start. If this throws, `given` in the error's details says how many bytes of this request the agent has
+   * accepted.
    */
   async #sendInput(
     { record: { id, machine_id } }: OpenCommand,
@@ -322,8 +323,8 @@ function statusIs(status: Status | undefined): Condition {
 
 /**
  * Returns the columns whose indexes find the rows of a list, the best one first. An index is useful if it finds few
- * rows: few commands are open, and a schedule has fewer commands than its machine. A status of failure is left out,
- * because the index commands_failed has the status together with the machine.
+ * rows: few commands are open, and a schedule has fewer commands than its machine. `failed` and similar statuses need
+ * no index of their own: the index commands_failed has the machine and the status.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';

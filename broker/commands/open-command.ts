@@ -53,7 +53,10 @@ export class OpenCommand {
   ended: Command | undefined;
   /** True once another broker owns the machine. This object then writes nothing any more. */
   #isDropped = false;
-  /** Settles when the last request with input has ended. The next such request waits for that. Never rejects. */
+  /**
+   * Settles when the last request with input has ended. The next request with input first waits for this promise. Never
+   * rejects.
+   */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
   /** Id of the request that created the command, for the machine's audit log. */
@@ -136,7 +139,8 @@ export class OpenCommand {
     const { store, scheduler, mayRun } = this.#context;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // Set before the first await, or the scheduler could send it twice, or resume() follow it before the agent has it.
+      // #followed is set before the first await. Otherwise the scheduler could send the command twice, or resume()
+      // could ask the agent for a command that the agent does not have yet.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -168,8 +172,8 @@ export class OpenCommand {
   }
 
   /**
-   * Puts a command that its machine never ran back into the queue. Returns false if the command may not wait,
-   * or if its spec is not stored.
+   * Puts a command back into the queue after its machine certainly did not run it. Returns false if the command may not
+   * wait, or if its spec is not stored.
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler } = this.#context;
@@ -179,11 +183,11 @@ export class OpenCommand {
       .catch((error: unknown) =>
         this.#logError(error, 'a command was not queued again: its spec could not be read'),
       );
-    // The command may have been cancelled or have ended during the read.
+    // The command may have been cancelled or have ended while the spec was being read.
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
     this.queueTimeout.awaitReturn();
-    const { record } = this; // The scheduler may change it before the write runs, to send the command again.
+    const { record } = this; // Before the write runs, the scheduler may send the command, which sets another record.
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
@@ -207,7 +211,7 @@ export class OpenCommand {
     this.#followed = false;
     if (this.end) return;
     if (neverRan) await this.finish(neverRan);
-    // The reports stopped before the command's end, because the machine has a newer link or was slow.
+    // The stream of reports ended before the command did: the machine has a newer link, or was slow. Ask again.
     else after(retryMs, () => this.resume());
   }
 
@@ -249,7 +253,10 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Returns an End if the command certainly never ran; stores any other end. */
+  /**
+   * Handles one report. If it says that the command certainly never ran, returns this end to the caller. Any other end
+   * is stored here.
+   */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
@@ -270,8 +277,8 @@ export class OpenCommand {
   }
 
   /**
-   * Handles a failed call to the agent. Returns the end of a command that the agent refused because it has too many. A
-   * command that may have run stays open or ends as lost.
+   * Handles a failed call to the agent. Returns an end if the agent refused the command because it already runs too
+   * many. If the command may have run, it stays open, or ends as lost.
    */
   async #handleFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;

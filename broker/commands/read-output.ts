@@ -14,8 +14,8 @@ export interface Source {
   /** The command's final record, once it is stored; undefined before. `output` is complete then. */
   readonly ended: Command | undefined;
   /**
-   * Set if another broker has the output files: the offset of the first byte in each file. In this case `output` has
-   * only the bytes that are in the database.
+   * Set if another broker has the output files: the offset in the output at which each stream's file begins. In this
+   * case `output` has only the bytes that are in the database.
    */
   readonly away?: Record<Stream, number> | undefined;
 }
@@ -153,9 +153,10 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams from `from` on in pieces of at most `most` bytes. The last part is the end of the command. With
- * `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the end of the output if the
- * command has ended, and unavailable for bytes that only another broker has.
+ * Reads both streams from the offsets `from` on, in pieces of at most `most` bytes. After the last piece comes the end
+ * of the command. With `whole`, no piece begins or ends within a character.
+ * Throws range_not_satisfiable for an offset beyond the end of the output of an ended command. Throws unavailable for
+ * bytes that only another broker has.
  */
 export function partsFrom(
   source: Source,

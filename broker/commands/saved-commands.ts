@@ -128,8 +128,8 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
 }
 
 /**
- * Throws forbidden for a key that is limited to machines, because others, such as schedules with more rights, may run
- * the saved command.
+ * Throws forbidden for a key that is limited to some machines. Keys and schedules with more rights may run the saved
+ * command, so this key could act on machines that it may not use.
  */
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
@@ -142,8 +142,9 @@ const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Sch
   transaction.all('schedules').filter((one) => one.saved_command_id === id);
 
 /**
- * Throws forbidden for a key that is limited to machines. If schedules run the saved command, the key must also be
- * allowed to read and change schedules, because a command can print the environment of its schedule.
+ * Throws forbidden for a key that is limited to some machines. If schedules run the saved command, the key must also be
+ * allowed to read and change schedules. Otherwise it could make the command print the secret environment variables of a
+ * schedule.
  */
 function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
@@ -165,13 +166,14 @@ function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedComma
   for (const [at, argument] of argv.entries()) {
     const rest = argument.replace(placeholder, (whole, used: string) => (names.has(used) ? '' : whole));
     if (rest.includes('{{'))
-      throw fieldError('body', `argv.${at}`, 'has {{ without the name of a parameter and }}');
+      throw fieldError('body', `argv.${at}`, 'has {{ that does not begin a {{NAME}} of one of the parameters');
     if (at === 0 && (rest !== argument || argument === ''))
       throw fieldError('body', 'argv.0', 'must be the name of a program, without a parameter');
     const [optional] = parameters.filter(
       (one) => mayBeLeftOut(one) && argument.replace(`{{${one.name}}}`, '') !== argument,
     );
-    // Without its value, /srv/{{x}} would be /srv/.
+    // An optional parameter must be a whole argument. As a part of one, such as /srv/{{x}}, a missing value would leave
+    // /srv/.
     if (optional && argument !== `{{${optional.name}}}`) {
       const message = `has the optional parameter ${optional.name} as a part: give the parameter a default, make it required, or make it a whole argument`;
       throw fieldError('body', `argv.${at}`, message);
@@ -270,11 +272,12 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch {
-    // The time is over, or the pattern is so deep that it exceeds the stack.
+    // The comparison took longer than the time left, or the pattern is nested so deeply that the stack overflows. Both
+    // count as no match.
   } finally {
     time.left -= monotonic() - began;
   }
   return time.left > 0
     ? `must match ${pattern}`
-    : `took too long to compare with ${pattern}: all patterns together have ${patternMs} ms`;
+    : `took too long to compare with ${pattern}: the patterns of one request may take ${patternMs} ms together`;
 }

@@ -17,7 +17,7 @@ import type { CommandContext } from './shared-by-open-commands.ts';
  * call.
  */
 const mostDecisions = 32;
-/** Milliseconds before a failed round of decisions is tried again. */
+/** Milliseconds until the scheduler tries again after an error. */
 const retryMs = 1_000;
 /** Milliseconds after which a command of a machine that stays offline counts as lost. */
 const noReportMs = 24 * 3_600_000;
@@ -37,11 +37,9 @@ export class Scheduler {
   /** True after a change of keys or machines. The next round then checks the rights of all waiting commands. */
   #checkingRights = false;
   #isDecisionPlanned = false;
-  /**
-   * `#loads` is the number of reads of open commands in progress. `#endedWhileLoading` has the ids of commands that end
-   * during these reads.
-   */
+  /** Number of reads of open commands that are in progress. */
   #loads = 0;
+  /** Ids of commands that ended during these reads: a read may still return them as open. */
   readonly #endedWhileLoading = new Set<string>();
   #cancelExpiry = (): void => {};
 
@@ -114,11 +112,12 @@ export class Scheduler {
     const loaded: OpenCommand[] = [];
     for (const command of commands) {
       const output = await outputs.reopen(command.id);
-      // Another broker may own the machine by now, and this broker may know the command already.
+      // Since the rows were read, another broker may have taken over the machine, or this broker may have added or
+      // ended the command.
       const isKnown = this.#open.has(command.id) || this.#endedWhileLoading.has(command.id);
       if (isKnown || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
-      // Another broker is storing the batch. Its commands are loaded once it is complete.
+      // Another broker is still storing the batch. Once it is complete, the commands that no agent has yet are loaded.
       if (batch?.isComplete === false && command.journal_id === '') continue;
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, output, { batch });
@@ -259,7 +258,7 @@ export class Scheduler {
     });
   }
 
-  /** Stops starting commands and wakes the readers of their output. */
+  /** Starts no more commands, and wakes the readers that wait for output of open commands. */
   stop(): void {
     for (const stop of this.#stops) stop();
     for (const { output } of this.all()) output.stop();
@@ -374,7 +373,7 @@ export class Scheduler {
 
 /** Returns the error for a machine for which too many commands wait. */
 export function longQueue(machine_id: string): AppError {
-  const message = `${waitingCommands} commands wait for machine ${machine_id}, the most allowed; try again later`;
+  const message = `${waitingCommands} commands already wait for machine ${machine_id}, and no more may wait; try again later`;
   return new AppError('unavailable', message, { machine_id, limit: waitingCommands });
 }
 

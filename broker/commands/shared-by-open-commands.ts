@@ -11,14 +11,14 @@ export interface CommandContext extends CommandServices {
   outputs: OutputDirectory;
   scheduler: OpenCommands;
   acknowledgements: Acknowledgements;
-  /** Limits how many ends are written in one turn of the event loop. */
+  /** Limits how many final records of commands are written in one turn of the event loop. */
   ends: TurnLimit;
   /** Fires when the broker stops. */
   stopping: AbortSignal;
   log: Logger;
 }
 
-/** The part of the scheduler that an open command uses. */
+/** The methods of the scheduler that a command calls until it has ended. */
 interface OpenCommands {
   remove(id: string): void;
   /** Makes the scheduler decide soon which waiting commands start. */

@@ -56,7 +56,7 @@ export class Output {
     try {
       return await tailOf(this[stream], most);
     } catch (error) {
-      this.#disk.log.error({ err: error, stream }, 'output of a command could not be read and is left out');
+      this.#disk.log.error({ err: error, stream }, 'output of a command could not be read: the answer is sent without it');
       return Buffer.alloc(0);
     }
   }
@@ -121,8 +121,8 @@ export class Output {
 }
 
 /**
- * Disk space that the output of commands leaves free for history and state: this number of bytes, or this share of a
- * small disk.
+ * Disk space that the output of commands leaves free for history and state: the smaller of this number of bytes and
+ * this share of the disk.
  */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;
@@ -241,6 +241,6 @@ async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
     pieces.push(data);
     at = offset + data.length;
   }
-  // The result also contains pieces that the log dropped while this function was reading.
+  // The log may drop bytes while this function reads. Pieces read before that stay in the result.
   return Buffer.concat(pieces);
 }

@@ -12,8 +12,8 @@ export class QueueTimeout {
   /** Monotonic time until which a command without queue_for waits for its offline machine. */
   #returnUntil = 0;
   /**
-   * Monotonic time until which a command without queue_for is sent again. It is set when the machine first refuses to
-   * start the command.
+   * Monotonic time until which a command without queue_for is sent again after its machine refused to start it. It is
+   * set at the first refusal.
    */
   #retryUntil: number | undefined;
 
@@ -22,7 +22,7 @@ export class QueueTimeout {
     this.#queueUntil = queueUntil;
   }
 
-  /** Allows the command to wait for its machine, which has just gone offline or has not come back yet. */
+  /** Lets the command wait for its machine, which has just gone offline or has not linked since the broker's start. */
   awaitReturn(): void {
     this.#returnUntil = monotonic() + returnMs;
   }

@@ -38,7 +38,10 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
   }
 }
 
-/** Returns the login's id if the broker refused a request until the user enters the API key again. */
+/**
+ * If the broker refused a request until the user enters the API key again, returns the id of the login to confirm;
+ * otherwise undefined.
+ */
 async function loginToConfirm(response: Response): Promise<string | undefined> {
   const { code, details } = failureOf(response, await response.clone().text());
   return code === 'confirmation_required' && typeof details.login_id === 'string'

@@ -43,7 +43,7 @@ export function App() {
 function Shell() {
   const [menuOpen, setMenuOpen] = useState(false);
   const current = path.value;
-  // Preact runs the effects of the page before this one, so the stream of live updates begins with the page's topics.
+  // Preact runs the effects of a child first, so the page has added its topics when the stream of live updates begins.
   useEffect(startLive, []);
   useEffect(() => {
     setMenuOpen(false);

@@ -88,7 +88,7 @@ function opened(): void {
     connected.value = true;
     lost.value = false;
   });
-  // After the first connection the page has just loaded its data, so it does not load it again.
+  // Data is loaded again only after an interruption: at the first connection the page has just loaded it.
   if (openedBefore) for (const run of [...returning]) run();
   openedBefore = true;
 }

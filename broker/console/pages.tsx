@@ -15,7 +15,7 @@ interface Entry {
 }
 
 const otherPages = () => import('./pages/pages-loaded-later.ts');
-/** A page of the script that is loaded with the first page other than Machines. */
+/** Makes a page whose script is loaded when it is opened. All pages except Machines are in that one script. */
 const otherPage = (name: keyof Awaited<ReturnType<typeof otherPages>>): Page =>
   later(async () => (await otherPages())[name]);
 

@@ -129,8 +129,8 @@ export class AddressGuard {
 }
 
 /**
- * Parses an address, also in brackets or with a zone; undefined for other text. Only the usual forms are
- * accepted, because URL converts all other forms of inet_aton to these.
+ * Parses an address, also in brackets or with a zone; undefined for other text. Octal, hexadecimal and short forms of
+ * IPv4 need no support: URL has converted them to four decimal parts.
  */
 function addressOf(text: string): Address | undefined {
   const plain = text.replace(/^\[|\]$/g, '').replace(/%.*$/, '');

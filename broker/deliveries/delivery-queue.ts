@@ -172,8 +172,8 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   async #attemptDue(queue: ReceiverQueue): Promise<void> {
-    // All conditions are checked again after each read: the receiver may have changed, and its queue may have
-    // been reset.
+    // Each pass checks all conditions again: during a read from the history the receiver may change, and its queue may
+    // be reset.
     for (;;) {
       const receiver = this.#attemptable(queue);
       if (!receiver) return;
@@ -347,7 +347,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: id },
-        'the due times of waiting deliveries could not be moved earlier',
+        'the due times of waiting deliveries could not be moved earlier: these are attempted at their old times',
       );
     }
     this.reread(id);

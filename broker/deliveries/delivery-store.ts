@@ -85,8 +85,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * Webhooks with a failed delivery, each with the number of times that it had been enabled at that time. A webhook
-   * that was enabled again since then does not count as failed.
+   * Webhooks for which all attempts of a delivery have failed. The value says how often the webhook had been enabled by
+   * then (`armed`): once enabled again, it does not count as failed.
    */
   readonly #failed = new Map<string, number>();
 
@@ -104,7 +104,7 @@ export class DeliveryStore {
     return store;
   }
 
-  /** Reads which webhooks have failed, because other brokers also deliver to webhooks. */
+  /** Reads the failed webhooks from the database, because other brokers also deliver to webhooks. */
   async readFailed(): Promise<void> {
     const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
     for (const row of await this.#history.all(marks))
@@ -112,8 +112,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the receivers of deliveries after the row `last`, and the number of the newest row. Without `last`,
-   * returns only that number.
+   * Returns the receivers that got deliveries after the row number `last`, from any broker, and the number of the
+   * newest row. Without `last`, returns only that number.
    */
   async since(last?: number): Promise<{ ids: string[]; last: number }> {
     if (last === undefined) {
@@ -147,7 +147,8 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // The new due time must differ from the old one, because saveAttempt() recognizes the new request by it.
+    // A delivery can be requested again while it is attempted. saveAttempt() notices this by the due time, so the new
+    // due time must differ from the old one.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
@@ -196,7 +197,10 @@ export class DeliveryStore {
     return row?.last ? (jsonIn(row, 'last') as Last) : null;
   }
 
-  /** Records that all attempts of a delivery have failed since the webhook was last enabled. */
+  /**
+   * Records that all attempts of a delivery have failed. `armed` says how often the webhook has been enabled: once
+   * enabled again, it does not count as failed.
+   */
   saveFailed(webhook_id: string, armed: number, transaction: HistoryTransaction): void {
     transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
     transaction.committed(() => this.#failed.set(webhook_id, armed));
@@ -272,7 +276,8 @@ export class DeliveryStore {
   /** Converts a row for REST. Only `withAnswers` includes the answers of the receivers. */
   serialize(row: Row, withAnswers: boolean): Serialized {
     const attempts = jsonIn(row, 'attempts') as Serialized['attempts'];
-    // The wall clock may differ from the clock of due times, so due times are converted.
+    // Due times follow this.now(), which ignores changes of the wall clock since the broker's start. Clients get wall
+    // time.
     const drift = now() - this.now();
     return {
       id: textIn(row, 'id'),

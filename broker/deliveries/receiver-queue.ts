@@ -15,11 +15,11 @@ export class ReceiverQueue {
   /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
   width = 1;
   waking = false;
-  /** True while #advance() starts attempts. `again` makes it check for due deliveries once more. */
+  /** True while #advance() starts attempts. If it is called meanwhile, it sets `again` and later checks once more. */
   advancing = false;
   again = false;
   sweeping = false;
-  /** Number of resets. If it grows while rows are read from the history, these rows are ignored. */
+  /** Number of calls of reset(). Rows that were being read from the history during a reset are ignored. */
   resets = 0;
   cancelTimer = (): void => {};
 

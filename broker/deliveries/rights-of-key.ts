@@ -13,7 +13,7 @@ export interface KeyRights {
 }
 
 /**
- * Returns the rights of a key according to `declared`, by default the committed documents. Returns
- * undefined if the key is revoked or expired.
+ * Returns the rights that a key has in the documents `declared`, by default in the committed ones. Returns undefined if
+ * the key is revoked or expired.
  */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;

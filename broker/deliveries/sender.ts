@@ -12,11 +12,14 @@ export interface Outcome {
   status_code: number | null;
   duration: number;
   error: string | null;
-  /** The first bytes of the answer as text; null if the receiver has an internal address. */
+  /**
+   * The first bytes of the answer as text. It is null if the receiver has an internal address, so that nobody can read
+   * internal services by a webhook.
+   */
   answer: string | null;
   /** Milliseconds that a busy receiver asked for by the header Retry-After; null without this header. */
   retryAfter: number | null;
-  /** True if the broker aborted the attempt. Such an attempt does not show if the receiver works. */
+  /** True if the broker aborted the attempt. It then says nothing about whether the receiver works. */
   aborted: boolean;
 }
 
@@ -114,7 +117,8 @@ export class Sender {
     });
     this.#guard.refuseSelf(socket);
     const before = socket.bytesRead;
-    // undici rejects the request with this same error object, so #stale contains the error of the request.
+    // undici rejects the request with this same error object, so send() finds the error in #stale and sends the request
+    // again.
     socket.on('error', (error) => {
       const closed = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
       if (closed && socket.bytesRead > before) this.#stale.add(error);
@@ -161,7 +165,7 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
       if (size >= storedBytes) break;
     }
   } catch {
-    // The bytes that have arrived are sufficient.
+    // The start of the answer is enough for the record of the attempt.
   }
   if (headers['content-encoding']) return null;
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');

@@ -1,5 +1,5 @@
-// Makes the headers of a delivery: its event, id and time, and two signatures of its body (spec 6.4 and
-// Standard Webhooks).
+// Makes the headers of a delivery: its event, id and time, and two signatures of its body. One is Farhand's own, the
+// other that of Standard Webhooks.
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
@@ -12,7 +12,7 @@ export interface Message {
   body: Buffer;
 }
 
-/** The keys of both signatures. */
+/** The keys of the two signatures: `plain` of Farhand's own, `standard` of that of Standard Webhooks. */
 export interface Signer {
   plain: KeyObject;
   standard: KeyObject;

@@ -138,7 +138,8 @@ async function open(
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== part.length) {
-    // Some files of the kernel are shorter than their reported size. Such a file is sent whole.
+    // Some files of the kernel, such as those in /proc, are shorter than their reported size. Such a file is sent
+    // whole.
     return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)
@@ -181,7 +182,7 @@ async function downloadArchive(
   };
 }
 
-/** Returns the file name that browsers suggest. Bytes that are not UTF-8 become U+FFFD. */
+/** Returns the name under which browsers save a file. Bytes that are not UTF-8 become U+FFFD. */
 function nameOf(path: Buffer): string {
   return posix.basename(path.toString());
 }

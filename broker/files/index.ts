@@ -192,7 +192,7 @@ async function* eventsOf(
   path: Buffer,
   answers: AsyncIterable<{ changes: FileChange__Output[] }>,
 ): AsyncGenerator<SentEvent<Change>, undefined> {
-  // All changes after the machine's first answer are reported.
+  // The machine has sent its first answer: it reports all changes from now on.
   yield { event: 'ready', data: pathOf(path) };
   for await (const { changes } of answers) for (const change of changes) yield changeOf(change);
 }

@@ -39,7 +39,9 @@ const lasting =
 export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
 /** Options of calls that stream one small file. They may take at most 2 minutes. */
 export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
-/** Options of calls for long work on the machine's own disk. They may take at most 24 hours. */
+/**
+ * Options of calls that may read or write much of the machine's disk, such as a copy. They may take at most 24 hours.
+ */
 export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
 /** Options of calls that transfer any number of bytes. They have no time limit while bytes arrive. */
 export const bulk = lasting({ lane: 'bulk' });
@@ -135,7 +137,7 @@ export function assertEntry(entry: FileEntry__Output | null | undefined): FileEn
   if (entry) return entry;
   throw new AppError(
     'machine_error',
-    'the answer of the machine has no details of the file: update the agent of the machine',
+    'the answer of the machine lacks the details of the file: update the agent of the machine',
   );
 }
 

@@ -105,7 +105,10 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
   return { ...at, files, bytes, sha256 };
 }
 
-/** Throws if a form field that the machine got before the file has another value after the file. */
+/**
+ * The machine got the fields `early` before the file. Throws if one of them has another value once the whole form has
+ * arrived.
+ */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
     if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
@@ -226,7 +229,7 @@ async function copyAcross(
   const { type, mode } = assertEntry((await from.statFile({ path: source }, single(caller))).entry);
   const options = bulk(caller);
   let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
-  // If writing fails, reading ends with the request.
+  // If writing fails, the request ends, and with it the stream that reads the source.
   if (type === 'FILE_TYPE_DIRECTORY') {
     const sent = digested(from.readArchive({ path: source, gzip: false }, options));
     const requests = upload({ path, whole: true, overwrite }, sent.chunks, () => ({ sha256: sent.sha256() }));

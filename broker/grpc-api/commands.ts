@@ -125,8 +125,8 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // Skipping the accepted bytes only saves traffic: because of the offset, bytes that are sent twice do
-      // no harm.
+      // The agent skips bytes that it already has, because it knows their offset. Not sending them again only saves
+      // traffic.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }

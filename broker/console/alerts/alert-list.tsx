@@ -100,8 +100,8 @@ function Acknowledge({ alert, close, done }: AcknowledgeProps) {
           label="Note"
           value={note}
           change={setNote}
-          placeholder="The provider is on it"
-          hint="Others read it in the list. The alert is not repeated any more, and resolves by itself"
+          placeholder="The provider is repairing it"
+          hint="Other users see the note in the list. No more notifications are sent until the alert resolves by itself"
           autoFocus
         />
       </Form>

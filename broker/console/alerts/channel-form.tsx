@@ -67,7 +67,7 @@ async function save(draft: Draft, channel: Channel | undefined): Promise<string>
     to: to.split(',').flatMap((address) => address.trim() || []),
   };
   const input = { name, ...(secret && { secret }), ...(type === 'email' && mail) };
-  // Answers contain the address without its secret parts. So the address is sent only if the user has typed one.
+  // The broker sends the address without its secret parts, so an unchanged address must not be sent back.
   const { id } = channel
     ? await client.alertChannels.update({
         channel_id: channel.id,

@@ -12,7 +12,7 @@ export const kinds: readonly (readonly [kind: Kind, text: string])[] = [
   ['memory', 'the memory use of a machine is high'],
   ['disk', 'a disk is nearly full'],
   ['load', 'the load of a machine is high'],
-  ['schedule', 'a schedule failed or did not run'],
+  ['schedule', 'a run of a schedule failed or did not start'],
   ['agent_outdated', 'an agent is older than the broker'],
   ['certificate', 'the certificate of the broker expires'],
   ['key', 'an API key expires'],

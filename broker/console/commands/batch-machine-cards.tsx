@@ -18,7 +18,10 @@ const mostCards = 100;
 
 type Outputs = Map<string, Output>;
 
-/** Follows all commands of a batch until its end. A new connection begins with the last output again. */
+/**
+ * Follows all commands of a batch until they have ended. Each new connection sends the last part of every output again,
+ * so the outputs are cleared first.
+ */
 async function follow(
   batch: string,
   outputs: Outputs,

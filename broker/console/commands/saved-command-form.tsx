@@ -141,7 +141,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
             value={line}
             change={(text) => set({ line: text })}
             placeholder="systemctl restart {{unit}}"
-            hint="Run without a shell. {{name}} becomes a parameter, whose value is never split"
+            hint="Run without a shell. {{name}} is replaced by the value of a parameter, which is never split at spaces"
             rows={3}
             mono
             required

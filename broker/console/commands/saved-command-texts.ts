@@ -1,4 +1,4 @@
-// Types of saved commands, the right to change them, and a description of allowed values.
+// Saved commands: their TypeScript types, the right to change them, and a description of allowed values.
 import type { client } from '../api-client.ts';
 import { may, me } from '../login-session.ts';
 

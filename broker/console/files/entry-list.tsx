@@ -221,7 +221,7 @@ function Entry({ machine, entry, index, isChosen, toggle, act }: EntryProps) {
   );
 }
 
-/** The name of an entry. A click opens a folder or the editor, and downloads any other file. */
+/** The name of an entry. A click opens a folder, edits a text file, and downloads any other entry. */
 function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entry' | 'index'>) {
   const name = nameToRead(entry);
   const isFolder = entry.type === 'directory';

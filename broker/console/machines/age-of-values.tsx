@@ -9,7 +9,7 @@ const staleMs = 30_000;
 
 const silenceOf = ({ heardAt }: MachineRow): number => Math.max(0, clock.value - heardAt);
 
-/** True if the values of a machine may have changed since its last message. */
+/** True if the displayed values of a machine may be out of date. */
 export const isOld = (machine: MachineRow): boolean =>
   machine.status === 'offline' || lost.value || silenceOf(machine) > staleMs;
 

@@ -57,7 +57,7 @@ export function Filters() {
 
 interface SelectProps {
   label: string;
-  /** Parameter of the address. */
+  /** Name of the filter's parameter in the URL. */
   name: string;
   options: readonly (readonly [value: string, text: string])[];
 }

@@ -37,7 +37,10 @@ export class Fleet {
   /** The number of the last request for each page. An older answer that arrives late is ignored. */
   readonly #asked = new Map<number, number>();
   #requests = 0;
-  /** Machines that have reported but are not in this list. Each of them is searched only once. */
+  /**
+   * Machines that sent an update, but were not in this list after it was loaded again. Their further updates do not
+   * load it again.
+   */
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };
 
@@ -70,8 +73,8 @@ export class Fleet {
   }
 
   /**
-   * Loads the rows in view that were not loaded before, and the rows that come into view next. If a fast scroll drew
-   * empty rows, filling them all at once would delay a frame.
+   * Loads the rows in view, and the next page in the direction of scrolling, unless they were requested before. Rows
+   * loaded only when they are in view would be filled all at once, which would delay a frame.
    */
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;

@@ -45,7 +45,8 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
               empty={
                 <Empty icon={icons.alerts} title="Nothing was sent yet">
                   <p>
-                    Alerts that are sent appear here with every attempt. Send a test to see whether it works.
+                    Alerts sent to this channel appear here, with every attempt. Send a test to see whether the
+                    channel works.
                   </p>
                 </Empty>
               }
@@ -71,7 +72,7 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
           <span>
             The broker turned it off: {disabled_reason.replaceAll('_', ' ')}.{' '}
             {disabled_reason === 'key_revoked'
-              ? 'Turn it on to let it use the rights of your key.'
+              ? 'Turn it on again to send alerts with the rights of your key.'
               : 'Edit it, and set its address and secret again.'}
           </span>
         </p>

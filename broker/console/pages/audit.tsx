@@ -10,7 +10,10 @@ import { place, to } from '../router.ts';
 
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
 
-/** Returns the objects of a call as text. Ids with a column of their own are left out. */
+/**
+ * Returns as text what a request was about: ids and other values. The machine is left out, because it has its own
+ * column.
+ */
 function textOf({ what }: Entry): string {
   const parts = Object.entries(what).filter(([name]) => name !== 'machine_id');
   return parts

@@ -125,7 +125,7 @@ function Results({ results }: { results: readonly Result[] }) {
     <>
       <List
         label="Machines"
-        columns={['Machine', 'Status', 'Result', ['Duration', 'right'], ['End of the output', 'wide']]}
+        columns={['Machine', 'Status', 'Result', ['Duration', 'right'], ['Last line of output', 'wide']]}
       >
         {results.slice(0, most).map((result) => (
           <tr key={result.id}>

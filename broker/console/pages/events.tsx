@@ -28,7 +28,8 @@ export function Events() {
   const [live, setLive] = useState<readonly Happened[]>([]);
   useEffect(() => {
     const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
-    // After an interruption the stored events are loaded again, so the live events before it are not needed.
+    // After an interruption the stored events are loaded again. They include the live events so far, so these are
+    // dropped.
     const stops = [listen(({ event }) => event && add(event)), onReturn(() => setLive([]))];
     return () => {
       for (const stop of stops) stop();

@@ -69,8 +69,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when the machine goes online or offline. Reports are compared for this, because a short interruption,
- * such as a restart of the broker, causes no event.
+ * Calls `reload` when the machine goes online or offline. It compares the status in live updates, because a short
+ * interruption, such as a restart of the broker, causes no event.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');
@@ -86,8 +86,8 @@ function usePresence(machine: MachineDetail | undefined, reload: () => void): vo
       }),
     [id, status, reload],
   );
-  // A report can arrive while the machine is being loaded. If its status is another one, the loaded machine is out of
-  // date.
+  // An update can arrive while the machine is being loaded. If it has another status than the loaded machine, the
+  // loaded machine is out of date.
   useEffect(() => {
     const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
     last.current = undefined;

@@ -24,8 +24,8 @@ export function SavedCommands() {
         empty={
           <Empty icon={icons.saved} title="No command is saved yet">
             <p>
-              A saved command is a program with parameters. Each run fills them in, and no shell reads the
-              values.
+              A saved command is a program with parameters. Whoever runs it gives their values, which no shell
+              interprets.
             </p>
             {newButton()}
           </Empty>

@@ -1,4 +1,5 @@
-// The page of one webhook: its deliveries, a test, a new secret, and repeated deliveries.
+// The page of one webhook: lists its deliveries, and has buttons to send a test, replace the secret and repeat a
+// delivery.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';

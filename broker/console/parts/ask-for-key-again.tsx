@@ -20,7 +20,8 @@ export function ConfirmLogin() {
         }}
       >
         <p class="muted">
-          It is needed to create keys and join tokens and to remove machines, once every 15 minutes.
+          Enter your key again to create keys or join tokens, or to remove machines. You are not asked again
+          for 15 minutes.
         </p>
         <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
       </Form>

@@ -35,7 +35,7 @@ export function Deliveries({ read, redeliver, inputs, changed, empty }: Deliveri
               key={delivery.id}
               delivery={delivery}
               again={async () => {
-                if (await attempt(() => redeliver(delivery.id), 'It is sent again')) changed();
+                if (await attempt(() => redeliver(delivery.id), 'The delivery is being sent again')) changed();
               }}
             />
           ))}
@@ -45,7 +45,7 @@ export function Deliveries({ read, redeliver, inputs, changed, empty }: Deliveri
   );
 }
 
-/** Reports the result of a test delivery. `receiver` is the subject of the message. */
+/** Displays the result of a test delivery. `receiver` is the subject of its sentence, such as `The webhook`. */
 export function sayTested(
   receiver: string,
   { delivered, status_code, duration, error }: Awaited<ReturnType<typeof client.webhooks.test>>,

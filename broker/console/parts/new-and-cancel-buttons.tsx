@@ -34,7 +34,7 @@ export function NewButton({ text, allowed = true, opens }: NewButtonProps) {
 interface CancelButtonProps {
   /** The kind of thing to cancel, such as `command`. */
   what: string;
-  /** The effect of cancelling, for the question. */
+  /** Text of the dialog that asks for confirmation: what cancelling does. */
   text: string;
   run: () => Promise<unknown>;
 }

@@ -73,9 +73,9 @@ export function LongList<T extends { id: string }>({
 }
 
 /**
- * Returns a function that updates the further pages, which are not loaded again with the first page. It adds items that
- * new items have pushed out of the first page. If the new first page has no item of the old one, it removes the further
- * pages, because items that were never loaded precede them now.
+ * Returns a function that corrects the pages after the first one, which are not loaded again with it. The function puts
+ * items before them that new items have pushed out of the first page. If the old and the new first page share no item,
+ * it removes the other pages: items that were never loaded now precede them.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));

@@ -110,7 +110,7 @@ export interface Tab {
 
 export function Tabs({ label, tabs, current }: { label: string; tabs: readonly Tab[]; current: string }) {
   const element = useRef<HTMLElement>(null);
-  // On a phone the tabs scroll sideways.
+  // Scrolls the selected tab into view, because on a phone not all tabs fit the screen.
   useEffect(() => {
     element.current?.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
   }, [current]);

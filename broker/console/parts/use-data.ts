@@ -64,7 +64,10 @@ export function useData<T>(
   return { ...state, reload, replace };
 }
 
-/** Calls `run` after updates for which `when` is true, and after interruptions, at most once a second. */
+/**
+ * Calls `run` after updates for which `when` is true. Also calls it after the stream of live updates was interrupted,
+ * because updates may be missed. Calls it at most once a second.
+ */
 function useEvents(run: () => void, when: ((update: Update) => boolean) | null | undefined): void {
   const wanted = useRef(when);
   wanted.current = when;

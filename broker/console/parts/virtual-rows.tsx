@@ -25,8 +25,8 @@ const headHeight = 39;
 const margin = 8;
 
 /**
- * While the list scrolls, further rows are drawn ahead: as many as in the next two frames come into view, but at most
- * this many. The browser scrolls without waiting for the page, so these rows must be there before.
+ * Maximum number of rows that are drawn ahead while the list scrolls. The browser scrolls without waiting for the page,
+ * so the rows that come into view in the next two frames are drawn before.
  */
 const mostAhead = 32;
 

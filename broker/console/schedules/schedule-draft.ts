@@ -12,8 +12,8 @@ export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 const secondMs = 1_000;
 
 /**
- * Where a schedule runs, and what it runs. A schedule with tags has the rights of the key that changed one of these
- * values last.
+ * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of the key that
+ * last changed one of these values.
  */
 export interface Subject {
   by: TargetsBy;
@@ -72,7 +72,7 @@ export function subjectInput(
   };
 }
 
-/** Returns the fields of a request for the rules. */
+/** Returns the fields of `rules` in the form that the API expects. */
 export function rulesInput(rules: Rules, schedule: Detail | undefined) {
   const { trigger, cron, path, recursive, settle, timezone, overlap, catch_up, onFailure } = rules;
   return {

@@ -72,7 +72,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
         {isForeign && (
           <CheckField
-            label="Run it with the rights of my key. This also happens if you change where or what it runs"
+            label="Give the schedule the rights of my key. It also gets them if you change where or what it runs"
             value={isTakenOver}
             change={setTakenOver}
           />
@@ -175,20 +175,20 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
       />
       <div class="fields">
         <TextField
-          label="Seconds without a further change"
+          label="Seconds without a change before the run"
           value={settle}
           change={(text) => set({ settle: text.trim() })}
-          hint="Then the command runs. If the changes do not stop, it runs after ten times as long"
+          hint="If the changes do not stop, the command runs after ten times this time"
           numeric
           required
         />
         <SelectField
-          label="Changes while the machine was away"
+          label="If the path changed while the machine was offline"
           value={catch_up === 'none' ? 'none' : 'last'}
           change={(value) => set({ catch_up: value === 'none' ? 'none' : 'last' })}
           options={[
             ['last', 'run once when it is back'],
-            ['none', 'leave them out'],
+            ['none', 'do not run'],
           ]}
         />
       </div>

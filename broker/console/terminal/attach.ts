@@ -98,7 +98,8 @@ async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();
   } catch (error) {
-    // If a terminal cannot be opened at this offset any more, the error has the Ending as its cause.
+    // If the broker no longer stores the output from this offset on, the error's cause is an Ending with `why:
+    // 'fell_behind'`.
     const why: unknown = error instanceof Error && Reflect.get(Object(error.cause), 'why');
     if (why === 'fell_behind') return endOf({ why });
     const isOver =

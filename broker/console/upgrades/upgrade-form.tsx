@@ -69,7 +69,7 @@ export function UpgradeForm() {
           setBy={setBy}
           tags={tags}
           setTags={setTags}
-          hint="Every machine that has all of these tags now"
+          hint="Every machine that has all of these tags when the upgrade is created"
         />
         <section class="card">
           <h2>How</h2>
@@ -92,7 +92,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         value={version}
         change={(text) => change({ version: text.trim() })}
         placeholder="the broker’s version"
-        hint="An older one works, too"
+        hint="An older version works, too"
       />
       <TextField
         label="Machines of a wave"
@@ -116,7 +116,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         required
       />
       <SelectField
-        label="Running commands and terminals"
+        label="If commands or terminals are running"
         value={running}
         options={[
           ['wait', 'wait for their end'],
