@@ -140,7 +140,10 @@ export class BatchStore {
         ),
       )
       .catch((err: unknown) =>
-        this.#log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted: they stay in the database as long as the batch'),
+        this.#log.warn(
+          { err, batch_id: id },
+          'env and stdin of an ended batch could not be deleted: they stay in the database as long as the batch',
+        ),
       );
   }
 

@@ -53,10 +53,7 @@ export class OpenCommand {
   ended: Command | undefined;
   /** True once another broker owns the machine. This object then writes nothing any more. */
   #isDropped = false;
-  /**
-   * Settles when the last request with input has ended. The next request with input first waits for this promise. Never
-   * rejects.
-   */
+  /** Settles after the last request with input. The next request with input first waits for it. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
   /** Id of the request that created the command, for the machine's audit log. */
@@ -139,8 +136,7 @@ export class OpenCommand {
     const { store, scheduler, mayRun } = this.#context;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // #followed is set before the first await. Otherwise the scheduler could send the command twice, or resume()
-      // could ask the agent for a command that the agent does not have yet.
+      // Set before the first await: otherwise the scheduler could send the command twice, or resume() follow it too soon.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -253,10 +249,7 @@ export class OpenCommand {
     }
   }
 
-  /**
-   * Handles one report. If it says that the command certainly never ran, returns this end to the caller. Any other end
-   * is stored here.
-   */
+  /** Handles one report. Returns the end of a command that certainly never ran; stores any other end. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

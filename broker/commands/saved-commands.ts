@@ -166,7 +166,11 @@ function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedComma
   for (const [at, argument] of argv.entries()) {
     const rest = argument.replace(placeholder, (whole, used: string) => (names.has(used) ? '' : whole));
     if (rest.includes('{{'))
-      throw fieldError('body', `argv.${at}`, 'has {{ that does not begin a {{NAME}} of one of the parameters');
+      throw fieldError(
+        'body',
+        `argv.${at}`,
+        'has {{ that does not begin a {{NAME}} of one of the parameters',
+      );
     if (at === 0 && (rest !== argument || argument === ''))
       throw fieldError('body', 'argv.0', 'must be the name of a program, without a parameter');
     const [optional] = parameters.filter(

@@ -56,7 +56,10 @@ export class Output {
     try {
       return await tailOf(this[stream], most);
     } catch (error) {
-      this.#disk.log.error({ err: error, stream }, 'output of a command could not be read: the answer is sent without it');
+      this.#disk.log.error(
+        { err: error, stream },
+        'output of a command could not be read: the answer is sent without it',
+      );
       return Buffer.alloc(0);
     }
   }

@@ -98,9 +98,9 @@ browserTest('a schedule of tags keeps the rights of its key until it is asked to
     return (await system.client.schedules.get({ schedule_id: id })).requested_by;
   };
   expect(await save('first')).toBe(requested_by);
-  await page.getByLabel('Run it with the rights of my key').check();
+  await page.getByLabel('Give the schedule the rights of my key').check();
   expect(await save('second')).toBe((await system.client.keys.me()).id);
-  await page.getByLabel('Run it with the rights of my key').waitFor({ state: 'detached' });
+  await page.getByLabel('Give the schedule the rights of my key').waitFor({ state: 'detached' });
   expect(faults).toEqual([]);
 });
 

@@ -45,8 +45,8 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
               empty={
                 <Empty icon={icons.alerts} title="Nothing was sent yet">
                   <p>
-                    Alerts sent to this channel appear here, with every attempt. Send a test to see whether the
-                    channel works.
+                    Alerts sent to this channel appear here, with every attempt. Send a test to see whether
+                    the channel works.
                   </p>
                 </Empty>
               }

@@ -24,8 +24,8 @@ export function SavedCommands() {
         empty={
           <Empty icon={icons.saved} title="No command is saved yet">
             <p>
-              A saved command is a program with parameters. Whoever runs it gives their values, which no shell
-              interprets.
+              A saved command is a program with parameters. You give their values when you run it, and no
+              shell interprets them.
             </p>
             {newButton()}
           </Empty>

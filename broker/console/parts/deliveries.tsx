@@ -35,7 +35,8 @@ export function Deliveries({ read, redeliver, inputs, changed, empty }: Deliveri
               key={delivery.id}
               delivery={delivery}
               again={async () => {
-                if (await attempt(() => redeliver(delivery.id), 'The delivery is being sent again')) changed();
+                if (await attempt(() => redeliver(delivery.id), 'The delivery is being sent again'))
+                  changed();
               }}
             />
           ))}

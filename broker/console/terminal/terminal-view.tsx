@@ -148,7 +148,12 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
         <Icon of={icons.copy} />
       </button>
       <ReadAloud emulator={emulator} />
-      <button type="button" class="quiet" title="Copy a link with which others can watch this terminal" onClick={() => void share()}>
+      <button
+        type="button"
+        class="quiet"
+        title="Copy a link with which others can watch this terminal"
+        onClick={() => void share()}
+      >
         Share
       </button>
       {may('sessions:attach') && (
