@@ -13,8 +13,8 @@ export interface Outcome {
   duration: number;
   error: string | null;
   /**
-   * The first bytes of the answer as text. It is null if the receiver has an internal address, so that nobody can read
-   * internal services by a webhook.
+   * The first bytes of the answer as text. It is null if the receiver has an internal address, so that no webhook can
+   * read internal services.
    */
   answer: string | null;
   /** Milliseconds that a busy receiver asked for by the header Retry-After; null without this header. */
