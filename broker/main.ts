@@ -40,7 +40,7 @@ function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () 
   const starting = startBroker(settings, log);
   starting.then((broker) => {
     if (settings.local) process.stdout.write(`${broker.socket}\n`);
-    const agents = broker.grpc === undefined ? 'no port for agents' : `agents on ${broker.grpc}`;
+    const agents = broker.grpc === undefined ? 'not listening for agents' : `agents on ${broker.grpc}`;
     notify.up(`REST on ${broker.url ?? broker.socket}, ${agents}`, broker.alive);
   }, fail);
   return async () => (await starting).close();

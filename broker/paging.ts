@@ -77,7 +77,7 @@ export function filtersOf(
   return filters.map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // The value is written as a literal, so that the database uses a partial index.
+    // The value is a literal and not a parameter, because only then can the database choose a partial index for it.
     if (typeof value === 'boolean') return [`${name} = ${Number(value)}`];
     return typeof value === 'string' || typeof value === 'number' ? [`${name} = ?`, value] : undefined;
   });
@@ -96,8 +96,8 @@ interface RowSource {
    */
   within?(bounds: Bounds): Condition[];
   /**
-   * Columns whose indexes find the rows, the best one first. SQLite uses the first of them that has a
-   * condition. It cannot choose by itself, because it does not know which columns have many equal rows.
+   * Columns that have an index, the most selective first. The query uses the index of the first of them that has a
+   * condition. SQLite cannot choose by itself, because it does not know which columns have many equal rows.
    */
   findBy?: readonly string[];
 }
@@ -140,8 +140,8 @@ export async function pageOfRows(
   const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
   const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
   const number = counted?.number;
-  // An index may contain all columns of the conditions. So the row numbers of the page are found first, and then only
-  // the rows with these numbers are read.
+  // The inner query finds the numbers of the page's rows. It reads only an index if that index has all columns of the
+  // conditions. The outer query then reads no rows but those of the page.
   const sql = number
     ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
     : `SELECT ${columns} ${page}`;

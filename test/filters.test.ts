@@ -49,7 +49,7 @@ test('every route refuses unknown parameters, and names its own', async () => {
     expect([name, refusalIn(answer)]).toEqual([name, '400 invalid_request']);
     const { message, details } = answer.body.error;
     const known = Object.keys(route.query).join(', ');
-    const instead = known === '' ? 'this route has none' : `this route has: ${known}`;
+    const instead = known === '' ? 'this route has no parameters' : `this route has: ${known}`;
     expect([name, message]).toEqual([name, `query: unknown parameters "Limit", "no_such"; ${instead}`]);
     expect(details.issues.map(({ path }: { path: string }) => path)).toEqual(['Limit', 'no_such']);
   }

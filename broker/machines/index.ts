@@ -100,7 +100,10 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
   };
 }
 
-/** Throws forbidden if the changed tags may decide which machines a key may use, or where a schedule runs. */
+/**
+ * Throws forbidden if a key or a schedule selects its machines by tags that the change could affect. Only the scope
+ * admin may change which machines they use.
+ */
 function assertNothingDependsOn(
   before: readonly string[],
   after: readonly string[],

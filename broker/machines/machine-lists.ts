@@ -27,25 +27,28 @@ interface Selection {
 
 interface List {
   machines: Machine[];
-  /** Versions of the fields of presence and facts at the time when the list was made. */
+  /** Result of #versionsOf() when the list was made. The list is outdated once the result differs. */
   versions: string;
-  /** Time on the monotonic clock up to which the list is used, although machines report all the time. */
+  /** Monotonic time until which the list is reused, even if machines report new values meanwhile. */
   until: number;
 }
 
-/** Maximum number of lists in memory for each set of machines: one for each combination of filters and sort field. */
+/**
+ * Maximum number of lists in memory for each set of machines. Each combination of filters and sort field needs a list
+ * of its own.
+ */
 const mostLists = 16;
 /**
- * A list that is sorted by reported values is used this many times as long as it took to make. So at most a tenth of
- * the time is spent on making it, with any number of machines.
+ * A list that is sorted by reported values is reused for 10 times as long as making it took. So at most a tenth of
+ * the time is spent on making lists, however many machines there are.
  */
 const reuseFactor = 10;
 
 export class MachineLists {
   readonly #services: ListServices;
   /**
-   * Lists by the object that has their machines: the map of all machines, or the array of those that a key may use.
-   * Each change makes a new object.
+   * The lists in memory. The key is the object that contains the machines: the map of all machines, or the array of
+   * those that a key may use. A change of the machines makes a new object, so it drops the lists.
    */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 
@@ -111,7 +114,8 @@ export class MachineLists {
   }
 
   /**
-   * Returns the versions of the fields that the selection uses and that can change without a change of the state.
+   * Returns a text that differs once a machine has another status, hostname, os or arch, if the selection uses that
+   * field. These fields are not part of the state, so their change makes no new object in #lists.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;
@@ -124,8 +128,8 @@ export class MachineLists {
 }
 
 /**
- * Returns the time up to which a list is used. `began` is the time when its making began. Both are on the monotonic
- * clock.
+ * Returns the monotonic time until which a list is reused. `began` is the monotonic time at which the broker began to
+ * make it.
  */
 function usedUntil({ sort }: Selection, began: number): number {
   if (!['last_seen', 'cpu', 'memory', 'disk'].includes(sort.replace('-', '')))

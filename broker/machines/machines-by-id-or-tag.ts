@@ -18,8 +18,8 @@ export function machinesNamedOrTagged(
   { machines }: Pick<Declared, 'machines'>,
 ): MachineId[] {
   if (machine_ids) return [...new Set(machine_ids)];
-  // An empty list of tags would match every machine, and a command or upgrade of all machines must not start by
-  // mistake.
+  // Empty `tags` match no machine. Otherwise they would match every machine, and a command or upgrade could start on
+  // all machines by mistake.
   const named = tags && tags.length > 0;
   const matching = [...machines.values()].filter(
     (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),

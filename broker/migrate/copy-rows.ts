@@ -28,8 +28,8 @@ const list = (names: readonly string[]): string => names.map((name) => `"${name}
 const places = (count: number): string => `(${Array(count).fill('?').join(', ')})`;
 
 /**
- * Returns the tables of a history.db. The table `counted` comes last: the triggers that count rows do nothing
- * until it has rows, so copied rows are not counted again.
+ * Returns the tables of a history.db, `counted` last. The triggers that count rows do nothing while `counted` is
+ * empty, so they do not count the copied rows again.
  */
 export async function tablesOf(sqlite: History): Promise<Table[]> {
   const found = await sqlite.all(

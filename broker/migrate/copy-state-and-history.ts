@@ -37,8 +37,8 @@ export interface Copied {
  */
 const files = ['state.json', 'state.json.last', 'history.db', 'history.db-wal', 'history.db-shm'];
 /**
- * Name of a temporary data directory inside that of the broker. It is for the broker that is started only to
- * create the tables.
+ * Name of a temporary directory inside the data directory. To create the tables of the database, a broker is started
+ * with this as its data directory, and stopped at once.
  */
 const scratch = 'migration';
 
@@ -214,8 +214,8 @@ async function createTables(
 }
 
 /**
- * True if the database has none of these tables, or if it belongs to a broker in which nothing was ever
- * declared.
+ * True if the database has none of these tables, or belongs to a broker whose state was never changed and into which
+ * nothing was copied.
  */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');

@@ -118,7 +118,7 @@ export function toJson(one: AgentPackage): Reply<Api['packages']['upload']> {
   return { id: file, version, arch, kind, size, sha256, signed_by, uploaded, created_at: iso(created_at) };
 }
 
-/** The packages that this broker could send when the object was made. */
+/** A snapshot of the agent packages that this broker can send. */
 export class Catalog {
   readonly packages: readonly AgentPackage[];
 
@@ -126,7 +126,10 @@ export class Catalog {
     this.packages = packages;
   }
 
-  /** Finds the package of a version for a kind of installation. A signed one is preferred. */
+  /**
+   * Finds the package of a version for an architecture and a kind of installation. Of several, a signed one is
+   * preferred.
+   */
   find({ version, arch, kind }: { version: string; arch: string; kind: string }): AgentPackage | undefined {
     const found = this.packages.filter(
       (one) => one.version === version && one.arch === arch && one.kind === kind,

@@ -55,7 +55,7 @@ export function packageFor(
 export function heldOrPinned({ agent_hold, agent_pin }: Machine, target: string): Refusal | undefined {
   if (agent_hold) return refusal('held', 'the machine is on hold: set agent_hold to false');
   if (agent_pin === undefined || agent_pin === target) return undefined;
-  return refusal('pinned', `the machine is pinned to ${agent_pin}: change agent_pin`);
+  return refusal('pinned', `the machine is pinned to version ${agent_pin}: change its agent_pin`);
 }
 
 function signedPackage(

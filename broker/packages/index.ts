@@ -132,7 +132,8 @@ function completeOffer(directory: string): Offer | undefined {
 }
 
 /**
- * Reads the list of packages; undefined if there is none. Throws StartError if the list names missing files.
+ * Reads SHA256SUMS, the list of the agent packages in a directory; undefined if there is none. Throws StartError if
+ * the list names a missing file.
  */
 function offerIn(directory: string): Offer | undefined {
   const path = join(directory, sumsFile);
@@ -144,7 +145,7 @@ function offerIn(directory: string): Offer | undefined {
     const [, sum, name] = sumsLine.exec(line) ?? [];
     if (!sum || !name || !existsSync(join(directory, name))) {
       throw new StartError(
-        `${path}: "${line.slice(0, 200)}" does not name a package in this directory; build the packages again`,
+        `${path}: the line "${line.slice(0, 200)}" names no package in this directory; build the packages again`,
       );
     }
     files.set(name, sum);

@@ -65,9 +65,9 @@ has_joined() {
   esac
 }
 
-# check_sums FILE: fails unless FILE, the downloaded SHA256SUMS, has the SHA-256 that is the third part of the token. A
-# machine that has joined may update without a token, or with a token from before the broker's upgrade. Then only the
-# connection protects the packages, so it must be HTTPS or stay on this machine.
+# check_sums FILE: fails unless FILE, the downloaded SHA256SUMS, has the SHA-256 that is the third part of the token.
+# A machine that has joined is not refused: it may update without a token, or with a token from before the broker's
+# upgrade. Then only the connection protects the packages, so it must be HTTPS or stay on this machine.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)
@@ -130,13 +130,14 @@ is_running() {
   [ "$service" = yes ] && systemctl is-active --quiet farhand-agent
 }
 
-# knows_broker: true if the settings of this machine name a broker, and it has joined the broker that a token pins.
+# knows_broker: true if the settings of this machine name a broker, and if the machine has joined the broker that the
+# token, if any, pins.
 knows_broker() {
   grep -q '^broker = ' /etc/farhand/agent.toml 2>/dev/null || return 1
   [ -z "$token" ] || has_joined
 }
 
-# start: installs and starts the service. An update writes the unit file again, so that it starts this program.
+# start: installs and starts the service. An update writes the unit file again, so that it starts the new version.
 start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"

@@ -140,7 +140,8 @@ function checked(file: string, text: string): SignedPackage {
 }
 
 /**
- * A version has one package of each kind. A second one would not reach the machines that have that version already.
+ * Throws already_exists if another file is stored for the same version, architecture and kind. Machines that run this
+ * version already would never get the second file.
  */
 function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage, file: string): void {
   if (!stored || stored.sha256 === sha256) return;
@@ -148,7 +149,10 @@ function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage,
   throw new AppError('already_exists', message, { file });
 }
 
-/** Throws no_space if the uploaded packages would be too large together. A repeated upload needs no space. */
+/**
+ * Throws no_space if all uploaded packages together would be too large. A package that is stored already needs no
+ * space.
+ */
 function assertSpace({ packages }: Catalog, { size, sha256 }: SignedPackage): void {
   const others = packages.filter((one) => one.uploaded && one.sha256 !== sha256);
   if (others.reduce((sum, one) => sum + one.size, size) <= mostBytesInAll) return;

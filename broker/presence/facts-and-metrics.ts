@@ -264,7 +264,10 @@ export class MachineFacts {
     for (const watcher of this.#watchers) watcher(machineId);
   }
 
-  /** Records the outcome of an upgrade that a machine has reported since its hello. It is stored at once. */
+  /**
+   * Records the outcome of an upgrade that a machine reports after its hello. It is stored at once, not at the next
+   * regular write.
+   */
   upgraded(machineId: string, last_upgrade: LastUpgrade): void {
     const before = this.of(machineId);
     if (!before?.installation || isDeepStrictEqual(before.installation.last_upgrade, last_upgrade)) return;

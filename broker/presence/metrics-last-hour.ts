@@ -12,7 +12,7 @@ const none = 255;
 export class LastHour {
   /** The index of each machine in `#values`. */
   readonly #rows = new Map<string, number>();
-  /** Indexes of removed machines. */
+  /** Indexes in `#values` that removed machines have left free. */
   readonly #free: number[] = [];
   #values = new Uint8Array(0);
   #minute = minuteNow();

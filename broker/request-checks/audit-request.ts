@@ -29,7 +29,7 @@ export type Recorder = ReturnType<typeof createAuditRecorder>;
 const mostRefusals = 60;
 const minute = 60_000;
 
-/** Creates the audit recorder. `record` adds a row to a commit, unless a row with the same id exists. */
+/** Creates the audit recorder. `record` adds an audit row to a transaction, unless a row with the same id exists. */
 export function createAuditRecorder(
   { history, record }: { history: History; record(journal: Journal, deed: Deed, id?: string): void },
   log: Logger,
@@ -39,7 +39,7 @@ export function createAuditRecorder(
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
 
-  /** Records the rows of a request. `before` is the number of its rows that were recorded earlier. */
+  /** Adds the audit rows of a request, one for each machine. `before`: how many rows the request has already. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) {
       const row = before + n;
@@ -47,7 +47,7 @@ export function createAuditRecorder(
     }
   }
 
-  /** Writes records. A failed write is only logged, because the request itself is over already. */
+  /** Writes audit rows at the end of a request. A failure is only logged, as the request cannot be undone. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
@@ -60,7 +60,7 @@ export function createAuditRecorder(
       let committed = false;
       let rows = 0;
       return {
-        /** Adds the record to the transaction of the request's change. */
+        /** Adds the audit rows to the transaction in which the request makes its change. */
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
           const request = about();
@@ -79,8 +79,8 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The ids are the same as in the commit. If the commit succeeded in spite of the error, no second
-          // row is added.
+          // The rows have the same ids as those of commit(). If its transaction is on disk although it reported an
+          // error, no second row is added.
           await write(deeds, id);
         },
       };
@@ -116,7 +116,8 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // An object with tags, which has an `ownKey`, can have thousands of machines, so the record names none of them.
+  // A schedule with tags (only this has an `ownKey`) can have thousands of machines, so the record names none of
+  // them.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
   );

@@ -48,8 +48,8 @@ export async function authenticate(
 }
 
 /**
- * Finds the login of a cookie's secret, and counts the request like one with its key. The cookie of an ended login
- * does not count as a wrong key, because browsers send it by themselves, and its 256 bits cannot be guessed.
+ * Finds the login that belongs to a cookie, and counts the request towards the limit of the login's key. The cookie
+ * of an ended login does not count as a wrong key: browsers send it by themselves, and its 256 bits cannot be guessed.
  */
 export async function authenticateLogin(
   secret: string,

@@ -17,9 +17,9 @@ import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
 /**
- * The machines of the object with an id. A key may use the object only if it may use at least one of these machines. An
- * object with tags may have no machine at the moment. Then only the object's own key and keys without limits may use
- * it.
+ * The machines of the object that an id identifies. A key may use the object only if it may use at least one of these
+ * machines. A schedule with tags may have no machine at the moment. Then only `ownKey`, with whose rights the
+ * schedule runs, and keys without limits may use it.
  */
 type Found = {
   machines?: readonly MachineId[];
@@ -79,7 +79,7 @@ export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: und
 
 /** What perform() needs to run one request. */
 export interface RequestWork<R extends Route, T> {
-  /** Returns the parts of the request. If there is a `readRest`, returns only the parts that arrive first. */
+  /** Returns path, query, headers and body of the request. If there is a `readRest`, the body is not included. */
   read(): RawInput;
   /** Fires when the client disconnects or its key loses the rights. */
   gone: AbortController;
@@ -89,8 +89,8 @@ export interface RequestWork<R extends Route, T> {
    */
   lasts: boolean;
   /**
-   * Reads the body or the first message into the parts. It is called only after the other parts are
-   * authorized.
+   * Reads the body, or the first message of a gRPC call, into `raw`. It is called only after the ids in path and
+   * query have been checked.
    */
   readRest?: ((raw: RawInput) => Promise<void>) | undefined;
   act(input: Input<R>, caller: Caller): Promise<T>;
@@ -147,7 +147,7 @@ export class AuthorizedRequest<R extends Route> {
     }
   }
 
-  /** Checks every id in the parts that have been read. Throws forbidden before …_not_found. */
+  /** Checks every id in path, query and, once it has been read, body. Throws forbidden before …_not_found. */
   identify(raw: RawInput): void {
     const { state } = this.#guard.services;
     this.#raw = raw;
@@ -207,7 +207,10 @@ export class AuthorizedRequest<R extends Route> {
     await this.#storedIds.lookUp(ids, lookups, state);
   }
 
-  /** True if a check does not throw, or if no other broker can have changed what it depends on. */
+  /**
+   * With several brokers: true if the check does not throw. With a single broker: true without a check, because a
+   * refresh of the state would change nothing.
+   */
   #passes(check: () => void): boolean {
     if (!this.#guard.services.cluster) return true;
     try {
@@ -245,14 +248,14 @@ export class AuthorizedRequest<R extends Route> {
     try {
       this.#check(this.#find(services.state), services.state);
     } catch (error) {
-      // A request that waits for a result has already created an object, so it is answered even if its
-      // machine was removed.
+      // A request that waits for a result has already created an object, such as a command. It is answered even if
+      // the machine of the object was removed meanwhile.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
     }
   }
 
-  /** Checks the request again in the transaction of its change, and adds its audit record to it. */
+  /** Checks the rights again in the transaction in which the request makes its change, and adds the audit rows. */
   readonly #commit: Caller['commit'] = (journal, made, machines) => {
     const found = foundBy(journal);
     if (found) {
@@ -272,9 +275,9 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * The machines that the ids of a request belong to, as read from the history. With these the rights can be checked
- * again without a wait: inside a change, and while the request lasts. If an object is removed from memory meanwhile,
- * the machines that it had are still checked.
+ * The machines that the ids of a request belong to, as read from the history. They are read once, so that the rights
+ * can be checked later without a wait: in the transaction of the change, and repeatedly while a long request lasts.
+ * The machines of an object are still checked if the object, such as a command, is removed from memory meanwhile.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
@@ -295,7 +298,7 @@ class StoredIds {
       // An unknown machine id is checked like a known one, so that the answer does not reveal which ids
       // exist.
       const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
-      return { ...found, named: names !== undefined, machines, ownKey: names?.ownKey };
+      return { ...found, exists: names !== undefined, machines, ownKey: names?.ownKey };
     });
   }
 }
@@ -314,7 +317,7 @@ function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declare
       });
     }
   }
-  const missing = subjects.find(({ named }) => !named);
+  const missing = subjects.find(({ exists }) => !exists);
   if (!missing) return;
   const { noun, id } = missing;
   const code: Code = `${noun}_not_found`;
@@ -371,7 +374,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `${noun}.${operation} answers repeated requests, but the route table has no such route with a path parameter`,
+        `${noun}.${operation} must answer repeated requests, but the route table has no such route with a path parameter`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

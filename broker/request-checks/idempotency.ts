@@ -38,7 +38,7 @@ interface MadeEntry extends OutboxEntry {
   resource_id: string;
 }
 
-/** The result of an earlier request: its answer, and the id of the object that it created. */
+/** What is stored of an earlier request: its answer, if any, and the id of the object that it created, if any. */
 interface Earlier {
   answer: unknown;
   madeId: string | undefined;
@@ -95,8 +95,8 @@ export class Idempotency {
     if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // A body with a file is not part of the fingerprint, because its fields may come after the file. The file itself
-    // is compared by its digest.
+    // The fingerprint of an upload does not include the form fields, because they may arrive after the file. The file
+    // itself is compared by its digest.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -104,7 +104,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = `the first request created ${madeId}, whose secret is sent only once; remove it and send the request with a new key`;
+      const message = `the first request with this Idempotency-Key created ${madeId}, and its secret was sent only once; delete ${madeId} and send the request with a new Idempotency-Key`;
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, answer);
@@ -113,12 +113,12 @@ export class Idempotency {
   }
 
   /**
-   * Returns the result of the earlier request with this key. If the key is new, marks it as in use and
+   * Returns the result of the earlier request with this Idempotency-Key. If the Idempotency-Key is new, stores it and
    * returns undefined.
    */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
-    // The result is read and the mark is written in one transaction, so that only the first of two requests
-    // with the same key runs.
+    // One transaction looks for an earlier request and stores this one. So only the first of two requests with the
+    // same Idempotency-Key runs.
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
       const earlier = await this.#earlier(id, fingerprint, transaction);
       if (earlier) return earlier;
@@ -128,7 +128,8 @@ export class Idempotency {
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // The row could not be written, so this request does not run.
+      // An AppError of #earlier() means that an earlier request has this Idempotency-Key, and may still run. After any
+      // other error this request was not stored, so it does not run.
       if (!(error instanceof AppError)) this.#underWay.delete(id);
       throw error;
     });
@@ -178,13 +179,14 @@ export class Idempotency {
     try {
       const reply = await run();
       const text = JSON.stringify(reply);
-      // If the client disconnects before the answer, a repeat gets the present state, so no answer is stored.
+      // If the request created an object, but the client has disconnected or the answer is too long, no answer is
+      // stored: a repeat gets the present state of the object.
       const later = made && (caller.signal.aborted || text.length > largestAnswer);
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
     } finally {
-      // The request counts as running until its answer is stored, because a repeat may be handled before
-      // that.
+      // The request counts as running until its answer is stored. A repeat that arrives earlier would find neither a
+      // running request nor an answer.
       await this.#history
         .write((transaction) => this.#store(id, answer, transaction))
         .finally(() => this.#underWay.delete(id));

@@ -24,25 +24,27 @@ export interface FoundId {
   filters: boolean;
 }
 
-/** An id of a request, with the machines that it belongs to. `named` is true if the id exists. */
+/** An id of a request, with the machines that the object belongs to. `exists` is false if no object has this id. */
 export interface Subject extends FoundId {
-  named: boolean;
+  exists: boolean;
   machines?: readonly MachineId[] | undefined;
-  /** The object's own key, if its machines are found by tags. */
+  /** The key with whose rights a schedule with tags runs; undefined for all other objects. */
   ownKey?: KeyId | undefined;
 }
 
-/** Length at which ids are cut. This is safe because all ids that the broker creates are shorter. */
+/** Longer ids are cut to this length. That is safe, because all ids that the broker creates are shorter. */
 const longestId = 1_000;
 
-/** An element of a path in a request: the name of a field or, at a list, the number of items that are searched. */
+/**
+ * A step of the path to an id in a request: the name of a field or, for an array, how many of its items are searched.
+ */
 type Step = string | number;
 
 /** The path to ids of one kind in a request. */
 interface IdPath {
   noun: IdNoun;
   path: readonly Step[];
-  /** True if the path leads into a list. */
+  /** True if the ids are in an array of the request. */
   listed: boolean;
 }
 
@@ -111,7 +113,7 @@ export class RequestParser<R extends Route> {
 export function queryOf(text: string): Record<string, unknown> {
   if (text === '') return {};
   try {
-    // parseQuery() would silently replace bytes that are not UTF-8.
+    // Throws for bytes that are not UTF-8. parseQuery() would silently replace them.
     decodeURIComponent(text);
   } catch {
     const message = 'query: must be percent-encoded UTF-8; send other paths as base64 with path_encoding';
@@ -125,7 +127,7 @@ export function assertKnownParameters(query: Record<string, unknown>, known: Rou
   const unknown = Object.keys(query).filter((name) => !Object.hasOwn(known, name));
   if (unknown.length === 0) return;
   const names = Object.keys(known).join(', ');
-  const instead = names === '' ? 'this route has none' : `this route has: ${names}`;
+  const instead = names === '' ? 'this route has no parameters' : `this route has: ${names}`;
   const issues = unknown
     .slice(0, mostNamed)
     .map((name) => ({ path: nameOf([name]), message: 'is not a parameter of this route' }));
@@ -179,7 +181,7 @@ function idPathsIn(
     );
   }
   if (!turns && schema instanceof z.ZodArray) {
-    // Items beyond the list's maximum are not searched, because the schema refuses such a list.
+    // Items beyond the maximum length are not searched for ids, because the schema refuses an array of that length.
     const longest = schema._zod.def.checks?.find((check) => check instanceof z.core.$ZodCheckMaxLength);
     const most = longest?._zod.def.maximum ?? Number.POSITIVE_INFINITY;
     return idPathsIn(schema.element, [...path, most], inside);
@@ -189,7 +191,7 @@ function idPathsIn(
   }
   if (hidesId(schema)) {
     throw new Error(
-      `${path.join('.')}: an id in such a schema is not found by the authorization check; use an object, array or optional`,
+      `${path.join('.')}: the authorization check cannot find an id in this kind of schema; use an object, array or optional`,
     );
   }
   return [];
@@ -208,8 +210,8 @@ function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
 }
 
 /**
- * Returns the kind of id that a schema describes. It is found by the checks of the schema, because described or
- * refined copies have the same checks.
+ * Returns the kind of id (machine, command …) that a schema describes. The schema is recognized by its checks,
+ * because describe() and refine() return copies that keep the checks.
  */
 function nounOf(schema: z.core.$ZodType): IdNoun | undefined {
   const checks = schema._zod.def.checks ?? [];

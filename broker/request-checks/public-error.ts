@@ -35,13 +35,13 @@ const storageTroubles: Readonly<Record<string, string>> = {
 };
 
 /**
- * Returns the message for a failure of the broker's own files; undefined for any other error. A failure of a machine's
- * disk does not count: it arrives as an AppError that no system error of the broker caused.
+ * Returns the message for a failure of the broker's own files; undefined for any other error. The failure of a
+ * machine's disk is another error: it arrives as an AppError, which has no system error as its cause.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';
   const sqlite = z.looseObject({ errcode: z.int() }).safeParse(error);
-  // The low byte is the primary result code.
+  // The low byte of SQLite's extended result code is the primary result code.
   const code = errno === 'ERR_SQLITE_ERROR' && sqlite.success ? sqlite.data.errcode & 0xff : errno;
   return storageTroubles[code];
 }

@@ -23,7 +23,7 @@ const wrongFromOne = 30;
 const wrongFromMany = 1_000;
 /** Milliseconds that the broker waits before it refuses a source again, so that fast retries do not load it. */
 const refusalDelayMs = 500;
-/** The requests that a key has left in the present minute. */
+/** The limit of requests per minute of a key, and how many it may still send in the present minute. */
 export interface Quota {
   limit: number;
   remaining: number;
@@ -41,13 +41,16 @@ export type CountTogether = (text: string, values: (string | number | null)[]) =
 export interface RateSettings {
   /** Maximum number of requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
-  /** Runs a statement in the database in which several brokers count together; undefined with a single broker. */
+  /**
+   * Runs SQL in the database in which several brokers together count the requests of a key; undefined with a single
+   * broker.
+   */
   countTogether?: CountTogether | undefined;
-  /** True if an address belongs to a trusted proxy, which may report no client. */
+  /** True for the address of a trusted proxy. Many clients may share it, if the proxy reports no client. */
   isShared?: (address: string) => boolean;
   /**
-   * Number of counters for wrong keys. Sources share them, so that the memory does not grow with the number
-   * of sources.
+   * Number of counters for wrong keys. Several sources share a counter, so that the memory does not grow with the
+   * number of sources.
    */
   buckets?: number;
 }

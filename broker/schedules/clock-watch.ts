@@ -30,8 +30,9 @@ export class ClockWatch {
   }
 
   /**
-   * Compares the clocks. `drift` is the number of milliseconds by which the wall clock was set since the last
-   * call, or 0. `corrected` is the time of the last call by the clock as it is set now.
+   * Compares the wall clock with the monotonic clock. `drift` is the number of milliseconds by which the wall clock
+   * was set since the last call, or 0. `corrected` is the time of the last call, as a clock
+   * with the present setting would have had it.
    */
   compare(): { drift: number; corrected: number } {
     // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.

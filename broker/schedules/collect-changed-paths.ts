@@ -3,10 +3,11 @@ import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** If a path does not stop changing, a run starts after `settle` multiplied by this number. */
+/** If a path does not stop changing, its run starts at the latest after this many times `settle`. */
 const mostSettles = 10;
-/** Maximum number of changed paths that are passed to a command, and of their bytes. */
+/** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;
+/** Maximum total length of these paths in bytes. */
 const mostBytes = 32 * 1024;
 
 export class Changes {
@@ -48,7 +49,10 @@ export class Changes {
     else this.#paths.add(text);
   }
 
-  /** Returns the environment of the command: all changed paths, one per line; empty if #paths is undefined. */
+  /**
+   * Returns the environment of the command: all changed paths, one per line. The text is empty if #paths is
+   * undefined, because a part of the paths could be taken for all of them.
+   */
   environment(): Record<string, string> {
     return { FARHAND_CHANGED_PATHS: [...(this.#paths ?? [])].join('\n') };
   }

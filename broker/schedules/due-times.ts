@@ -1,5 +1,5 @@
-// Computes the due times of a cron expression in a time zone. At changes of daylight saving time, the due times follow
-// crontab's rule.
+// Computes the due times of a cron expression in a time zone. Changes of daylight saving time follow the rule of
+// cron(8): a fixed hour that is skipped or repeated is due once, and `*` is due whenever the clock shows the time.
 import { assertCron, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 

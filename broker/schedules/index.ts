@@ -61,7 +61,7 @@ export class Schedules {
     return new Schedules(context, launcher, tracked, log);
   }
 
-  /** Stops running schedules. */
+  /** From now on, no schedule starts a run. */
   stop(): void {
     this.#dueTimes.stop();
     this.#watches.stop();
@@ -107,7 +107,7 @@ export class Schedules {
       return { items, total: page.total };
     },
     preview: ({ cron, timezone, count, from }) => {
-      // Times before 1970 are not searched.
+      // The preview has no times before 1970.
       const after = Math.max(0, from?.getTime() ?? now());
       const times = checkedTimetable(cron, timezone).times(after, count);
       return { cron, timezone, description: wordsOf(cron), next_runs: times.map((at) => iso(at)) };
@@ -132,7 +132,8 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // A request that changes nothing does not make its key the owner of the schedule.
+        // A schedule runs with the rights of the key that changed it last. A request that changes nothing does not
+        // change this key.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
@@ -143,8 +144,8 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // The rule about the environment is checked last, so that a caller who may not use the machine gets no other
-        // information.
+        // Whether the caller may set this environment is checked last. So a caller who may not use the machine learns
+        // nothing but that.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -217,9 +218,9 @@ export class Schedules {
   }
 
   /**
-   * Throws conflict if the key of a schedule with tags is revoked or expired. Two kinds of requests are allowed
-   * nevertheless: one that sets both the machines and the command, because the schedule then gets the request's key,
-   * and one after which the schedule is disabled and runs the same command on the same machines as before.
+   * Throws conflict if the key of a schedule with tags is revoked or expired. Two kinds of changes are allowed
+   * nevertheless. A change that sets both the machines and the command gives the schedule the key of the request. A
+   * change after which the schedule is disabled, with its machines and command as before, runs nothing.
    */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
@@ -232,7 +233,7 @@ export class Schedules {
     const isDisabled = !(changes.enabled ?? enabled) && !decidesRun(changes);
     if (isDisabled || this.#context.rightsOf(requested_by, transaction.before)) return;
     const message =
-      'the key of this schedule is revoked or expired: send tags (or machine_id) and command (or saved_command_id), so that it runs with the rights of your key';
+      'the key of this schedule is revoked or expired: to run the schedule with the rights of your key, send both its machines (tags or machine_id) and its command (command or saved_command_id)';
     throw new AppError('conflict', message, { schedule_id: id });
   }
 
@@ -279,7 +280,7 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: schedule.id });
   }
 
-  /** Returns the due times of these schedules that ran too early because the clock was ahead. */
+  /** Returns the future due times for which these schedules have run already, because the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
       schedules.map(({ id }) => id),

@@ -43,9 +43,9 @@ type Also = (transaction: HistoryTransaction) => void;
 
 /** Optional parts of a run that do not come from its schedule. */
 interface More {
-  /** Writes in the transaction that stores the run, with or without a command. */
+  /** Adds writes to the transaction that stores the run, whether the run starts a command or is refused. */
   also?: Also;
-  /** Writes in the same transaction, but only if there is a command. */
+  /** Adds writes to the transaction that stores the run, only if the run starts a command. */
   commit?: Also;
   /** Environment variables of the command, added to those of the schedule. */
   env?: Record<string, string>;
@@ -63,7 +63,7 @@ export class Launcher {
   readonly #started = monotonic();
   /** Ids of the runs that had not ended when an earlier broker process stopped. */
   readonly #leftOpen: Set<string>;
-  /** Monotonic time when this broker became the owner of a machine, by machine. */
+  /** For each machine, the monotonic time at which this broker took it over from another broker. */
   readonly #adoptedAt = new Map<string, number>();
   readonly #linkedAt = new Map<string, number>();
 
@@ -77,8 +77,8 @@ export class Launcher {
   }
 
   /**
-   * Gives these machines time to connect, as after a start of the broker, because the broker that owned them may
-   * have ended.
+   * Called when this broker has taken over these machines. Gives them time to connect, as after a start of the
+   * broker, because the broker that owned them before may have stopped.
    */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
@@ -98,8 +98,7 @@ export class Launcher {
   }
 
   /**
-   * True if it is possible that all these runs ended while the broker was down, and that their machines have
-   * not reported it yet.
+   * True if all these runs may have ended while the broker was down, and their machines may still have to report it.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -116,8 +115,8 @@ export class Launcher {
   }
 
   /**
-   * Starts a run for changes of the path of a schedule. Resolves when the run, or the reason why there is none, is on
-   * disk with the writes of `also`.
+   * Starts a run because the watched path of a schedule has changed. Resolves when the run, or the reason why there
+   * is none, is on disk. `also` adds writes to the same transaction.
    */
   byChange(on: OnMachine, changes: Changes, also: Also): Promise<void> {
     return this.#byItself(on, newRun(on, changes.trigger, null), { also, env: changes.environment() });
@@ -130,13 +129,14 @@ export class Launcher {
     const requester = { key_id: requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(machine_id);
     await this.#launch(on, run, { ...requester, ...waiting }, more).catch((error: unknown) => {
-      // The row of the run already contains the refusal.
+      // A refusal is not thrown again, because #launch() has already stored it in the row of the run.
       if (!(error instanceof AppError)) throw error;
     });
   }
 
   /**
-   * Starts a run for a request. Throws the errors of POST /commands, after a row with the refusal is on disk.
+   * Starts a run for a request. If its command is refused, stores the run as failed, and then throws the error that
+   * POST /commands would give.
    */
   byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
     const run = newRun(on, 'manual', null);
@@ -217,12 +217,15 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which a filled-in command is used, long enough for all machines of one due time. An error must not
- * last longer, because a pattern may have been too slow only while the computer was busy.
+ * Milliseconds for which a filled-in saved command is reused, long enough for all machines of one due time. An error
+ * is not reused for longer either: the check of a pattern may have timed out only because the computer was busy.
  */
 const filledInMs = 10_000;
 
-/** Fills in the saved command of a schedule, once for all of its machines, because patterns take time. */
+/**
+ * Fills the parameters of a schedule into its saved command, once for all machines, because matching patterns takes
+ * time.
+ */
 function fillIn(schedule: Schedule, saved: SavedCommand): CommandParams {
   let known = filledIn.get(schedule);
   if (known?.saved !== saved || known.until <= monotonic()) {
@@ -264,11 +267,11 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key; if it has tags, send them and its command again',
+  'the key of this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key; if the schedule has tags, this change must contain its tags and its command',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
-  'the path of this schedule is not watched, because its key is no longer allowed to read files and run commands on the machine (key_revoked): change the schedule with another key; if it has tags, send them and its command again',
+  'the path of this schedule is not watched, because its key is no longer allowed to read files and run commands on the machine (key_revoked): change the schedule with another key; if the schedule has tags, this change must contain its tags and its command',
 );
