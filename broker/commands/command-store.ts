@@ -274,8 +274,8 @@ export class CommandStore {
   }
 
   /**
-   * Records that the output files on this broker's disk are here, for ended commands that have no such record yet. They
-   * ended before several brokers used the database.
+   * Records that this broker has the output files of commands that ended while it was the only broker. Only with
+   * several brokers does a record say who has the files.
    */
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;

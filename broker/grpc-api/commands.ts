@@ -176,7 +176,7 @@ async function retrying(
 /** Converts the first message to the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
-  // The number is checked before the variables themselves, because a message can contain many thousands.
+  // The number of variables is checked first, because a message can contain many thousands of them.
   if (Object.keys(env).length > mostVariables) {
     throw fieldError('body', 'env', `has too many variables: send at most ${mostVariables}`);
   }

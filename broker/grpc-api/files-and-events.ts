@@ -12,8 +12,8 @@ const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
 
 /**
- * Creates the rpcs for files and events. A stalled client is disconnected, because its machine may have only
- * a few transfers at once.
+ * Creates the rpcs for files and events. A client that stops reading is disconnected, because a machine allows only a
+ * few transfers at once.
  */
 export function fileRpcs(services: StreamsServices) {
   const { stalledMs } = services;

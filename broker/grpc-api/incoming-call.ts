@@ -74,7 +74,10 @@ type Opening<M extends Method> =
       ? NonNullable<P>
       : Received<M>;
 
-/** The first message of a call, and its opening. */
+/**
+ * The first message of a call. `opening` is its field `start` or `open`; in an rpc with a single request, the message
+ * itself.
+ */
 interface Opened<M extends Method> {
   message: Received<M>;
   opening: Opening<M>;
@@ -85,7 +88,7 @@ export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
   /** The field that the client's first message must have; undefined for rpcs with a single request. */
   first?: 'start' | 'open';
-  /** Converts the opening to the parts of a REST request; needed if its fields differ from the route's. */
+  /** Converts `opening` to the parts of a REST request; needed if its fields differ from the route's. */
   raw?(opening: Opening<M>): Partial<RawInput>;
   /** Runs the call; resolves with the response unless the response is a stream. */
   run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
@@ -177,7 +180,8 @@ export class Call<M extends Method = Method> {
       const subject = await peers.subjectOf(guard.parser.ids({ ...nothing, ...parts }));
       return subject && peers.elsewhere(subject);
     } catch {
-      // If the first message cannot be read, this broker refuses the call and writes its audit record.
+      // Without a readable first message the machine is unknown, and so is its owner. This broker then refuses the call
+      // and writes its audit record.
       return undefined;
     }
   }
@@ -241,7 +245,8 @@ export class Call<M extends Method = Method> {
   }
 
   async #single(): Promise<Opened<M>> {
-    // The casts are safe: the service decodes only messages of this type, which are their own opening.
+    // The casts are safe: the service decodes only messages of this type, and with a single request the message itself
+    // is `opening`.
     const message = this.#stream.request as Received<M>;
     return { message, opening: message as Opening<M> };
   }
@@ -275,7 +280,10 @@ export class Call<M extends Method = Method> {
     await this.#draining;
   }
 
-  /** Waits for `work`, which the client can delay. Aborts the call if it takes longer than `ms` milliseconds. */
+  /**
+   * Waits for `work`, such as sending a message, which a slow client can delay. Aborts the call if it takes longer than
+   * `ms` milliseconds.
+   */
   async within<T>(ms: number, work: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
     return work.finally(cancel);
@@ -297,7 +305,10 @@ async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerat
   await awaitCancellation(signal);
 }
 
-/** Rejects if the client has cancelled. The end of a cancelled stream may arrive before its cancellation. */
+/**
+ * Waits one turn of the event loop, then throws if the client has cancelled. The end of a cancelled stream may arrive
+ * before its cancellation.
+ */
 async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));
   signal.throwIfAborted();

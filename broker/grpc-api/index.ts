@@ -25,7 +25,7 @@ interface CallsPort {
   markAuthenticated?(peer: string): void;
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
   forwardedClient?(headers: Metadata): Promise<Client>;
-  /** Replaces the other brokers of the service for the calls of this port. */
+  /** The peers that calls of this port use, instead of the peers of the service. */
   peers?: Peers;
 }
 

@@ -53,7 +53,7 @@ const closeErrors = {
   forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),
   fell_behind: new AppError(
     'range_not_satisfiable',
-    'the output after the last byte that was sent is not stored any more: attach again without offset',
+    'this client read too slowly, and the output that it has not read is no longer stored: attach again without offset',
   ),
   stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };
@@ -75,7 +75,7 @@ async function* actionsOf(call: Call<'AttachSession'>): AsyncGenerator<Action> {
   }
 }
 
-/** Converts a gRPC message to the action that the WebSocket message with the same content causes. */
+/** Converts a gRPC message to an action, as actionOf() does with WebSocket messages. */
 function actionIn({ message, input, size, signal }: Received<'AttachSession'>): Action {
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });

@@ -15,7 +15,7 @@ export interface OutboxEntry {
   kind: string;
 }
 
-/** Reads a few rows that an index finds. Lists are read with History.read(). */
+/** Reads a few rows by an index. Read lists with History.read(). */
 export interface RowReader {
   /** Returns the first row; undefined if there is none. */
   get(sql: string, ...values: Value[]): Promise<Row | undefined>;
@@ -23,9 +23,9 @@ export interface RowReader {
 }
 
 /**
- * A transaction of the history, which reads its own writes. A change may await only get() and all(). Writes
- * return nothing, run in their order, and are committed together, so that a remote database gets them in one
- * message. If a write fails, the whole change fails. The transaction throws after its change has ended.
+ * A transaction of the history, which reads its own writes. A change may await only get() and all(). Writes return
+ * nothing and run in the order of their calls. They are committed together, so that a remote database gets them in one
+ * message. If a write fails, the whole change fails. After its change has ended, each call of the transaction throws.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
@@ -35,8 +35,8 @@ export interface HistoryTransaction extends Journal, RowReader {
   about(machineId: string): void;
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement and calls `use` with its first row, before the hooks of committed(). A caller that
-   * ignores the promise does not wait for a remote database.
+   * Runs a statement and calls `use` with its first row, before the functions passed to committed() are called. The
+   * promise need not be awaited: a change that ignores it does not wait for a remote database.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Writes a row. It replaces a row with the same values in the columns `key`. */
@@ -81,13 +81,13 @@ export interface Database extends RowReader {
    */
   stopWaiting(): void;
   /**
-   * True if a commit takes longer than a turn of the event loop. In that case a read waits for the writes that were
-   * requested before it.
+   * True for a database server, where a commit takes longer than a turn of the event loop. A read then first waits for
+   * the writes that were requested before it, so that it finds them.
    */
   readonly isRemote: boolean;
   /**
-   * Applies the missing migration steps to the tables of a noun. Throws StartError if a newer broker wrote these
-   * tables.
+   * Applies the migration steps that the tables of `noun` lack. steps[0] has the number `first`. Throws StartError if a
+   * newer broker wrote these tables.
    */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */

@@ -66,7 +66,8 @@ export async function examineDatabase(settings: PostgresSettings): Promise<Findi
       query_timeout: answerMs,
       application_name: 'farhand doctor',
     });
-    // This listener does nothing, because the query fails too if the connection fails later.
+    // Without a listener, a connection that fails later would end the process. The listener does nothing, because the
+    // running query fails too.
     client.on('error', () => {});
     await client.connect();
     try {
@@ -118,7 +119,7 @@ function durability({ fsync, synchronous_commit: commit }: Server): Finding[] {
   return [
     fsync === 'off' ? warn('fsync', `off: ${off}`, 'set fsync = on in postgresql.conf') : ok('fsync', fsync),
     commit === 'off'
-      ? ok('synchronous_commit', 'off; the broker turns it on for its own changes')
+      ? ok('synchronous_commit', 'off in the server, but on in the broker’s own transactions')
       : ok('synchronous_commit', commit),
   ];
 }

@@ -104,8 +104,8 @@ export class GroupCommit {
   }
 
   /**
-   * Rejects the changes and reads that wait for the running group. The group may end only when the database answers
-   * again, and they must not wait for that.
+   * Rejects the changes and reads that wait for the running group. That group may end only when the database answers
+   * again.
    */
   #rejectWaiting(): void {
     const rejects = [...this.#queue.map((member) => member.reject), ...this.#waiting];
@@ -128,12 +128,12 @@ export class GroupCommit {
   }
 
   /**
-   * Commits a group of a single change. It needs no savepoint, and its commit is sent before its writes are
-   * answered.
+   * Commits a group of a single change. It needs no savepoint. Its COMMIT is sent without waiting for the answers to
+   * its writes, which saves a round trip.
    */
   async #commitOne(member: Pending): Promise<void> {
     const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
-    // True while an error can only come from the change itself, and not from the database.
+    // True while the change runs: an error then comes from the change, and not from BEGIN or COMMIT.
     let isFromChange = false;
     try {
       await this.#writer.begin();
@@ -228,9 +228,9 @@ class Change {
   }
 
   /**
-   * Runs the change and waits for the entries that it appends. Throws if the change waits for anything but its
-   * transaction. All other writes would have to wait too, and they would wait forever if the change waits for one of
-   * them.
+   * Runs the change, and waits until the entries that it appends are written. Throws if the change awaits anything but
+   * calls of its transaction. While a change waits, all other writes wait too. If it waited for one of them, both would
+   * wait forever.
    */
   async settle(member: Pending): Promise<void> {
     this.#watch();
@@ -274,7 +274,7 @@ class Change {
     clearImmediate(this.#turn);
     if (this.#open > 0 || this.#hasEnded) return;
     this.#turn = setImmediate(() => {
-      const about = `a change of ${this.#name} waited for something other than its transaction`;
+      const about = `a change of ${this.#name} waited for something other than its transaction: this is a fault of the broker`;
       this.#late.reject(new Error(about));
     });
   }
@@ -294,7 +294,7 @@ class Change {
       },
       get: async (sql, ...values) => (await execute(sql, values))[0],
       all: async (sql, ...values) => execute(sql, values),
-      // The failure is thrown at the end of the change.
+      // The error is ignored here: the transaction throws it at the end of the change.
       run: (sql, ...values) => void execute(sql, values).catch(() => {}),
       ask: (sql, values, use) => {
         const used = execute(sql, values).then(([row]) => use(row));

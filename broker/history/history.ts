@@ -38,9 +38,9 @@ export interface Retention {
   /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
-   * The column with the numbers of the rows, if rows with higher numbers have later times in `column`. Rows with times
-   * in the future may break that order, and are skipped. If this column is set, only the rows with the lowest numbers
-   * are checked, and no index is needed.
+   * The column with the numbers of the rows. Set it if later rows have higher numbers and later times in `column`. Rows
+   * with times in the future may break this order, and are skipped. The deletion of old rows then reads only the rows
+   * with the lowest numbers, and needs no index.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -72,7 +72,12 @@ export class History implements RowReader {
         this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
       }),
       every(countMs, () => {
-        this.countRows().catch((err: unknown) => log.error({ err }, 'history rows could not be counted'));
+        this.countRows().catch((err: unknown) =>
+          log.error(
+            { err },
+            'history rows could not be counted in advance: until the next try, lists count them',
+          ),
+        );
       }),
     ];
   }
@@ -96,8 +101,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Applies the missing migration steps of a module's tables, in order. A released step must never change. Steps that
-   * every release has applied can be merged into one. `first` is then the number of the last of them.
+   * Applies the migration steps that a module's tables lack, in order. A released step must never change. Steps that
+   * are in every supported release can be merged into one. `first` is then the number of the last merged step.
    */
   migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
     return this.#database.migrate(noun, steps, first);
@@ -123,9 +128,9 @@ export class History implements RowReader {
   }
 
   /**
-   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves when
-   * the change is on disk. If a change throws, only its own writes are undone. A change that waits for
-   * anything but its transaction fails.
+   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves when the change
+   * is on disk. If a change throws, only its own writes are undone. A change may await only calls of its transaction;
+   * otherwise it fails.
    */
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
     return this.#writes.write(change);
@@ -146,8 +151,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Sets the function that writes entries of a kind. The function must be idempotent. Like a change, it may await only
-   * its transaction.
+   * Sets the function that writes entries of a kind. The function must be idempotent. Like a change given to write(),
+   * it may await only calls of its transaction.
    */
   onEntry(
     kind: string,

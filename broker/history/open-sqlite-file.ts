@@ -24,8 +24,8 @@ interface Accepted {
 }
 
 /**
- * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer
- * version, and for a loss that is not accepted.
+ * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer version. Throws
+ * StartError if data was lost, unless `isNew` or `isOld` accepts this loss.
  */
 export function openHistory(
   file: string,
@@ -44,8 +44,8 @@ export function openHistory(
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
-  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. Because of temp_store, SQLite writes
-  // the old content of changed pages to memory and not to a file. Each change of a group overwrites some 25 pages.
+  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. With temp_store, the old content of
+  // changed pages is in memory and not in a file: some 25 pages for each change of a group.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );
@@ -58,7 +58,8 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
     ${countedTable}`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  // This statement stores in the file that a -wal file must exist from now on.
+  // The checkpoint writes `running = 1` to the file itself. If a later start reads it there without a -wal file, that
+  // -wal file was lost.
   database.exec(`PRAGMA user_version = ${schemaVersion};
     UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
 }
@@ -70,7 +71,7 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
   if (version > schemaVersion) {
-    throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
+    throw new StartError(`${file} was written by a newer farhand-broker: install the newer version again`);
   }
   const table = database.prepare("SELECT 1 FROM sqlite_master WHERE name = 'installation'").get();
   const row = table && database.prepare('SELECT * FROM installation').get();

@@ -17,11 +17,11 @@ import { toPostgres } from './translate-to-postgres.ts';
 export const oldestVersion = 140_000;
 /** The advisory lock of the broker that uses the database. Brokers that share the database share this lock. */
 const lock = 0x66_61_72_68;
-/** The advisory lock of the broker that is starting, because it may create tables. */
+/** The advisory lock of a broker that starts, so that two brokers do not create tables at the same time. */
 const startLock = lock + 1;
 /**
- * The advisory lock of the broker that commits. Without this lock, row numbers could become visible out of order, so
- * that followers of events would miss some. Also, two groups that change the same counts could wait for each other
+ * The advisory lock of the broker that commits. Without this lock, row numbers could become visible out of order, and
+ * readers that follow events would miss some. Two brokers that change the same counts could also wait for each other
  * forever.
  */
 const commitLock = lock + 2;
@@ -58,8 +58,8 @@ export const types: CustomTypesConfig = {
 const prepared = new Map<string, { text: string; name: string }>();
 
 /**
- * Returns the query for SQL that was written for SQLite. Each connection prepares it once, unless it is one
- * of many similar queries.
+ * Returns the PostgreSQL query for SQL that was written for SQLite. Each connection prepares it once. Set `isOneOfFew`
+ * to false for SQL with many variants: it is then not prepared.
  */
 export function queryOf(sql: string, values: readonly Value[], isOneOfFew = true): QueryConfig {
   const found = prepared.get(sql);
@@ -144,8 +144,8 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
     const locking = this.#brokerId === undefined ? '' : `SELECT pg_advisory_xact_lock(${commitLock})::text; `;
-    // The id is needed only if the answer to the commit is lost. If this statement fails, the statements after it
-    // fail too, and the error is reported there.
+    // The transaction's id is needed only if the answer to COMMIT is lost. If this query fails, so do the statements
+    // after it, and they report the error.
     this.#id = client
       .query(`BEGIN; ${locking}SELECT pg_current_xact_id()::text AS id`)
       .then((results) => textOf(Array.isArray(results) ? results.at(-1) : results))
@@ -204,10 +204,10 @@ export class PostgresSession implements Writer {
         const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
         return row?.status === 'committed';
       } catch (error) {
-        // The server crashed before it wrote anything of this transaction to its disk, so it does not know
-        // the id.
+        // The server does not know the transaction's id, because it crashed before it wrote anything of the transaction
+        // to disk.
         if (error instanceof Error && 'code' in error && error.code === '22023') return false;
-        // The connection was lost once more.
+        // The new connection was lost too: wait for the next one.
         await sleep(betweenMs);
       }
     }
@@ -270,7 +270,9 @@ export class PostgresSession implements Writer {
     // Another broker has written, so the documents in this broker's memory are not those of the database any
     // more.
     if (!isOurs)
-      this.#log.error(`another broker has used ${this.#address.name} meanwhile; restart this broker`);
+      this.#log.error(
+        `another broker has written to ${this.#address.name} while this broker was disconnected: restart this broker`,
+      );
     await client.end();
   }
 }

@@ -13,7 +13,7 @@ export interface CountedTable {
   number: 'rowid' | 'seq';
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
-  /** The first of `columns`, if every list has a condition on it. */
+  /** The first of `columns`. Set it if every list of the table has a condition on this column. */
   scope?: string;
 }
 
@@ -27,8 +27,8 @@ export interface Bounds {
 }
 
 /**
- * Sequence numbers per millisecond in an ordered table. If a millisecond has more rows, or if the clock was set
- * back, the numbers run ahead of the time. They are never behind it.
+ * A row's sequence number in an ordered table is at least its time in milliseconds multiplied by this number. It is
+ * larger if a millisecond has more rows than this, or if the clock was set back.
  */
 export const sequencesPerMs = 1_000;
 /**
@@ -51,7 +51,10 @@ function typed(column: string): string {
   return `${column} ${/^quarter$|_truncated$/.test(column) ? 'INTEGER' : 'TEXT'} NOT NULL`;
 }
 
-/** Returns the two tables of counts: by time and by machine, both by all `columns`. */
+/**
+ * Returns the two tables of counts. One counts rows by quarter of an hour, the other by machine. Both have a count for
+ * each combination of values of `columns`.
+ */
 function groupsOf(counted: CountedTable) {
   const { table, columns, scope } = counted;
   const rest = columns.filter((column) => column !== scope);
@@ -104,7 +107,10 @@ export function createCounts(counted: CountedTable): string {
   ].join('\n');
 }
 
-/** Returns SQL that removes the counts of older versions, which a trigger changed with each row. */
+/**
+ * Returns SQL that removes the counts of older versions of Farhand. In these versions a trigger changed the counts with
+ * each row.
+ */
 export function dropOldCounts(table: string): string {
   const triggers = ['insert', 'delete', 'update'].map(
     (event) => `DROP TRIGGER IF EXISTS ${table}_count_${event};`,
@@ -139,8 +145,9 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns a query for the number of rows that meet `where` and lie within the bounds. `where` is about `columns` alone.
- * Returns undefined if the counts cannot answer. sumOf() computes the total from the answer.
+ * Returns a query for the number of rows that meet `where`, which uses only `columns`, and lie within the bounds.
+ * Returns undefined if the stored counts do not suffice for these columns and bounds. sumOf() computes the total from
+ * the query's row.
  */
 export function totalOf(
   counted: CountedTable,
@@ -166,7 +173,7 @@ export function totalOf(
   ];
 }
 
-/** Returns the total from the answer to a query of totalOf(). */
+/** Computes the total from the row that the query of totalOf() returns. */
 export function sumOf({ upto, earlier, uncounted }: Row): number {
   return Math.max(0, Number(upto) - Number(earlier)) + Number(uncounted);
 }
@@ -181,8 +188,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table, the sequence number of a row is at least its time multiplied by sequencesPerMs. The query can
-  // therefore find the rows of a quarter of an hour by their sequence numbers.
+  // In an ordered table, a row's sequence number is at least its time multiplied by sequencesPerMs. So a range of
+  // sequence numbers contains all rows of a quarter of an hour, and no index of times is needed.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`
@@ -193,7 +200,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
 }
 
 /**
- * Returns SQL for the highest counted number in a quarter of an hour; with `<=`, in that quarter or any earlier one.
+ * Returns SQL for the highest row number among the counted rows of a quarter of an hour. With `<=`, earlier quarters
+ * are included.
  */
 function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): string {
   return `(SELECT coalesce(max(last), 0) FROM ${table}_by_quarter WHERE quarter ${how} ${quarter})`;

@@ -135,13 +135,13 @@ export class SqliteDatabase implements Database {
   }
 }
 
-/** Applies the steps that the database lacks, from number `first` on. */
+/** Applies the migration steps that the tables of `noun` lack. steps[0] has the number `first`. */
 export function migrate(database: DatabaseSync, noun: string, steps: readonly string[], first = 1): void {
   const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
   const done = Number(row?.steps ?? 0);
   const last = first + steps.length - 1;
   if (done > last)
-    throw new StartError(`history.db has ${noun} of a newer farhand-broker: install that version again`);
+    throw new StartError(`history.db has ${noun} of a newer farhand-broker: install the newer version again`);
   if (done === last) return;
   // Rows that are sorted for a new index may exceed the memory.
   database.exec('PRAGMA temp_store = FILE; BEGIN IMMEDIATE');

@@ -1,14 +1,17 @@
-// The mark that farhand-broker migrate puts into a database while it copies data to it, and after it has moved the
-// data to files. No broker starts with a marked database.
+// The mark that keeps brokers from starting with a PostgreSQL database whose data is incomplete or outdated.
+// farhand-broker migrate sets it while it copies data into the database, and after it has moved the data to files.
 import { StartError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction } from './history.ts';
 
-/** `unfinished`: the database lacks rows. `moved`: the newest rows are in the files of the data directory. */
+/**
+ * `unfinished`: data is still being copied into the database, so rows are missing. `moved`: the data has moved to files
+ * of the data directory, which have the newest rows.
+ */
 type Mark = 'unfinished' | 'moved';
 
 const tables = ['CREATE TABLE copy_marks (mark TEXT NOT NULL)'];
 
-/** Returns the mark of a PostgreSQL database; undefined if a broker may use it. */
+/** Returns the mark of a PostgreSQL database; undefined if there is none, and a broker may use the database. */
 export async function copyMarkOf(history: History): Promise<Mark | undefined> {
   await history.migrate('copies', tables);
   const row = await history.get('SELECT mark FROM copy_marks');
@@ -21,7 +24,7 @@ export function setCopyMark(transaction: HistoryTransaction, mark: Mark | undefi
   if (mark) transaction.run('INSERT INTO copy_marks (mark) VALUES (?)', mark);
 }
 
-/** Throws StartError if the database has a mark. */
+/** Throws StartError if farhand-broker migrate has marked the database as unfinished or moved. */
 export async function refuseMarked(history: History, name: string): Promise<void> {
   const mark = await copyMarkOf(history);
   if (mark === 'unfinished')

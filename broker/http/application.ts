@@ -49,8 +49,8 @@ const ofContent = [
 ];
 
 /**
- * Headers of every answer. They make browsers trust the declared type and not store the answer. Browsers then
- * load nothing for the answer, display it in no frame, and let no other origin read it.
+ * Headers of every answer. With them, browsers trust the declared type and do not store the answer. They load nothing
+ * that it refers to, display it in no frame, and let no other origin read it.
  */
 const always = {
   'X-Content-Type-Options': 'nosniff',
@@ -115,7 +115,8 @@ export function createApp(
 }
 
 /**
- * Answers a browser's request for an icon with unauthorized, as on any other path, but without a line in the log.
+ * Browsers ask for an icon by themselves. Without a key the answer is unauthorized, as for any other path, but no line
+ * is logged.
  */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))

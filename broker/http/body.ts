@@ -1,5 +1,6 @@
-// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. The handler reads the file while it
-// arrives. If the destination comes after the file in the form, the broker first stores the file on its own disk.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. Usually the handler reads the file
+// while it arrives. If the form has the destination only after the file, the broker first stores the file on its own
+// disk.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -301,11 +302,12 @@ export async function createSpool(directory: string) {
       });
       for await (const chunk of chunks) {
         if (size + chunk.length > maxSpooled) {
-          const message = `the file is larger than ${maxSpooled} bytes, the limit for a file before its path: send path first, or in the query`;
+          const message = `the file is larger than ${maxSpooled} bytes, the limit if the field path comes after the file: send path first, or in the query`;
           throw new AppError('payload_too_large', message, { limit: maxSpooled });
         }
         if (spooledBytes + chunk.length > maxSpooled) {
-          const message = 'too many files wait for their path: send path before the file, or in the query';
+          const message =
+            'too many uploaded files wait for the field path: send path before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         spooledBytes += chunk.length;

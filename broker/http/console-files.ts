@@ -71,8 +71,8 @@ async function sendAsset(ctx: Context, find: Find): Promise<void> {
 type Find = (name: string) => Promise<Buffer | undefined>;
 
 /**
- * Reads assets into memory, each only once. Otherwise clients without a key could fill the memory with
- * answers that they do not read. The content behind a name never changes.
+ * Reads each asset into memory once, and shares it among all answers. Otherwise clients without a key could fill the
+ * memory with answers that they do not read. An asset's content never changes, because a new content has a new name.
  */
 function sharedAssets(directory: string): Find {
   const assets = new Map<string, Promise<Buffer | undefined>>();

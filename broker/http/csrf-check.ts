@@ -14,8 +14,8 @@ export interface OriginServices {
 /** The header that the console adds to requests; a page of another origin cannot add it. */
 const consoleHeader = 'x-farhand-console';
 /**
- * Values of Sec-Fetch-Dest for content that a browser would run or apply. The broker's own scripts and styles
- * need no login.
+ * Values of Sec-Fetch-Dest for content that a browser would run or apply. Such requests may not use the cookie of a
+ * login. The broker's own scripts and styles need no login.
  */
 const active = /script|style|worker|worklet|xslt|object|embed/;
 
@@ -45,8 +45,8 @@ export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean
 }
 
 /**
- * True if a request was encrypted, or came directly from this machine. Clients of a proxy on this machine may be on
- * other machines. Their connections count as encrypted only if the proxy is trusted and reports TLS.
+ * True if the request could not be read on the network: it came over TLS, or directly from this machine. A request
+ * through a proxy counts only if the proxy is trusted and reports TLS, because its client may be on another machine.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
@@ -64,12 +64,12 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))
     throw refusal(
-      'the cookie of a login does not count for scripts and styles, because a file of a machine must not run in the browser: send an API key',
+      'a page may not load scripts or styles with the cookie of a login, because they may be files of a machine: send an API key',
     );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';
   if (!own && !resumesDownload(request))
-    throw refusal('the cookie of a login counts only for pages of this broker: send an API key');
+    throw refusal('only pages of this broker may send requests with the cookie of a login: send an API key');
   if (['GET', 'HEAD'].includes(method) || headers[consoleHeader] === '1') return;
   throw refusal('with the cookie of a login this request needs the header X-Farhand-Console: 1');
 }

@@ -91,7 +91,8 @@ export function dispatcher(
         key: route.idempotency ? ctx.get('idempotency-key') : '',
         run: () => handler(input, caller),
       });
-      // A refusal may set headers too, e.g. Content-Range (RFC 9110 section 14.4).
+      // The headers are set even if the handler throws, because an error may have headers, e.g. Content-Range (RFC 9110
+      // section 14.4).
       const reply = await answered.finally(() => ctx.res.setHeaders(caller.headers));
       // The key may have been revoked while the handler waited.
       if (route.waits) caller.signal.throwIfAborted();
@@ -232,7 +233,8 @@ export function createClients(services: DispatchServices, { connections, forward
       logins.find(secretIn(headers.cookie)) !== undefined,
     /**
      * Returns the client of a request, found by its key or login; routes for everybody need neither. Sets the rate
-     * limit headers. Throws unauthorized and rate_limited, and forbidden if the cookie of a login does not count.
+     * limit headers. Throws unauthorized and rate_limited, and forbidden if the request may not use the cookie of its
+     * login.
      */
     async identify(ctx: Context, route?: Route): Promise<Client> {
       if (!connections) return { address: '', key: localKey };
@@ -244,7 +246,6 @@ export function createClients(services: DispatchServices, { connections, forward
       const client = await authenticated(ctx, address, route);
       connections.authenticate(socket);
       if (client.quota) {
-        // Header names are from spec section 8.2.
         const { limit, remaining, reset } = client.quota;
         ctx.set('X-RateLimit-Limit', String(limit));
         ctx.set('X-RateLimit-Remaining', String(remaining));

@@ -11,7 +11,7 @@ import type { JsonBody } from './body.ts';
 
 /** The parts of a request that may contain the id of its machine. */
 interface Parts {
-  /** Returns all parts except the body. */
+  /** Returns all parts of the request except its body. */
   read(): RawInput;
   readJson(): Promise<JsonBody | undefined>;
 }
@@ -20,8 +20,9 @@ interface Parts {
 type Forwarder = (ctx: Context, client: Client, parts: Parts) => Promise<boolean>;
 
 /**
- * Creates the function that forwards requests of one route. Lists are answered by every broker. The owner of the
- * machine authorizes the request. It also checks the size of a body that this broker has not read.
+ * Creates the function that forwards requests of one route to the broker that owns the machine. The owner authorizes
+ * the request. It also checks the size of a body that this broker has not read. Lists are not forwarded, because any
+ * broker can answer them.
  */
 export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): Forwarder {
   if (route.kind === 'list')

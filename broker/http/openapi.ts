@@ -27,7 +27,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   commands: ['Commands', 'Programs on machines: run, follow, signal and cancel them, and send them input.'],
   batches: ['Batches', 'One command on many machines.'],
   savedCommands: ['Saved commands', 'Programs with typed parameters, run on machines or by schedules.'],
-  upgrades: ['Upgrades', 'Another version of the agent for many machines, a wave at a time.'],
+  upgrades: ['Upgrades', 'Installations of another agent version on many machines, a wave at a time.'],
   schedules: [
     'Schedules',
     'Commands that run by a cron expression or when a path changes, and their past runs.',
@@ -41,7 +41,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
     'API keys',
     'The keys that clients authenticate with, their scopes and the machines that they may use.',
   ],
-  logins: ['Logins', 'Sessions of browsers: a cookie in place of an API key, with the rights of that key.'],
+  logins: ['Logins', 'Logins of browsers: a cookie in place of an API key, with the rights of that key.'],
   live: ['Live updates', 'Changes of machines, events, commands and batches in one stream.'],
   webhooks: ['Webhooks', 'Subscriptions that send events to a URL, and their deliveries.'],
   alertRules: ['Alert rules', 'When to open an alert, and about which machines.'],
@@ -75,7 +75,7 @@ const paged = single
   .extend({
     total: z.int().describe('Number of items in all'),
     limit: z.int().describe('Largest number of items in the answer'),
-    offset: z.int().describe('Number of items skipped'),
+    offset: z.int().describe('Number of items before the first one in the answer'),
     has_more: z.boolean().describe('Whether items follow'),
   })
   .meta({ id: 'ListMeta' });
@@ -84,7 +84,9 @@ const errorBody = named('Error', {
     .object({
       code: z.string().describe('Error code'),
       message: z.string().describe('What is wrong, and the next step'),
-      details: z.record(z.string(), z.unknown()).describe('Facts about the error, by code'),
+      details: z
+        .record(z.string(), z.unknown())
+        .describe('More about the error; the code decides which fields there are'),
     })
     .describe('The error'),
 });
@@ -94,10 +96,13 @@ const number = { schema: { type: 'integer' } } as const;
 /** Response headers by name, described as components of the document. */
 const headers = {
   'X-Request-Id': { ...text, description: 'Id of the request' },
-  'X-RateLimit-Limit': { ...number, description: 'Requests per minute; only with a rate limit' },
-  'X-RateLimit-Remaining': { ...number, description: 'Requests left; only with a rate limit' },
-  'X-RateLimit-Reset': { ...number, description: 'Unix time when the limit resets; only with a rate limit' },
-  'Retry-After': { ...number, description: 'Seconds to wait before a repeat' },
+  'X-RateLimit-Limit': { ...number, description: 'Requests per minute; only if the key has a rate limit' },
+  'X-RateLimit-Remaining': { ...number, description: 'Requests left; only if the key has a rate limit' },
+  'X-RateLimit-Reset': {
+    ...number,
+    description: 'Unix time at which the limit resets; only if the key has a rate limit',
+  },
+  'Retry-After': { ...number, description: 'Seconds to wait before sending the request again' },
   Link: { ...text, description: 'Address of the next page, with `rel="next"`; absent on the last page' },
   ETag: { ...text, description: 'Version of the file, for If-Match and If-None-Match' },
   'Last-Modified': { ...text, description: 'Time of the last change of the file' },
@@ -156,7 +161,7 @@ export function openapiText(server: string): string {
               in: 'cookie',
               name: '__Host-farhand',
               description:
-                'The cookie of a login (`POST /logins`). It counts only for pages of the broker, and for changes only with the header `X-Farhand-Console: 1`. With an API key in the request the cookie is ignored.',
+                'The cookie of a login (`POST /logins`). The broker accepts it only from its own pages. Methods other than GET and HEAD also need the header `X-Farhand-Console: 1`. With an API key in the request, the cookie is ignored.',
             },
           },
         },
@@ -283,7 +288,9 @@ function contentOf(route: Route) {
       : z.object({
           data: reply.describe('The result'),
           meta:
-            kind === 'growing' ? paged.describe('The page') : single.describe('Id of the request, and time'),
+            kind === 'growing'
+              ? paged.describe('The page')
+              : single.describe('Id of the request, and time of the answer'),
         });
   return { description: 'Success', content: { 'application/json': { schema } } };
 }
@@ -333,7 +340,8 @@ export function codesOf(route: Route): Code[] {
 function idsIn(route: Route): Code[] {
   const body = route.body instanceof z.ZodObject ? route.body.shape : {};
   const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
-  // describe() copies an id schema, but the copy has the same check objects. These checks identify the kind of id.
+  // describe() copies an id schema, but the copy shares the check objects of the original. So the check objects show
+  // which kind of id it is.
   const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
   const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
   const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));
@@ -366,7 +374,10 @@ function deliveryOf(type: string): ZodOpenApiOperationObject {
         'X-Service-Signature': signature,
         'webhook-id': z.string().describe('Id of the event (Standard Webhooks)'),
         'webhook-timestamp': z.string().describe('Unix time of the attempt (Standard Webhooks)'),
-        'webhook-signature': z.string().optional().describe('Signature of Standard Webhooks'),
+        'webhook-signature': z
+          .string()
+          .optional()
+          .describe('Signature by the Standard Webhooks specification'),
       }),
     },
     requestBody: { required: true, content: { 'application/json': { schema: deliveryBody(type) } } },

@@ -151,7 +151,7 @@ export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawRep
       return;
     }
   }
-  // A byte array is not copied, because the reference page is large.
+  // Bytes are sent without copying them, because the API reference page is large.
   const bytes =
     typeof body === 'string' ? Buffer.from(body) : Buffer.from(body.buffer, body.byteOffset, body.byteLength);
   ctx.body = bytes.length > pieceBytes ? Readable.from(piecesOf(bytes)) : bytes;
@@ -210,20 +210,20 @@ async function* eventsOf(
   }
 }
 
-/** Writes the envelope of one object whose array comes last and is written batch by batch. */
+/** Writes an answer with one object. Its last field is an array, which is written batch by batch. */
 async function* growingOf(
   { head, items, meta }: GrowingParts,
   { grows, parts }: Route,
   own: object,
 ): AsyncGenerator<string> {
-  if (!parts) throw new Error('a route with a growing reply must set parts');
+  if (!parts) throw new Error('a route of the kind growing must have parts');
   const start = (): string =>
     `{"data":${JSON.stringify(parts.rest.parse(head)).slice(0, -1)},${JSON.stringify(grows)}:[`;
   let begun = false;
   for await (const batch of items) {
     const text = JSON.stringify(parts.items.parse(batch)).slice(1, -1);
     if (text === '') continue;
-    // The start is sent with the first batch, so that a failure before that is still an ordinary error.
+    // The start of the JSON text is sent with the first items, so that a failure before them is an ordinary error.
     yield (begun ? ',' : start()) + text;
     begun = true;
   }
@@ -232,7 +232,7 @@ async function* growingOf(
 
 /**
  * Sends all chunks and ends the answer. Cuts the connection after a failure, or if the number of bytes is not
- * `length`. The headers of a quiet stream do not wait long for its first chunk.
+ * `length`. If the first chunk of a `quiet` stream does not come soon, the headers are sent before it.
  */
 async function send(
   { ctx, caller, log }: Exchange,
@@ -278,7 +278,8 @@ async function begun<T extends { length: number }>(
     } finally {
       await iterator.return?.();
     }
-    if (length !== undefined && sent !== length) throw new Error(`${sent} bytes were sent, not ${length}`);
+    if (length !== undefined && sent !== length)
+      throw new Error(`the answer should have ${length} bytes, but ${sent} were sent`);
   })();
 }
 

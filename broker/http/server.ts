@@ -54,7 +54,8 @@ const serverOptions: ServerOptions = {
   // Requests have no time limit here, because uploads may be slow. JSON bodies have a limit of their own, and
   // stalled clients are disconnected.
   requestTimeout: 0,
-  // Number of bytes in a piece of a body. It is large, for uploads that are processed more slowly than they arrive.
+  // Number of bytes that a socket buffers for its reader. It is large, because an upload can arrive faster than it is
+  // processed.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
   // This is off, because assertFraming() refuses requests without a Host header, with an error in the form of the
@@ -112,8 +113,8 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
     else below?.destroy();
   });
   server.on('upgrade', (request, socket, head) => {
-    // A ticket authenticates the connection. The request of a WebSocket is never answered, so the function
-    // that begin() returned is not called.
+    // A WebSocket counts as a request that never ends, so the function that begin() returns is not called. Its ticket
+    // authenticates the connection.
     const authenticate = (): void => connections?.authenticate(request.socket);
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);

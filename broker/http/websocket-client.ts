@@ -26,8 +26,8 @@ const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
- * Milliseconds after which a client is disconnected if its input still waits. The socket of this client is paused,
- * so the broker would not notice if the client were gone.
+ * A client whose input waits longer than these milliseconds is disconnected. Its socket is paused, so the broker would
+ * not notice if the client were gone.
  */
 const stuckMs = 25_000;
 
@@ -106,7 +106,10 @@ export class WebSocketClient implements ClientPort {
     this.#close(closeCodes[why], closeReasons[why]);
   }
 
-  /** False while no report can arrive: the socket is closed, or is not read because its input waits. */
+  /**
+   * False while the client cannot report how much it has received: the socket is closed, or is paused because earlier
+   * input waits.
+   */
   get #awaitsReports(): boolean {
     return this.#ws.readyState === this.#ws.OPEN && !this.#ws.isPaused;
   }

@@ -32,7 +32,10 @@ export interface WebSocketServices extends OriginServices {
 
 /** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
-/** Maximum number of sessions that are looked up in the database at once, for requests without a key. */
+/**
+ * Maximum number of requests at once that wait for the look-up of a session of another broker. They have no key, and
+ * their tickets are not checked yet.
+ */
 const mostLookups = 16;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
@@ -88,8 +91,9 @@ export class WebSocketUpgrades {
   }
 
   /**
-   * Connects a request with the broker that has its session. Returns undefined if the session is open here.
-   * Otherwise resolves to true if the terminal was opened. The promise rejects if the request still needs an answer.
+   * Connects a request with the broker that has its session. Returns undefined if the session is open here. Otherwise
+   * resolves with true if the terminal was opened. Rejects if no broker has answered the request; the caller must then
+   * answer it.
    */
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);
@@ -110,7 +114,7 @@ export class WebSocketUpgrades {
       opened = true;
       serve(ws, attachment, this.#services.log);
     });
-    // The library refused the handshake and has answered it.
+    // ws refused the handshake, and has answered the request itself.
     if (!opened) attachment.leave();
   }
 

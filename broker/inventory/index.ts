@@ -32,7 +32,7 @@ type List = Reply<Api['inventory']['list']>;
 
 /** Maximum number of machines that collect at the same time for a list. */
 const mostAtOnce = 16;
-/** Milliseconds that a list waits for the machines to collect. */
+/** Maximum number of milliseconds that a list with `refresh` waits for the inventories of machines. */
 const refreshMs = 120_000;
 
 export class Inventories {
@@ -180,7 +180,10 @@ export class Inventories {
     cancel();
   }
 
-  /** Returns the function that makes a machine collect, at the broker that owns it; undefined if it is offline. */
+  /**
+   * Returns a function that makes a machine collect its inventory, by way of the broker that owns the machine. Returns
+   * undefined if the machine is offline.
+   */
   #collectorOf(id: MachineId, caller: Caller): (() => Promise<unknown>) | undefined {
     const { presence, others } = this.#services;
     const peer = others?.ownerElsewhere(id);

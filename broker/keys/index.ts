@@ -51,7 +51,7 @@ export class Keys {
     this.#log = log;
     this.#usage = usage;
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
-      log.warn({ address, more }, 'more requests from this address came without a valid API key'),
+      log.warn({ address, more }, 'further requests from this address came without a valid API key'),
     );
   }
 
@@ -81,7 +81,8 @@ export class Keys {
     const found = this.#byHash.get(hashed);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
-    // This comparison always takes the same time, because its duration could reveal the hash.
+    // timingSafeEqual() takes the same time whatever the hashes are. The duration of another comparison could reveal
+    // the hash.
     const hashes = [key.hash, key.previous?.hash ?? key.hash];
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
@@ -273,7 +274,10 @@ interface Use {
   /** Milliseconds since 1970. */
   at: number;
   ip: string;
-  /** Time of the last write on the monotonic clock; undefined before this process has written the use. */
+  /**
+   * Monotonic time at which this process last stored the key's use in the database; undefined if it has not done so
+   * yet.
+   */
   written_at?: number | undefined;
 }
 
@@ -281,7 +285,7 @@ const tables = [
   'CREATE TABLE key_uses (key_id TEXT PRIMARY KEY, last_used_at INTEGER NOT NULL, ip TEXT NOT NULL) WITHOUT ROWID',
 ];
 
-/** Shortest time between two writes for the same key. */
+/** Shortest time in milliseconds between two database writes about the use of one key. */
 const betweenMs = 60_000;
 
 /**
@@ -331,8 +335,7 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // A failed write needs no handling: the history logs it, and the first use of the key after a minute is written
-      // again.
+      // A failed write needs no handling: the history logs it, and a later use of the key is written again.
       .catch(() => {});
   }
 }

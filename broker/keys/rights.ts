@@ -64,7 +64,7 @@ export function holds(key: Key, scope: Scope): boolean {
 }
 
 /**
- * Machines, selected by id or tag: the machines that a key may use, or that an alert rule is about. If both fields
+ * A selection of machines by id or tag: the machines that a key may use, or that an alert rule watches. If both fields
  * are null, all machines are selected.
  */
 export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
@@ -90,8 +90,8 @@ export function reaches(key: Limits, machine: MachineId, { machines }: Machines)
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
 /**
- * Returns the machines that a key may use; undefined if it may use all, including removed ones. The same
- * array is returned until the key or a machine changes.
+ * Returns the machines that a key may use. Returns undefined for a key without limits, which may also read the records
+ * of removed machines. The same array is returned until the key or a machine changes.
  */
 function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
   if (isUnlimited(key)) return undefined;

@@ -49,8 +49,8 @@ export interface CallsOptions {
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
 /**
- * Factor by which the idle timeout is longer after the last request of a transfer, because the disk may need long to
- * flush everything.
+ * After the last request of a transfer, the idle timeout is multiplied by this factor, because the machine's disk may
+ * need long to flush everything.
  */
 const syncFactor = 10;
 const noBytes = Buffer.alloc(0);
@@ -141,8 +141,8 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // A large or streamed request is sent on the stream that the machine opens. A machine that opens none has only
-        // a part of the request, so its reply can only be an error.
+        // A large or streamed request is sent on an answer stream, which the machine opens. A machine that replies
+        // without opening it has only a part of the request, so its reply can only be an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
@@ -163,7 +163,7 @@ export class Calls {
     }
   }
 
-  /** Exchanges messages on the stream that the machine opened for the call, until the answer ends. */
+  /** Exchanges messages on the answer stream of the call, until the answer ends. */
   async *#exchange(
     call: OpenCall,
     stream: AnswerStream,
@@ -191,7 +191,8 @@ export class Calls {
       complete = true;
     } catch (error) {
       if (abort.signal.aborted) throw abort.signal.reason;
-      // If the answer was not cut, the machine has ended it with this error, so it counts as complete.
+      // If the connection was not cut, the machine itself has ended the answer with this error. The answer is then
+      // complete.
       complete = !cut;
       throw error;
     } finally {
@@ -335,9 +336,9 @@ for (const shape of methods.values())
   });
 
 /**
- * Ends both sides of the stream with an error status and wakes the reader. destroy() would leave the agent's side
- * open. The status shows the agent whether the call was cancelled or the link was lost. grpc-js itself sends
- * CANCELLED with other details.
+ * Ends both sides of the stream with an error status and wakes the reader. destroy() would leave the agent's side open.
+ * The status shows the agent whether the broker cancelled the call or lost the link. The status CANCELLED that grpc-js
+ * sends by itself has other details.
  */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
@@ -388,7 +389,7 @@ function createIdleTimeout(ms: number, abort: AbortController) {
         start();
       }
     },
-    /** Ends the timeout for the rest of the call. */
+    /** Switches the timeout off for the rest of the call. */
     end(): void {
       ended = true;
       cancel();

@@ -7,10 +7,9 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
- * Maximum number of open calls of each class except `short` and `bulk`, whose limit is agreed in the hello. The classes
- * are separate, so that stalled downloads do not delay a listing. An agent accepts the sum of these numbers and its own
- * limit for `short` and for `bulk`. `long` is below 40, the number of heavy file operations that an agent runs or
- * queues.
+ * Maximum number of open calls of each class. The limits of `short` and `bulk` are agreed in the hello. The classes are
+ * separate, so that stalled downloads do not delay a listing. An agent accepts all of these calls together with its own
+ * limits of `short` and `bulk`. `long` is below 40, the number of heavy file operations that an agent runs or queues.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },

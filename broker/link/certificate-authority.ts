@@ -27,8 +27,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * If the clock is set back by this time in milliseconds, the leaf is renewed. A leaf is valid from one day before
- * its creation, so clients would reject it if the clock were set back further.
+ * The leaf is renewed if the clock was set back by more than these milliseconds. A leaf is valid from one day before
+ * its creation. If the clock were set back by more than that day, clients would reject it.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
@@ -165,7 +165,8 @@ async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string)
 /** Reads the private key for the REST API's leaves, or creates it on first use. */
 async function loadRestKey(file: string): Promise<string> {
   if (!existsSync(file)) await writeDurably(file, JSON.stringify({ private_key: newKey() }));
-  const remedy = 'restore it from a backup, or move it away and give every client the new pin';
+  const remedy =
+    'restore it from a backup, or move it away, start the broker again and give every client the new pin';
   return (await readStored(file, storedKey, remedy)).private_key;
 }
 

@@ -35,7 +35,10 @@ export interface LinkServices {
   fingerprint: string;
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'isAlive' | 'take' | 'takeNew' | 'owns' | 'unlinked'> | undefined;
-  /** Broker addresses that agents use from now on. If there are none, agents continue to use their present ones. */
+  /**
+   * Broker addresses that the welcome gives to agents, which store and use them. If there are none, agents continue to
+   * use their present ones.
+   */
   agentBrokers: readonly string[];
   limits: LinkLimits;
   heartbeats: Heartbeats;
@@ -60,7 +63,10 @@ export type LinkSettings = typeof defaultSettings;
 /** Largest message in bytes, in either direction. */
 export const messageBytes = 1024 * 1024 + 64 * 1024;
 const frameBytes = 256 * 1024;
-/** Longest wait for the hello in milliseconds, even on a connection that has authenticated before. */
+/**
+ * Longest wait for the hello of a control stream, in milliseconds. It also limits a second control stream on a
+ * connection that has already authenticated.
+ */
 const helloMs = 5_000;
 /**
  * Maximum number of bytes that may wait for an agent on its control stream. If the agent reads too slowly, it is
@@ -89,7 +95,8 @@ const mostProcesses = 4096;
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
-const withoutDatabase = 'this broker cannot reach its database now: connect to another broker, or later';
+const withoutDatabase =
+  'this broker cannot reach its database now: connect to another broker, or try again later';
 /** A heartbeat with a report counts as this many messages, because a report is checked and stored. */
 const reportCost = 25;
 
@@ -341,8 +348,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows one more answer, even if it arrives late. This credit is limited, because some calls
-    // are never answered.
+    // An agent may answer each call with one message, even late. So a call lowers the number of unasked messages by
+    // one. The number has a lower limit, because some calls are never answered.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
@@ -351,7 +358,7 @@ class AgentLink {
       this.#unreadBytes -= bytes;
     });
     if (this.#unreadBytes > maxUnreadBytes)
-      this.#cut('disconnected the machine, because it reads too slowly');
+      this.#cut('disconnected the machine, because its agent reads the control stream too slowly');
   }
 
   #cut(reason: string): void {

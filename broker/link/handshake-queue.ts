@@ -7,8 +7,9 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Maximum number of connections that may be authenticating at once, from the handshake to a valid hello, key or
-   * call id. Their messages may all arrive in one turn of the event loop, and each takes up to 0.7 ms.
+   * Maximum number of connections that may be authenticating at once. They do so from the TLS handshake until an
+   * agent's hello, a client's key or an answer stream's call id is accepted. Their messages may all arrive in one turn
+   * of the event loop, and each takes up to 0.7 ms.
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
@@ -80,9 +81,9 @@ export class HandshakeQueue {
   }
 
   /**
-   * Starts the next handshakes by a timer and not by setImmediate(). After setImmediate(), TLS writes the last bytes of
-   * a handshake before the operating system has accepted its first bytes. The connection then occupies another 16 KiB
-   * until it is closed.
+   * Starts the next handshakes by a timer and not by setImmediate(). After setImmediate(), TLS writes the end of a
+   * handshake before the operating system has accepted its beginning. The connection then occupies 16 KiB more until it
+   * is closed.
    */
   #plan(): void {
     this.#cancelTurn ??= after(1, () => {

@@ -34,7 +34,7 @@ export function createLinkLimits(services: { history: History; events: Events; l
   const { history, events, log } = services;
   const warn = (key: string, text: string) => (value: string, more: number) =>
     log.warn({ [key]: value, more }, text);
-  const unauthenticated = warn('address', 'more connections to the gRPC port did not authenticate');
+  const unauthenticated = warn('address', 'further connections to the gRPC port did not authenticate');
   const addresses = new LogLimiter(addressLines, minute, unauthenticated);
   const lines = warn('machine_id', 'more log lines about this machine were left out');
   const machines = new LogLimiter(machineLines, minute, lines, unlimited);
@@ -63,8 +63,8 @@ export function createLinkLimits(services: { history: History; events: Events; l
     /** True if an authenticated machine may link again this minute. */
     admits: (machineId: string): boolean => hellos.take(machineId, machineId),
     /**
-     * Records the first takeover of a machine in a minute as an event,
-     * and the number of further ones in a second event.
+     * Records takeovers of a machine as events. The first one in a minute has an event of its own; a second event has
+     * the number of the others.
      */
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);

@@ -95,7 +95,8 @@ export async function startListener(
   server.addService(linkService, handlers({ ...services, ...own }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const tls = tlsServer(server, options, await authority.leaf());
-  // The server that listens has no TLS, because the handshake of a connection begins only when its turn comes.
+  // The listening server only accepts connections. `tls` begins the TLS handshake of a connection when its turn comes
+  // in the queue.
   const queue = new HandshakeQueue(connections, (socket) => void tls.emit('connection', socket));
   const listener = createServer((socket) => queue.add(socket));
   logAcceptErrors(listener, log);

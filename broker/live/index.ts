@@ -27,8 +27,8 @@ interface LiveServices {
 /** Shortest time in milliseconds between two updates of the same topic. Events are sent at once. */
 const betweenMs = 1_000;
 /**
- * Maximum number of commands in one update. A batch can start thousands in a second, and a client then loads its list
- * again anyway.
+ * Maximum number of commands in one update: the oldest changes are left out. A batch can start thousands in a second,
+ * and a client that gets this many loads its list again.
  */
 const mostCommands = 200;
 
@@ -192,7 +192,7 @@ export class LiveUpdates {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       if (signal.aborted || !caller.may('commands:read')) return;
       const now = { changes: batches.changesOf(id), reachable: caller.reachable() };
-      // The batch is counted only after a change, because counting reads every command of it.
+      // The commands of the batch are counted by status only after a change, because this reads all of them.
       const isKnown =
         now.changes !== undefined && now.changes === counted?.changes && now.reachable === counted?.reachable;
       if (isKnown) continue;

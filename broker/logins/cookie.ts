@@ -3,8 +3,9 @@
 
 const name = '__Host-farhand';
 /**
- * Finds the cookie in the header Cookie. Only blanks and tabs are trimmed. Other white space would be a part of the
- * name of a cookie. Browsers do not protect the prefix in such a name, so a neighbouring host could set that cookie.
+ * Finds the cookie in the header Cookie. Only blanks and tabs are trimmed around its name. Browsers protect a name only
+ * if it begins with `__Host-`. So a neighbouring host could set a cookie whose name is this one after other white
+ * space.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

@@ -93,7 +93,8 @@ export class Logins {
         ...{ created_at: at, confirmed_at: at, used_at: at },
       };
       const login = await this.#state.change((transaction) => {
-        // Callers at the broker's own socket file have a key that is not stored, so it could never be revoked.
+        // A caller at the broker's own socket file has a key that is not stored. No login is made for it, because it
+        // could never be revoked.
         const key = transaction.before.keys.get(caller.key_id);
         if (!key) throw noStoredKey;
         const secret_until = endOfSecret(key, caller.secret_hash);

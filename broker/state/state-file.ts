@@ -86,7 +86,7 @@ function parse(bytes: Buffer, file: string, acceptEdit: boolean): Documents {
   if (checksum === 'wrong') throw unchecked('a wrong', file);
   const json = jsonIn(bytes, file);
   if (isNewer(json))
-    throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
+    throw new StartError(`${file} was written by a newer farhand-broker: install the newer version again`);
   const result = documents.safeParse(json);
   if (!result.success) {
     const problem = `does not contain a broker's state (${z.prettifyError(result.error)})`;

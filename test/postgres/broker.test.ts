@@ -123,7 +123,7 @@ withPostgres('a start is refused', () => {
     await broker.close();
     await (await server()).query("UPDATE migrations SET steps = steps + 1 WHERE noun = 'commands'", database);
     await expect(startAgain(dataDir, databaseUrl)).rejects.toMatchObject(
-      refused(78, 'commands of a newer farhand-broker: install that version again'),
+      refused(78, 'commands of a newer farhand-broker: install the newer version again'),
     );
   });
 

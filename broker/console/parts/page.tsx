@@ -83,7 +83,7 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
 }
 
 export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
-  // With the code `forbidden` the key lacks a right. If the owner of the machine's lock forbids the action, the code is
+  // With the code `forbidden` the key lacks a right. If the lock of the machine's owner forbids the action, the code is
   // permission_denied.
   const forbidden = error instanceof FarhandError && error.code === 'forbidden';
   return (
