@@ -160,9 +160,11 @@ export interface MethodShape {
   frameResponse(response: unknown): Buffer;
 }
 
-/** Every rpc of agent.proto by name. */
+/**
+ * Every rpc of agent.proto by name. Here a message has the type `unknown`; AgentStub and AgentMethods have the exact
+ * types of messages.
+ */
 export const methods: ReadonlyMap<string, MethodShape> = new Map(
-  // MethodShape types messages as plain objects. AgentStub and AgentMethods define their types.
   Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
 );
 
@@ -186,9 +188,9 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message as Frame{message}. In protobuf, a field of bytes is a tag, a length and
- * the bytes (protobuf.dev, Encoding). For a message with a chunk, only the tags and lengths of two nested fields are
- * written before the chunk, without an encoder. `chunk`: number of the field with the chunk.
+ * Returns a function that encodes a message as Frame{message}. `chunk` is the number of the message's field `chunk`, if
+ * it has one. A message with a chunk is encoded without protobufjs: in protobuf, a field of bytes is a tag, a length and
+ * the bytes (protobuf.dev, Encoding). So the tags and lengths of `Frame.message` and of `chunk` go before the chunk.
  */
 function framerOf(
   chunk: number | undefined,
@@ -266,7 +268,7 @@ export function toWire(error: unknown): Required<WireError> {
   const known =
     error instanceof AppError
       ? error
-      : new AppError('internal_error', 'an unexpected error occurred; see the log');
+      : new AppError('internal_error', 'an unexpected error occurred on the machine; see the agent’s log');
   return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
 }
 

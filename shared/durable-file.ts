@@ -14,7 +14,8 @@ export interface WriteOptions {
 
 /**
  * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. After a
- * failure the old file is in place, or the new one if only the last step has failed, the flush of the directory.
+ * failure the old file is still in place. The exception is a failure of the last step, which flushes the directory: then
+ * the new file is in place.
  */
 export async function writeDurably(
   file: string,

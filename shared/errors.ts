@@ -117,7 +117,7 @@ export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
 
-/** Linux errnos for which Node has no name: Node's text for each, and its name. */
+/** Linux errnos that have no name in Node: `error.code` as Node sets it, and the errno's name. */
 const unnamed: Readonly<Record<string, string>> = {
   'Unknown system error -116': 'ESTALE',
   'Unknown system error -117': 'EUCLEAN',
@@ -152,7 +152,9 @@ export function fromErrno(error: unknown, path: string): AppError {
 }
 
 function explain(code: Code): string {
-  return code === 'internal_error' ? 'an unexpected error occurred; see the log' : code.replaceAll('_', ' ');
+  return code === 'internal_error'
+    ? 'an unexpected error occurred; see the log of the agent or broker'
+    : code.replaceAll('_', ' ');
 }
 
 /** Thrown if a program cannot start. The exit code is 78 for bad configuration, 1 for any other reason. */

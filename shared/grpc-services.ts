@@ -7,9 +7,11 @@ import { protos } from './load-protos.ts';
 /** How decoded messages represent values; scripts/generate-proto-types.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 
-/** One rpc, with the numbers of the field `chunk` in its request and response; undefined without such a field. */
+/** One rpc of a service. */
 export interface WireMethod extends MethodDefinition<object, object> {
+  /** Number of the field `chunk` in the request; undefined if the request has no such field. */
   requestChunk: number | undefined;
+  /** Number of the field `chunk` in the response; undefined if the response has no such field. */
   responseChunk: number | undefined;
 }
 

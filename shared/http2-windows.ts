@@ -1,5 +1,6 @@
-// Sizes the HTTP/2 windows of links. A window limits the bytes of a stream that are on their way or unread
-// here. Windows of distant peers grow while data is read quickly, and shrink when it stays unread.
+// Sizes the HTTP/2 flow-control windows of links. A window is the number of bytes of a stream that the peer may send
+// before this process has read them. A distant peer needs a large window for a fast transfer. So its windows grow while
+// this process reads the data quickly, and shrink while data stays unread, because unread data takes memory.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { linkService } from './agent-rpcs.ts';
@@ -7,32 +8,33 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window of a peer until its round trip is known, and of a distant peer without open calls, in bytes. It is small
- * because many calls may begin at once, and a smaller window has no effect on bytes that are on their way.
+ * Window in bytes of each stream until the round trip to the peer is known, and while a distant peer has no open call.
+ * It is small because many calls may begin at once. The bytes that a window allowed still arrive after it was made
+ * smaller.
  */
 export const firstBytes = mebibyte / 8;
 /**
- * Window of a near peer, and the smallest window of a distant one with few open calls, in bytes. A window of twice
- * this size makes downloads a tenth faster. But then stalled readers take twice the memory, and key presses wait
- * longer, because Node reads all arrived data at once.
+ * Window in bytes of each stream of a near peer. Also the smallest window of a distant peer with at most `fewStreams`
+ * open calls. Twice this size would make downloads a tenth faster. But stalled readers would take twice the memory. Key
+ * presses would wait longer, because Node first reads all data that arrived before them.
  */
 const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
-/** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
+/**
+ * Bytes that the distant peers whose data is read quickly share for their windows. Unread bytes beyond `nearBytes` for
+ * each stream leave less to share.
+ */
 const allBytes = largestBytes;
 /**
- * Maximum sum of the windows of a distant peer with more than `fewStreams` open calls, in bytes. It is smaller for more
- * than `someStreams`, in inverse proportion to their number, because the readers of all calls may stall at once.
+ * Maximum sum of the windows of a distant peer in bytes, if it has more than `fewStreams` open calls. From `someStreams`
+ * calls on, twice the calls halve the maximum, because the readers of all calls may stall at once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 const someStreams = 8;
-/**
- * The window of a distant peer whose data is read may grow to this size, even if unread bytes of other peers
- * use up `allBytes`.
- */
+/** Sum that the windows of a distant peer may always reach, in bytes, even if unread bytes of other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
 /**
  * Window of a whole connection to a distant peer, in bytes. It does not limit the memory, because Node counts bytes
@@ -40,8 +42,8 @@ const leastBytes = 4 * mebibyte;
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Largest window for each millisecond of the round trip: enough for 500 MiB/s. nghttp2 lets a peer send more only
- * after half of a window was read, so often only half of a window is on its way.
+ * Largest window in bytes for each millisecond of the round trip. 500 MiB/s need 0.5 MiB on their way for each
+ * millisecond. The window is more than twice that: nghttp2 lets a peer send more only after half of the window was read.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /** Size of a window, as a multiple of the bytes read per round trip. */
@@ -76,8 +78,8 @@ interface Status {
 type Role = 'client' | 'server';
 
 /**
- * The control of windows that runs for each role. It is shared, because a process has one diagnostics channel for
- * all sessions of a role.
+ * For each role, the running control of windows and the number of its users. All links of a role share the control,
+ * because Node reports the streams of all HTTP/2 sessions of a role on the same diagnostics channel.
  */
 const controls = new Map<Role, { users: number; stop(): void }>();
 
@@ -99,9 +101,9 @@ export function controlFlow(role: Role): () => void {
 
 function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
-  /** Sessions that had a call. The control connections of 10,000 machines have none. */
+  /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls, or with a window that still has to shrink after their calls. */
+  /** Distant peers with open calls, or whose calls have ended but whose window is not `firstBytes` again yet. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
@@ -135,7 +137,7 @@ function startControl(role: Role): () => void {
   }
 
   const opened = (message: unknown): void => {
-    // Node documents this type for the messages of both channels.
+    // Node documents this type for http2.client.stream.created and for http2.server.stream.created.
     const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
     const { session } = stream;
     if (!session) return;
@@ -157,7 +159,9 @@ function startControl(role: Role): () => void {
   };
 }
 
-/** A client may open a stream before its session is connected. The session has no windows until then. */
+/**
+ * Runs `run` once the session is connected, because only then can windows be set. A client may open a stream earlier.
+ */
 function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
   if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
   else if (!session.destroyed) run(session);
@@ -187,12 +191,12 @@ const statusOf = (peer: Peer): Status => ({
   unread: unreadOf(peer),
 });
 
-/** Bytes that the windows of a peer need together at its present speed of reading. */
+/** Sum of the windows, in bytes, with which a peer can send as fast as this process reads its data now. */
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**
- * Returns the window that each stream of a peer should have now. It shrinks by halves. `share` is the maximum number
- * of bytes of all windows of the peer together.
+ * Returns the window that each stream of a peer should have now. A window grows at once, but shrinks only by half at a
+ * time. `share` is the maximum sum of the peer's windows in bytes.
  */
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;

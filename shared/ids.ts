@@ -5,7 +5,7 @@ const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 const random = customAlphabet(alphabet, 22);
 const randomSecret = customAlphabet(alphabet, 43);
 
-/** Kinds of objects that have an id, each with its prefix (spec section 2). */
+/** Kinds of objects that have an id, each with the prefix of its ids. */
 export const prefixes = {
   machine: 'mach',
   command: 'cmd',
@@ -39,7 +39,7 @@ export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
 }
 
-/** The characters of an id that newTimedId() uses for its time: enough for 6,900 years. */
+/** Number of characters with which newTimedId() writes the time of creation in an id. 8 are enough for 6,900 years. */
 const timeLength = 8;
 
 /**

@@ -11,10 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /**
-   * The least number of bytes to store, from the end of the output. At most a sixteenth (one segment) more is
-   * stored.
-   */
+  /** The log stores this number of the last bytes of the output, and up to a sixteenth (one segment) more. */
   windowBytes?: number;
   /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
@@ -147,7 +144,7 @@ export class OutputLog {
     };
   }
 
-  /** Moves the end to offset `to` without bytes. Readers find a gap there. */
+  /** Moves the end of the log to offset `to`. The bytes between are not stored, so readers find a gap there. */
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;
@@ -168,7 +165,7 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // Another program has removed or shortened the file. The next round reports the lost bytes as a gap.
+      // Another program has removed or shortened the file. The loop goes on after the lost bytes, which become a gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }
@@ -258,12 +255,12 @@ export class OutputLog {
     try {
       await this.#writeLive(memory);
     } catch (error) {
-      // The bytes stay in memory, and the next append tries to write them again.
+      // The bytes stay in memory. The next append creates this file again, so the incomplete one must go.
       await unlink(this.#file(segment.start)).catch(() => {});
       throw error;
     }
     delete segment.memory;
-    // skip() may have moved the end past the segment; the next bytes then belong in another segment.
+    // skip() may have moved the end of the log past this segment. The next bytes then belong in another segment.
     if (segment.start + segment.size !== this.#end) await this.#closeLive();
   }
 
@@ -278,7 +275,8 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between these lines, because readers use the open file for the last segment.
+    // Nothing may be awaited between opening the file and adding its segment: readers take the open file for that of
+    // the last segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
@@ -297,8 +295,7 @@ export class OutputLog {
       const enough = second && this.#end - second.start >= this.#windowBytes;
       if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
       this.#segments.shift();
-      // A file that cannot be removed now is removed later with the directory. Readers do not find its
-      // segment any more.
+      // If the file cannot be removed, it stays until the log's directory is removed. Readers do not use it any more.
       await unlink(this.#file(first.start)).catch(() => {});
     }
   }

@@ -39,7 +39,7 @@ export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);
   } catch {
-    // A failure is ignored, because the name is only informative.
+    // The program works without this name, so a failure to set it is ignored.
   }
 }
 

@@ -39,8 +39,8 @@ export function runServiceProgram(program: ServiceProgram): void {
   function fail(error: unknown): void {
     const { text, code } = failure(program.name, error);
     process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-    // After exit code 78 systemd does not restart the service, so the reason is first set as the status text
-    // of the unit.
+    // After exit code 78 systemd leaves the service stopped. So the reason first becomes the unit's status text, which
+    // `systemctl status` prints.
     const notified = code === 78 && notify ? notify.ending(text) : undefined;
     if (!notified) process.exit(code);
     void notified.then(() => process.exit(code));

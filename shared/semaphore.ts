@@ -40,7 +40,7 @@ export class Semaphore {
 
   readonly #release = (): void => {
     const [next] = this.#waiting;
-    // The slot is passed on to the next waiting work, so that later work cannot take it first.
+    // The slot goes directly to the work that has waited longest. If it became free first, newer work could take it.
     if (next) next();
     else this.#inside -= 1;
   };

@@ -7,15 +7,17 @@ import { every } from './clock.ts';
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
 /**
- * Transferred bytes between two collections of young objects. V8 counts a buffer as old if it waits for a slow reader
- * during two collections, and then frees it late. With 2 MiB, 32 stalled downloads took up to 40 MiB more in a broker. With
- * 6 MiB a download took twice the CPU, because an idle V8 marks its heap again after some 8 MiB of buffers.
+ * Transferred bytes between two collections of young objects. Measured limits:
+ * - 2 MiB is too little: 32 stalled downloads took up to 40 MiB more in a broker. A buffer that waits for a slow reader
+ *   during two collections counts as old, and V8 frees it late.
+ * - 6 MiB is too much: a download took twice the CPU. An idle V8 marks its heap again after some 8 MiB of buffers, so
+ *   young buffers must be collected well before that.
  */
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
-/** A process is idle if it was busy for less than this share of the time at `looks` checks in a row. */
+/** A process is idle if it was busy for less than this share of the time before each of the last `idleChecks` checks. */
 const restful = 0.03;
-const looks = 3;
+const idleChecks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */
 const worthwhile = 1.2;
 
@@ -55,7 +57,7 @@ export function collectAtRest(ms: number = lookMs): () => void {
     if (resident === undefined) return;
     settled = Math.min(settled, resident);
     rested = since.utilization > restful ? 0 : rested + 1;
-    if (rested < looks || resident < settled * worthwhile) return;
+    if (rested < idleChecks || resident < settled * worthwhile) return;
     rested = 0;
     collector()({ type: 'major', flavor: 'last-resort' });
     settled = Number.POSITIVE_INFINITY;

@@ -35,11 +35,13 @@ export const service = {
     base: '/api/v1',
   }),
   healthz: raw('/healthz', 'everybody', {
-    summary: 'Check that the broker’s process answers',
+    summary: 'Check whether the broker’s process runs (liveness)',
+    description: 'Answers 200, even if the broker cannot accept other requests.',
     types: ['text/plain'],
   }),
   readyz: raw('/readyz', 'everybody', {
-    summary: 'Check that the broker accepts work',
+    summary: 'Check whether the broker accepts requests (readiness)',
+    description: 'Answers 200; 503 while the broker starts or stops, or cannot reach its database.',
     types: ['text/plain'],
     errors: ['unavailable'],
   }),
@@ -51,14 +53,14 @@ export const service = {
   metricsTargets: raw('/metrics/targets', 'machines:read', {
     summary: 'List the machines for Prometheus to scrape (http_sd)',
     description:
-      'Without `port`, each target is this broker, which answers with the metrics of one machine. A key that is limited to some machines gets only those machines.',
+      'Without `port`, Prometheus scrapes this broker once for each machine. With `port`, Prometheus scrapes an exporter on each machine. A key that is limited to some machines gets only those machines.',
     types: ['application/json'],
     query: {
       tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
       port: queryNumber(1, 65_535)
         .optional()
         .describe(
-          'Port of an exporter on the machines themselves, such as 9100, at the host names that they report; default: the broker answers for the machines',
+          'Port of an exporter that runs on every machine, such as 9100. The targets then have the host names that the machines report. Default: the targets have this broker’s address',
         ),
     },
   }),
@@ -70,7 +72,7 @@ export const service = {
   }),
   docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),
   docsFile: raw('/docs/{file}', 'everybody', {
-    summary: 'Get a part of the reference page',
+    summary: 'Get a script of the reference page',
     types: ['text/javascript', 'text/css'],
     errors: ['route_not_found'],
   }),

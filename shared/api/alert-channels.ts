@@ -52,7 +52,7 @@ const url = z
   )
   .meta({
     description:
-      'Incoming webhook of Slack or Discord, topic of ntfy, URL of a webhook, or mail server: `smtps://` for TLS, `smtp://` for STARTTLS',
+      'Where alerts are sent: the URL of an incoming webhook of Slack or Discord, of a topic of ntfy, of a webhook receiver, or of a mail server (`smtps://` for TLS, `smtp://` for STARTTLS)',
     format: 'uri',
     examples: ['https://example.org/alerts'],
   });
@@ -113,7 +113,7 @@ export const alertChannels = {
   update: single('PATCH', one, 'webhooks:write', {
     summary: 'Change a channel',
     description:
-      'A new `url` makes the key of the request the owner of the channel. If the new `url` is of another server, and a password or token is stored, the request must contain `secret` too.',
+      'With a new `url`, the channel gets the rights of the key of this request. If the new `url` is of another server, and a password or token is stored, the request must contain `secret` too.',
     body: z.strictObject({ name: name.optional(), url: url.optional(), secret, ...changeable }),
     example: { name: 'operations', enabled: true },
     reply: channel,
@@ -121,7 +121,8 @@ export const alertChannels = {
   remove: single('DELETE', one, 'webhooks:write', { summary: 'Delete a channel at once', reply: deleted }),
   test: single('POST', '/alerts/channels/{channel_id}/test', 'webhooks:write', {
     summary: 'Send a test message',
-    description: 'Works for a disabled channel too. The test is not repeated.',
+    description:
+      'Works for a disabled channel too. A test message that cannot be delivered is not sent again.',
     reply: testDelivery,
     idempotency: 'replay',
     waits: true,

@@ -162,12 +162,12 @@ export const alerts = {
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
   // The path cannot be /alerts/{alert_id}/acknowledge, because /alerts/rules/{rule_id} would match that too.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
-    summary: 'Acknowledge an alert, which ends its repeats',
+    summary: 'Acknowledge an alert, so that its notification is not repeated',
     body: z.strictObject({
       acknowledged: z.literal(true).describe('Always true'),
       note: text(1000).nullable().optional().describe('Note for other users'),
     }),
-    example: { acknowledged: true, note: 'the provider is on it' },
+    example: { acknowledged: true, note: 'reported to the provider' },
     reply: alert,
   }),
 };

@@ -25,7 +25,7 @@ const counts = z.object({
   lost: z.number().describe('Machines whose command has an unknown outcome'),
 });
 
-const mostFailures = 'Once more machines than this have failed, the command starts on no further machine';
+const mostFailures = 'The command starts on no further machine if it has failed on more machines than this';
 const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 export const batch = named('Batch', {
   id: batchId,
@@ -33,7 +33,10 @@ export const batch = named('Batch', {
     '`completed`: the command succeeded on every machine; `failed`: it did not succeed on at least one',
   ),
   ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
-  concurrency: z.number().nullable().describe('Most machines that run the command at once; null: all'),
+  concurrency: z
+    .number()
+    .nullable()
+    .describe('Maximum number of machines that run the command at the same time; null: all'),
   max_failures: z.number().nullable().describe(`${mostFailures}; null: no limit`),
   total: z.number().describe('Number of machines of the batch'),
   counts: counts.describe('Number of machines by status of their command'),
@@ -58,7 +61,10 @@ const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
   (body.machine_ids === undefined) !== (body.tags === undefined);
 const either = 'name either machine_ids or tags, not both';
 const limits = {
-  concurrency: limit.min(1).optional().describe('Most machines that run the command at once; default: all'),
+  concurrency: limit
+    .min(1)
+    .optional()
+    .describe('Maximum number of machines that run the command at the same time; default: all'),
   max_failures: limit.min(0).optional().describe(`${mostFailures}; default: no limit`),
 };
 
@@ -88,7 +94,7 @@ export const batches = {
   runSaved: single('POST', '/saved-commands/{saved_command_id}/run', 'commands:execute', {
     summary: 'Run a saved command on machines and wait for it',
     description:
-      'Takes either `machine_ids` or `tags`, and runs as a batch with the rights of the key that sends it.',
+      'Takes either `machine_ids` or `tags`. Runs as a batch, with the rights of the key of this request.',
     body: z
       .strictObject({
         ...target,

@@ -1,4 +1,4 @@
-// REST routes of commands: run, follow, send input, signal and cancel (spec 2.9, 4.5).
+// REST routes of commands: run, follow, send input, signal and cancel.
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { list } from './define-list-route.ts';
@@ -25,8 +25,13 @@ export const requestedBy = z.string().nullable().describe('Id of the API key tha
 export const command = named('Command', {
   id: commandId,
   machine_id: machineId,
-  command: z.string().describe('Shell command line; if `args` is set, the program'),
-  args: z.array(z.string()).nullable().describe('Arguments; null: `command` is a shell line'),
+  command: z
+    .string()
+    .describe('Command line for a shell, or, if `args` is set, a program to run without a shell'),
+  args: z
+    .array(z.string())
+    .nullable()
+    .describe('Arguments of the program; null if `command` is a command line for a shell'),
   cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
   user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
   status: z
@@ -87,7 +92,7 @@ export const spec = {
   queue_for: milliseconds(1, 31 * day)
     .optional()
     .describe(
-      'Milliseconds that the command may wait for an offline or busy machine; default: 0 if it is offline, no limit if it is busy',
+      'Milliseconds that the command may wait to start while its machine is offline or busy. Default: it fails at once if the machine is offline, and waits without limit if the machine is busy',
     ),
 };
 
@@ -107,15 +112,15 @@ const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } 
 const streams = ['stdout', 'stderr'] as const;
 
 export const outputPiece = z.object({
-  stream: z.enum(streams).describe('Output that the bytes belong to'),
+  stream: z.enum(streams).describe('Which output of the command `data` is from'),
   offset: z.number().describe('Offset of the first byte of `data`'),
   data: z.string().describe('The bytes of the output, in `encoding`'),
   encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
 });
 export const outputGap = z.object({
-  stream: z.enum(streams).describe('Output that the bytes belong to'),
+  stream: z.enum(streams).describe('Which output of the command has the gap'),
   from: z.number().describe('Offset of the first byte that is no longer stored'),
-  to: z.number().describe('Offset of the next byte that is still stored'),
+  to: z.number().describe('Offset at which the output continues after the gap'),
 });
 export const exit = command.pick({
   status: true,
@@ -159,7 +164,7 @@ export const commands = {
     ...paging,
   }),
   purge: single('DELETE', '/machines/{machine_id}/commands', 'commands:execute', {
-    summary: 'Cancel every command that waits for a machine',
+    summary: 'Cancel all commands of a machine that have not started',
     reply: z.object({ cancelled: z.array(commandId).describe('Ids of the cancelled commands') }),
   }),
   get: single('GET', '/commands/{command_id}', 'commands:read', {

@@ -1,4 +1,4 @@
-// REST routes of the event log, and the data of each event type (spec 6).
+// REST routes of the event log, and the data of each event type.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { outgoing } from './define-route.ts';
@@ -94,8 +94,16 @@ const ofMachine = z.object({
 const ofSession = ofMachine.extend({
   session_id: z.string().describe('Id of the session'),
   status: z.string().describe('Status of the session'),
-  client_id: z.string().optional().describe('Id of the client; only in client events'),
-  mode: z.enum(['operator', 'observer']).optional().describe('Mode of the client; only in client events'),
+  client_id: z
+    .string()
+    .optional()
+    .describe('Id of the client; only in events about a client of the terminal'),
+  mode: z
+    .enum(['operator', 'observer'])
+    .optional()
+    .describe(
+      '`operator`: the client reads and types; `observer`: it only reads. Only in events about a client of the terminal',
+    ),
 });
 const ofRun = ofMachine.extend({
   command_id: z.string().nullable().describe('Id of the command; null if none was created'),
@@ -122,7 +130,10 @@ const dataOfFamily = {
   }),
   file: ofMachine.extend({
     path: z.string().describe('Path on the machine'),
-    path_encoding: z.literal('base64').optional().describe('Set if the path is not UTF-8'),
+    path_encoding: z
+      .literal('base64')
+      .optional()
+      .describe('`base64` if `path` is in base64, because the path is not UTF-8; otherwise absent'),
     size: z.number().optional().describe('Bytes'),
     recursive: z.boolean().optional().describe('True if a directory was deleted with its content'),
   }),
@@ -137,10 +148,13 @@ const dataOfFamily = {
       .describe('Id of the machine, schedule or key; `tls` or `authority` for a certificate'),
     status: z.string().describe('Status of the alert'),
     message: z.string().describe('The alert in words'),
-    value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
-    reason: z.string().nullable().describe('Why the alert was resolved; null before that'),
+    value: z
+      .number()
+      .nullable()
+      .describe('Measured value when the alert opened; null if the rule does not compare a measured value'),
+    reason: z.string().nullable().describe('Why the alert was resolved; null if it is not resolved yet'),
   }),
-  // Only events about one machine have a machine.
+  // Some of these events are about the whole upgrade, and name no machine.
   upgrade: ofMachine.partial().extend({
     upgrade_id: z.string().describe('Id of the upgrade'),
     version: z.string().describe('Version that the machines get'),
@@ -148,15 +162,24 @@ const dataOfFamily = {
     wave: z
       .number()
       .optional()
-      .describe('Number of the wave, from 1; 0 before the first one; not in events of one machine'),
-    waves: z.number().optional().describe('Number of waves; not in events of one machine'),
-    from_version: z.string().optional().describe('Version before the upgrade; only in events of one machine'),
+      .describe(
+        'Number of the current wave, from 1; 0 before the first wave; absent in events about one machine',
+      ),
+    waves: z.number().optional().describe('Number of waves; absent in events about one machine'),
+    from_version: z
+      .string()
+      .optional()
+      .describe('Version before the upgrade; only in events about one machine'),
     reason: z
       .string()
       .nullable()
       .optional()
-      .describe('Why the machine has failed; only in events of one machine'),
-    message: z.string().nullable().optional().describe('The reason in words; only in events of one machine'),
+      .describe('Why the upgrade of the machine failed; only in events about one machine'),
+    message: z
+      .string()
+      .nullable()
+      .optional()
+      .describe('The reason in words; only in events about one machine'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);

@@ -1,4 +1,4 @@
-// Schemas of paths and file entries, and error codes, that several file routes share (spec 2.4).
+// Schemas of paths and file entries, and error codes, that several file routes share.
 import * as z from 'zod';
 import { machineErrors } from './route.ts';
 import { named, path, timestamp } from './shared-schemas.ts';

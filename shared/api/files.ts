@@ -1,4 +1,4 @@
-// REST routes of files on machines: list, read, write, transfer, search and watch (spec 2.4, 2.5, 4.2).
+// REST routes of files on machines: list, read, write, transfer, search and watch.
 import * as z from 'zod';
 import { growing, incoming, outgoing, single } from './define-route.ts';
 import {
@@ -26,7 +26,8 @@ import {
 const encoding = z.enum(['utf-8', 'base64']);
 
 /**
- * Prefix of routes with the machine in the path. The spec also has routes with the machine in query or body.
+ * Prefix of the routes that have the machine in their path. Most of them exist a second time below /files, with the
+ * machine in the query or body.
  */
 const prefixed = '/machines/{machine_id}/files' as const;
 const anywhere = {
@@ -54,7 +55,7 @@ const listed = {
 const reading = {
   summary: 'Read a file',
   description:
-    'The content is text, or base64 if it is not UTF-8. The limit is 10 MiB; download larger files instead.',
+    '`content` in the answer is text, or base64 if the file is not UTF-8. The limit is 10 MiB; download larger files instead.',
   errors: [...readErrors, 'file_too_large'],
   replyHeaders: ['ETag'],
   reply: named('FileContent', {
@@ -70,7 +71,9 @@ const readPart = {
   ...requestedPath,
   encoding: encoding
     .optional()
-    .describe('`base64`: answer in base64 even if the content is UTF-8; default: by content'),
+    .describe(
+      '`base64`: answer in base64 even if the content is UTF-8; default: base64 only if the content is not UTF-8',
+    ),
   offset: anyNumber
     .optional()
     .describe('Offset of the first byte; a negative one counts from the end; default: 0'),
@@ -147,7 +150,9 @@ const end = group('The last line', {
   unreadable: z.number().describe('Number of entries that could not be read'),
 });
 const createParents = queryBoolean.default(false).describe('Create missing directories');
-const replacing = queryBoolean.default(true).describe('Replace an existing file; otherwise already_exists');
+const replacing = queryBoolean
+  .default(true)
+  .describe('Replace an existing file; if false, an existing file is the error already_exists');
 
 export const files = {
   list: growing(prefixed, 'files:read', { ...listing, query: listed }),
@@ -314,7 +319,8 @@ export const files = {
 
   download: outgoing('bytes', `${prefixed}/download`, 'files:read', {
     summary: 'Download a file, or a directory as a tar',
-    description: 'The file name decides the media type. Range and conditional requests work as in RFC 9110.',
+    description:
+      'The media type follows from the extension of the file’s name. Range and conditional requests work as in RFC 9110.',
     types: ['application/octet-stream', 'application/x-tar', 'application/gzip', 'text/plain', '*/*'],
     replyHeaders: ['ETag'],
     errors: [...readErrors, 'range_not_satisfiable', 'precondition_failed'],
@@ -332,9 +338,11 @@ export const files = {
       if_match: condition('ETag that the file must have; else precondition_failed'),
       if_none_match: condition('ETag of the copy that the client has; 304 if the file still has it'),
       if_modified_since: condition(
-        'Time of the copy that the client has; 304 if the file is unchanged since then',
+        'Modification time of the copy that the client has; the answer is 304 if the file is unchanged since then',
       ),
-      if_unmodified_since: condition('Time since which the file must be unchanged; else precondition_failed'),
+      if_unmodified_since: condition(
+        'Modification time that the file must still have; the answer is precondition_failed if the file has changed since then',
+      ),
     },
   }),
   search: outgoing('lines', `${prefixed}/search`, 'files:read', {

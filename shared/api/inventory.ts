@@ -52,7 +52,7 @@ export const inventoryLists = z.object({
       z.object({
         name: word('Name of the device: `sda`'),
         size_bytes: amount('Size in bytes'),
-        model: word('Model; empty if it has none'),
+        model: word('Model of the disk; empty if the disk reports none'),
         rotational: z.boolean().describe('True for a disk that rotates'),
       }),
     )
@@ -108,7 +108,12 @@ export const inventoryLists = z.object({
     .max(1_000)
     .describe('Containers of Docker and Podman, if the agent may use their socket'),
   incomplete: z
-    .array(z.object({ part: word('Part of the inventory'), reason: word('Why the part is not complete') }))
+    .array(
+      z.object({
+        part: word('Name of the incomplete part, such as `packages`'),
+        reason: word('Why the part is not complete'),
+      }),
+    )
     .max(64)
     .describe('Parts that could not be read or are incomplete'),
 });
@@ -141,7 +146,7 @@ export const inventory = {
   get: single('GET', '/machines/{machine_id}/inventory', 'machines:read', {
     summary: 'Get the inventory of a machine',
     description:
-      'Answers the last collection, with its `collected_at`. If there is none yet, or with `refresh=true`, the machine collects now.',
+      'Returns the inventory that the machine collected at `collected_at`. If there is none yet, or with `refresh=true`, the machine collects a new one first.',
     query: { refresh: queryBoolean.optional().describe('True to collect now') },
     ...inPieces(machineInventory, 'packages'),
     errors: machineErrors,
@@ -151,7 +156,7 @@ export const inventory = {
     ...build('list', 'GET', '/inventory', 'machines:read', {
       summary: 'List machines with their inventory, or find a package on them',
       description:
-        'Answers each machine’s last collection. With `package`, lists only machines that have this package. Versions are compared by the rule of each machine’s distribution; an epoch counts only if `version_below` has one.',
+        'Returns the inventory that each machine collected last. With `package`, lists only machines that have this package. Versions are compared by the rule of each machine’s distribution. If `version_below` has no epoch, the epochs of packages are ignored.',
       query: {
         package: text(256).min(1).optional().describe('Only machines with the package of this name'),
         version_below: text(256)
@@ -177,7 +182,7 @@ export const inventory = {
       without_inventory: z
         .int()
         .describe(
-          'Number of machines that have the `tags` but that a search for a `package` cannot find, because they never sent an inventory or their owner no longer allows it',
+          'Number of machines with the `tags` that have no inventory: they never sent one, or their owner no longer allows it. A search for a `package` cannot find these machines',
         ),
     }),
   },

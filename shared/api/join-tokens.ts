@@ -35,7 +35,9 @@ export const joinTokens = {
         install: z
           .string()
           .nullable()
-          .describe('Shell line that installs the agent on a machine; null if there is none'),
+          .describe(
+            'Shell line that installs the agent on a machine; null if this broker cannot offer one, see `install_missing`',
+          ),
         install_missing: z.string().nullable().describe('Why `install` is null'),
       })
       .meta({ id: 'NewJoinToken' }),

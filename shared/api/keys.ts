@@ -1,4 +1,4 @@
-// REST routes of API keys (spec 5).
+// REST routes of API keys.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
@@ -32,7 +32,7 @@ const key = named('ApiKey', {
     .array(z.string())
     .nullable()
     .describe(
-      'The key may also use machines with any of these tags; if `tags` and `machine_ids` are null, all machines',
+      'The key may use machines with any of these tags, and those in `machine_ids`. If both fields are null, it may use all machines',
     ),
   created_at: timestamp.describe('Time of creation'),
   created_by: z.string().nullable().describe('Id of the API key that created this key, if known'),
@@ -53,7 +53,8 @@ const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machin
 const grace = milliseconds(0, 7 * day);
 // At least one tag is required: a key with an empty list could use no machine.
 const limitingTags = tagList(1);
-const reach = 'The key may use machines with any of these tags; without tags and machine_ids every machine';
+const reach =
+  'The key may use machines with any of these tags, and those in `machine_ids`. Without both fields it may use all machines';
 
 export const keys = {
   create: single('POST', '/api-keys', 'admin', {
@@ -122,14 +123,18 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of the key’s schedules. They do not run until another key changes them. For a schedule with `tags`, the change must contain where and what it runs',
+          'Ids of the schedules of the revoked key. None of them runs until another key changes it. For a schedule with `tags`, that change must contain `tags` or `machine_id`, and `command` or `saved_command_id`',
         ),
       webhooks: z
         .array(webhookId)
-        .describe('Ids of webhooks of the key, which stop until another key enables them'),
+        .describe(
+          'Ids of the webhooks of the revoked key. None of them sends anything until another key enables it',
+        ),
       saved_commands: z
         .array(savedCommandId)
-        .describe('Ids of saved commands that the key changed last; they stay as they are'),
+        .describe(
+          'Ids of the saved commands that the revoked key was the last to change. Other keys can still run them, so check what they run',
+        ),
     }),
   }),
 };

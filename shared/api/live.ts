@@ -39,28 +39,39 @@ const topics = parsedText(
 );
 
 const update = named('LiveUpdate', {
-  machines: z.array(liveMachine).optional().describe('In `machines`: machines that changed, or were added'),
+  machines: z
+    .array(liveMachine)
+    .optional()
+    .describe('In the event `machines`: the machines that changed or were added'),
   removed: z
     .array(machineId)
     .optional()
-    .describe('In `machines`: ids of machines that were removed, or that the key may no longer use'),
-  event: event.optional().describe('In `event`: the event'),
+    .describe(
+      'In the event `machines`: ids of machines that were removed, or that the key may no longer use',
+    ),
+  event: event.optional().describe('In the event `event`: an entry of the event log'),
   commands: z
     .array(commandId)
     .optional()
-    .describe('In `commands`: commands that were created, started or ended; the newest, if there are many'),
-  command: command.optional().describe('In `command`: the command, with the fields that it has in lists'),
-  batch: batch.optional().describe('In `batch`: the batch'),
+    .describe(
+      'In the event `commands`: ids of the commands that were created, started or ended; if there are many, only of the newest',
+    ),
+  command: command
+    .optional()
+    .describe(
+      'In the event `command`: the present state of the command, with the fields that it has in lists',
+    ),
+  batch: batch.optional().describe('In the event `batch`: the present state of the batch'),
 });
 
 export const live = {
   follow: outgoing('events', '/live', 'any key', {
     summary: 'Follow machines, events, commands and batches in one stream',
     description:
-      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. Load your data after `ready`, because a new connection does not repeat missed changes.',
+      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. The topics `machines` and `events` need the scope `machines:read`, the others `commands:read`. Load your data whenever `ready` arrives, also after a reconnect: earlier changes are not sent.',
     query: {
       topics: topics.describe(
-        '`machines`, `events`, `commands`, `commands:ID` and `batches:ID`, comma-separated',
+        'What to follow, comma-separated: `machines`, `events`, `commands`, `commands:ID` of one command, `batches:ID` of one batch',
       ),
     },
     reply: update,

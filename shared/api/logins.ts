@@ -7,26 +7,28 @@ import { deleted, keyId, label, loginId, named, timestamp } from './shared-schem
 export const login = named('Login', {
   id: loginId,
   key_id: keyId.describe('Id of the API key whose rights the login has'),
-  key_name: z.string().describe('Name of that key'),
+  key_name: z.string().describe('Name of the API key whose rights the login has'),
   name: z.string().nullable().describe('Name that the browser gave to the login'),
   address: z.string().describe('Address of the client that logged in'),
   created_at: timestamp.describe('Time of creation'),
   confirmed_at: timestamp.describe('Time when the login was last confirmed with the key'),
   last_used_at: timestamp.describe(
-    'Time of the last request; after a restart of the broker it may be up to an hour too early',
+    'Time of the last request. The broker stores it at most once an hour, so after a restart it may be an hour too early',
   ),
   expires_at: timestamp.describe(
     'Time when the login ends: after 12 hours without a request, at most after 7 days',
   ),
 });
 
-const name = label(1, 100).optional().describe('Name for the list of logins, such as the browser’s');
+const name = label(1, 100)
+  .optional()
+  .describe('Name of the login in the list of logins, such as the browser and system');
 
 export const logins = {
   create: single('POST', '/logins', 'any key', {
     summary: 'Log in: get a session cookie for the API key of this request',
     description:
-      'Sets the cookie `__Host-farhand`. It always has the present rights of the key. Instead of the key, the header `Authorization` may have the one-time ticket of `npm start`. Refused over plain HTTP from another machine.',
+      'Sets the cookie `__Host-farhand`. The login always has the rights that its key has at the moment. The header `Authorization` has the API key, or the one-time ticket in the link that `npm start` prints. Refused over plain HTTP from another machine.',
     body: z.strictObject({ name }),
     example: { name: 'Firefox on Linux' },
     reply: login,

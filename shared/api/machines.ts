@@ -1,4 +1,4 @@
-// REST routes of machines (spec 2.2, 2.3, 4.1).
+// REST routes of machines.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
@@ -33,7 +33,7 @@ const clockOffset = z.number().optional().describe(ahead);
 
 const agentVersion = z.string().describe('Version of the machine’s agent');
 const extras = ['agent_version', 'clock_offset_ms', 'upgrade'] as const;
-/** A machine in a list: the fields of the spec, and extra fields if the parameter `include` names them. */
+/** A machine in a list: the fields of `machine`, and extra fields if the parameter `include` names them. */
 const listItem = machine
   .extend({
     agent_version: agentVersion.optional(),
@@ -94,7 +94,7 @@ const status = named('MachineStatus', {
   ...report,
   disks: z.array(mountedDisk).describe('Mounted file systems'),
   network: z.array(networkInterface).describe('Network interfaces'),
-  agent: group('Process of the agent', {
+  agent: group('Memory and running time of the agent’s own process', {
     rss: z.number().describe('Bytes of memory that the agent uses'),
     uptime: z.number().describe('Seconds since the start of the agent'),
   }),
@@ -178,7 +178,7 @@ export const machines = {
   statuses: list('/machines/statuses', 'machines:read', {
     summary: 'List machines with their last report, and their CPU and memory use in the last hour',
     description:
-      'Takes the filters of the list of machines. `cpu`, `memory` and `disk` sort by percent in use.',
+      'Takes the same filters as `GET /machines`. `cpu`, `memory` and `disk` sort by percent in use.',
     query: selection,
     sort: [...sortable, 'cpu', 'memory', 'disk'],
     fields: machine,

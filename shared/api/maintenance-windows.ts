@@ -16,11 +16,11 @@ import {
 } from './shared-schemas.ts';
 
 const described = {
-  machine_ids: 'Ids of machines whose alerts are held back; null: see `tags`',
+  machine_ids: 'Ids of machines whose alerts are held back; null: `tags` selects the machines',
   tags: 'Alerts of machines with any of these tags are held back too; if `tags` and `machine_ids` are null, alerts of all machines are held back',
-  starts_at: 'Start of a window that takes place once; default: now',
-  ends_at: 'End of a window that takes place once',
-  cron: 'Cron expression of the start times; null: the window takes place once',
+  starts_at: 'Start of a window without `cron`, which is open only once; default: now',
+  ends_at: 'End of a window without `cron`',
+  cron: 'Cron expression of the start times; null: the window is open only once',
   timezone: 'IANA time zone of the expression; default: UTC',
   duration: 'Milliseconds from each start to its end',
 };
@@ -75,7 +75,7 @@ export const maintenanceWindows = {
     reply: maintenanceWindow,
   }),
   remove: single('DELETE', '/alerts/windows/{window_id}', 'webhooks:write', {
-    summary: 'Delete a maintenance window, which ends it',
+    summary: 'Delete a maintenance window; if it is open, it ends now',
     reply: deleted,
   }),
 };

@@ -58,7 +58,7 @@ export const packages = {
   upload: incoming('bytes', 'PUT', '/packages/{package}', 'admin', {
     summary: 'Upload a signed agent package, so that upgrades can install it',
     description:
-      'The body is the package. It must have the size and the SHA-256 of its signature. Machines check the signature themselves, with the key that they have pinned.',
+      'The body is the package. Its size and SHA-256 must be those in `signature`. Machines check the signature themselves, with the key that they have pinned.',
     query: {
       signature: z
         .string()
@@ -81,7 +81,7 @@ export const packages = {
   }),
   remove: single('DELETE', '/packages/{package}', 'admin', {
     summary: 'Delete an uploaded agent package',
-    description: 'Packages that are part of the broker cannot be deleted.',
+    description: 'A package that came with the broker’s installation cannot be deleted.',
     reply: deleted,
     errors: ['package_not_found', 'conflict'],
   }),

@@ -95,7 +95,10 @@ export interface BytesReply {
   quiet?: boolean;
 }
 
-/** Reply of a growing route: the object without its array, then the array's items in batches. */
+/**
+ * Reply of a route of the kind `growing`, whose answer is an object with an array of any length. `head`: the object
+ * without the array. `items`: the array's items, in batches.
+ */
 export interface GrowingReply<T, G extends keyof T> {
   head: Omit<T, G>;
   meta: { total: number; limit: number; offset: number; has_more: boolean };

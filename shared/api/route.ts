@@ -81,8 +81,8 @@ export interface Route<
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
-   * What a repeated request gets; set if the route takes an Idempotency-Key. `replay`: it gets the first answer.
-   * `secret`: the answer is never stored, and a repeated request is refused with the id of the created object.
+   * What a repeated request gets; set if the route takes an Idempotency-Key. `replay`: the first answer again. `secret`:
+   * an error with the id of the object that the first request created, because an answer with a secret is never stored.
    */
   idempotency?: 'replay' | 'secret';
   /** The operation that answers a repeated request after a crash of the broker; `get` by default. */

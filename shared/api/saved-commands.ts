@@ -19,8 +19,8 @@ const described = {
   name: 'Name; in `argv`, `{{name}}` stands for the value',
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
   required:
-    'False if the parameter may be left out. If it has no `default`, it must then fill a whole argument. Default: true unless there is a `default`',
-  default: 'Value of a parameter that is left out',
+    'False if a caller may leave out the parameter. Without a `default`, the parameter must then be a whole argument, which is left out too. Default: true if there is no `default`, otherwise false',
+  default: 'Value that the parameter has if a caller gives none',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',
   min: 'Smallest `integer`; default: 0',
@@ -79,7 +79,7 @@ const fields = {
     .min(1)
     .max(256)
     .describe(
-      'Program and arguments, run without a shell. In arguments, `{{name}}` stands for the value of a parameter, which is never split; the program cannot contain one',
+      'Program and arguments, run without a shell. In an argument, `{{name}}` stands for the value of a parameter, which always stays within this one argument. The program must not contain `{{name}}`',
     ),
   parameters: z.array(newParameter).max(50).optional().describe('Parameters of the command'),
   description: text(4096).nullable().optional().describe('What the command does'),
@@ -87,7 +87,8 @@ const fields = {
   cwd: cwd.nullable().optional().describe('Working directory; default: the home of the user'),
   timeout: timeout.nullable().optional().describe(untilKilled),
 };
-const notLimited = 'The key must not be limited to machines, because others run the saved command.';
+const notLimited =
+  'The key of this request must not be limited to some machines, because the saved command can run on all machines.';
 const withSchedules =
   'If a schedule uses the saved command, the key also needs `schedules:write` and `schedules:read`.';
 
@@ -117,7 +118,7 @@ export const savedCommands = {
   }),
   update: single('PATCH', '/saved-commands/{saved_command_id}', 'commands:execute', {
     summary: 'Change a saved command',
-    description: `Schedules use the new form from their next run on. ${notLimited} ${withSchedules}`,
+    description: `Schedules that use the saved command run the changed one from their next run on. ${notLimited} ${withSchedules}`,
     body: someOf(z.strictObject(fields).partial()),
     example: { timeout: 60_000 },
     reply: savedCommand,

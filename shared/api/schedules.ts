@@ -1,5 +1,4 @@
-// REST routes of schedules and of their runs (spec 2.7, 2.8, 4.3). A schedule runs a command by a cron expression or
-// when a path changes.
+// REST routes of schedules and of their runs. A schedule runs a command by a cron expression or when a path changes.
 import * as z from 'zod';
 import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';
@@ -32,8 +31,8 @@ const catchUp = z.enum(['none', 'last', 'all']);
 const runStatuses = ['running', ...endStatuses, 'skipped', 'missed', 'lost'] as const;
 
 const notify = z.object({
-  on_success: z.boolean().describe('True if a successful run emits `schedule.completed`'),
-  on_failure: z.boolean().describe('True if a failed run emits `schedule.failed`'),
+  on_success: z.boolean().describe('True: each successful run emits the event `schedule.completed`'),
+  on_failure: z.boolean().describe('True: each failed run emits the event `schedule.failed`'),
 });
 
 const watched = {
@@ -73,7 +72,7 @@ const listed = named('Schedule', {
   last_run: lastRun
     .nullable()
     .describe(
-      'Last run, even if it could not start. With `tags`, the run with the worst result of all machines at that time',
+      'Last run that has ended, even if it could not start. With `tags`, the run with the worst result among the last runs of all machines',
     ),
   created_at: timestamp.describe('Time of creation'),
 });
@@ -169,7 +168,7 @@ const further = {
   overlap: overlap
     .optional()
     .describe(
-      'Whether a run starts while the previous one is in progress; default: `skip`. With `on_change`, `skip` starts one run when the previous one has ended',
+      'Whether a run starts while the previous one is in progress: `skip` (default) or `allow`. With `on_change`, `skip` loses no change: if the path changes during a run, one run starts after it has ended',
     ),
   catch_up: catchUp
     .optional()
@@ -221,7 +220,7 @@ export const schedules = {
   create: single('POST', '/schedules', 'schedules:write', {
     summary: 'Create a schedule: run a command by a cron expression, or when a path changes',
     description:
-      'Names either `machine_id` or `tags`, and either `cron` or `on_change`. Needs the scope `commands:execute` too, and with `on_change` also `files:read`. With `tags` it runs on the machines that its key may use.',
+      'The body has either `machine_id` or `tags`, and either `cron` or `on_change`. Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A schedule with `tags` runs only on machines that the key of this request may use.',
     body: creation,
     example: {
       name: 'backup',
@@ -249,7 +248,7 @@ export const schedules = {
       cron,
       timezone: timezone.default('UTC').describe('IANA time zone of the expression'),
       count: queryNumber(1, 100).default(5).describe('Number of times'),
-      from: instant.optional().describe('Time to start from; default: now'),
+      from: instant.optional().describe('List the times after this one; default: now'),
     },
     reply: z.object({
       cron: z.string().describe('Cron expression'),
@@ -283,7 +282,7 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. A key without `schedules:read` must send `env` with a change of command, saved command, parameters, user, cwd, machine_id or tags. A schedule with `tags` can be changed only by its own key, or by a key that may use all machines it runs on. It keeps the rights of its key unless the request changes where or what it runs. If its key is revoked or expired, the request must contain both: `tags` or `machine_id`, and `command` or `saved_command_id`.',
+      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. After the change, a schedule with `machine_id` runs with the rights of the key of this request. A key without `schedules:read` that changes the command, its parameters, user, cwd, machine or tags must send `env` too, because the command could print the stored environment. A schedule with `tags` can be changed only by its own key, or by a key that may use all machines it runs on. It keeps the rights of its key, unless the request changes where or what it runs. Once its key is revoked or expired, the request must have two fields: where it runs (`tags` or `machine_id`), and what (`command` or `saved_command_id`).',
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,

@@ -63,7 +63,7 @@ const lastUpgrade = z.object({
     ),
   from_version: z.string().describe('Version before the upgrade'),
   to_version: z.string().describe('Version that the upgrade was to install'),
-  reason: z.string().describe('Why the machine went back to the old version; otherwise empty'),
+  reason: z.string().describe('Why the machine went back to the old version; empty if it did not'),
 });
 
 /** Whether the agent of a machine can be upgraded: a field of machines. */
@@ -74,7 +74,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .describe(
       'Version that an upgrade would install now; null if there is none, or if the machine has that version already',
     ),
-  possible: z.boolean().describe('True if the machine can be upgraded to that version'),
+  possible: z.boolean().describe('True if an upgrade can install the version `available` on the machine'),
   reason: z.enum(obstacles).nullable().describe('Why the machine cannot be upgraded; null if it can'),
   message: z.string().nullable().describe('The reason in words, with the next step'),
   pin: z
@@ -91,7 +91,9 @@ export const machineUpgrade = named('MachineUpgradeState', {
   key: z
     .string()
     .nullable()
-    .describe('Fingerprint of the key whose packages the machine accepts; null: no key is pinned'),
+    .describe(
+      'Fingerprint of the key that must have signed a package for this machine to accept it; null: no key is pinned',
+    ),
   hold_version: z
     .string()
     .nullable()
@@ -100,17 +102,21 @@ export const machineUpgrade = named('MachineUpgradeState', {
 });
 
 const counts = z.object({
-  waiting: z.number().describe('Machines whose wave has not begun'),
-  offline: z.number().describe('Machines that are upgraded once they are online'),
-  staging: z.number().describe('Machines to which the package is being sent'),
-  busy: z.number().describe('Machines that have the package and wait until their commands and terminals end'),
-  switching: z.number().describe('Machines that are starting the new version'),
-  upgraded: z.number().describe('Machines that run the new version'),
-  failed: z.number().describe('Machines whose upgrade failed'),
-  skipped: z.number().describe('Machines that were skipped, such as offline machines and machines on hold'),
+  waiting: z.number().describe('Number of machines whose wave has not begun'),
+  offline: z.number().describe('Number of machines that are offline, and are upgraded when they are online'),
+  staging: z.number().describe('Number of machines to which the package is being sent'),
+  busy: z
+    .number()
+    .describe('Number of machines that have the package and wait until their commands and terminals end'),
+  switching: z.number().describe('Number of machines that are starting the new version'),
+  upgraded: z.number().describe('Number of machines that run the new version'),
+  failed: z.number().describe('Number of machines whose upgrade failed'),
+  skipped: z
+    .number()
+    .describe('Number of machines that were skipped, such as offline machines and machines on hold'),
   cancelled: z
     .number()
-    .describe('Machines that still had the old version when the upgrade was cancelled or failed'),
+    .describe('Number of machines that still had the old version when the upgrade was cancelled or failed'),
 });
 
 const wave = z
@@ -121,7 +127,7 @@ const wave = z
   )
   .meta({ examples: ['10%', '5'] });
 
-/** The choices of an upgrade. */
+/** The options that a request to start an upgrade can set. */
 const choices = {
   wave: wave.describe('Machines of one wave: a number, or a percentage of all'),
   pause: milliseconds(0, 7 * day).describe('Milliseconds between the end of a wave and the next one'),
@@ -137,7 +143,7 @@ const choices = {
     'With `running: wait`, milliseconds after which a machine that is still busy is skipped',
   ),
   queue_for: milliseconds(0, 30 * day).describe(
-    'Milliseconds after which a machine that is offline is skipped; other machines do not wait for it',
+    'Milliseconds for which a machine may be offline after its wave has begun; then it is skipped. Other machines do not wait for it',
   ),
   probe_timeout: milliseconds(10_000, 3_600_000).describe(
     'Milliseconds in which the new agent must connect, or the machine goes back to the old one',
@@ -153,7 +159,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Why some keys do not get the numbers of waves: these would reveal how many machines the upgrade has. */
+/** Reason why a key gets null instead of a number of waves, which would reveal how many machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 
@@ -174,7 +180,7 @@ const upgrade = named('Upgrade', {
   next_wave_at: timestamp
     .nullable()
     .describe(
-      `Time at which the next wave begins; null: not yet known, or there is no next wave, or ${forLimited}`,
+      `Time at which the next wave begins. Null if the present wave has not ended, if there is no next wave, or if ${forLimited}`,
     ),
   total: z.number().describe('Number of machines of the upgrade'),
   counts: counts.describe('Number of machines by status'),
@@ -187,7 +193,9 @@ const upgradeMachine = named('UpgradeMachine', {
   machine_id: machineId,
   machine_name: z.string().describe('Name of the machine; empty if it was removed'),
   wave: z.number().nullable().describe(`Number of the machine’s wave, from 1; ${nullForLimited}`),
-  status: z.enum(machineStatuses).describe('Status; the last four are final'),
+  status: z
+    .enum(machineStatuses)
+    .describe('Status; `upgraded`, `failed`, `skipped` and `cancelled` are final'),
   reason: z.enum(reasons).nullable().describe('Why the machine was skipped, failed or was cancelled'),
   message: z.string().nullable().describe('The reason in words, with the next step'),
   from_version: z.string().describe('Version before the upgrade; empty if unknown'),
@@ -199,14 +207,16 @@ const upgradeMachine = named('UpgradeMachine', {
   started_at: timestamp
     .nullable()
     .describe('Time at which the transfer of the package began for the first time; null before that'),
-  finished_at: timestamp.nullable().describe('Time at which the machine was done; null before that'),
+  finished_at: timestamp
+    .nullable()
+    .describe('Time at which the machine’s status became final; null before that'),
 });
 
 export const upgrades = {
   create: single('POST', '/machines/upgrade', 'machines:write', {
     summary: 'Upgrade the agents of many machines, a wave at a time',
     description:
-      'Takes either `machine_ids` or `tags`. The answer does not wait: follow `GET /upgrades/{upgrade_id}` or the events `upgrade.*`. An older `version` can be installed too.',
+      'Takes either `machine_ids` or `tags`. Answers before any machine is upgraded; follow the upgrade by `GET /upgrades/{upgrade_id}` or the events `upgrade.*`. An older `version` can be installed too.',
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
@@ -248,7 +258,7 @@ export const upgrades = {
   }),
 };
 
-/** What an owner of machines sets for the upgrades of one machine. */
+/** Fields of `PATCH /machines/{machine_id}` that limit the upgrades of one machine. */
 export const upgradePolicy = {
   agent_pin: agentVersion
     .nullable()

@@ -1,4 +1,4 @@
-// REST routes of webhooks: subscriptions to events, and their deliveries (spec 2.6, 4.4, 6).
+// REST routes of webhooks: subscriptions to events, and their deliveries.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
@@ -125,7 +125,7 @@ export const webhooks = {
   update: single('PATCH', '/webhooks/{webhook_id}', 'webhooks:write', {
     summary: 'Change a webhook',
     description:
-      '`enabled: true` also resets the count of failed attempts. A new `url` makes the key of the request the owner of the webhook.',
+      '`enabled: true` also sets the count of failed attempts to 0. With a new `url`, the webhook delivers only what the key of this request may read.',
     body: z.strictObject({
       url: url.optional(),
       events: events.optional(),
@@ -145,7 +145,8 @@ export const webhooks = {
   }),
   test: single('POST', '/webhooks/{webhook_id}/test', 'webhooks:write', {
     summary: 'Send a test event',
-    description: 'Works for a disabled webhook too. The test is not repeated, and a failure is not counted.',
+    description:
+      'Works for a disabled webhook too. A test event that cannot be delivered is not sent again, and does not disable the webhook.',
     reply: testDelivery,
     idempotency: 'replay',
     waits: true,

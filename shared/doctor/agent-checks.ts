@@ -58,7 +58,8 @@ export async function unitState(name: string): Promise<Finding[]> {
   // systemd makes this directory when it boots a machine (sd_booted(3)).
   if (!existsSync('/run/systemd/system')) return [];
   const state = await stateOf(name).catch(() => undefined);
-  if (!state) return [warn('service', 'systemctl does not answer', 'run systemctl status to see why')];
+  if (!state)
+    return [warn('service', 'systemctl does not answer', `run systemctl status ${name} to see why`)];
   const { installed, active, status, exitStatus, result } = state;
   if (!installed) return [warn('service', `${name} is not installed`, `${name} install`)];
   const what = clean([`${name} is ${active}`, status].filter(Boolean).join(': '));

@@ -43,8 +43,8 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
 /** Maximum number of items that the broker returns in one page. */
 const pageSize = 100;
 /**
- * Maximum number of ids that are remembered to skip repeats. If more items are created between two pages, some may
- * repeat.
+ * Number of yielded items whose ids are remembered, so that an item that has moved to the next page is not yielded
+ * again. If more items than this are created between two pages, some items are yielded twice.
  */
 const remembered = 10_000;
 

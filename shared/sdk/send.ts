@@ -66,7 +66,7 @@ async function orNoAnswer<T>(
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // The broker refuses with `unavailable` before the request has an effect.
+  // `unavailable` means that the request had no effect yet. Only a POST is not repeated without an idempotency key.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
   // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;

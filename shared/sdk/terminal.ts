@@ -70,8 +70,8 @@ export async function attachTerminal(
 }
 
 /**
- * Resolves when the broker reports that the terminal is ready. Rejects when it cannot be opened; the cause of
- * the error is the Ending.
+ * Resolves when the broker reports that the terminal is ready. Rejects if the terminal cannot be opened; the `cause` of
+ * the error is an Ending, which has the reason.
  */
 export function openTerminal(socket: WebSocket, settings: TerminalSettings): Promise<Terminal> {
   socket.binaryType = 'arraybuffer';

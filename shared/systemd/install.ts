@@ -25,7 +25,10 @@ export interface Service {
   home?: string;
   /** Units that run as root beside the service: NAME.path starts NAME.service. Both use `directory`. */
   helper?: { name: string; directory: string };
-  /** True once a running service works, such as an agent that is linked. The installation waits for this. */
+  /**
+   * Returns true if the running service works, for example if an agent is linked. The installation waits until this
+   * returns true.
+   */
   settled(state: State): boolean;
 }
 
@@ -46,12 +49,12 @@ export interface Installation extends UnitValues {
    * A file that only the service's account may read. If `text` is undefined, an existing file is not changed.
    */
   secret?: { file: string; text: string | undefined };
-  /** Installs the service's helper; absent if there is none on this machine. */
+  /** How to install the units of `Service.helper`; absent if they are not to be installed on this machine. */
   helper?: {
     blocks: readonly string[];
-    /** The start of the helper's command line. */
+    /** The program that the helper's unit runs, and its first arguments. The unit adds further arguments. */
     command: readonly string[];
-    /** Fills the helper's directory. `account`: the account of the service. */
+    /** Fills the directory of `Service.helper`. `account`: the account of the service. */
     prepare(account: { uid: number; gid: number }): Promise<void>;
   };
 }
@@ -147,7 +150,7 @@ async function putFiles(
 
 type Put = (file: string, content: FileContent | undefined) => Promise<void>;
 
-/** Writes the units and the directory of the service's helper, or removes its units. */
+/** Writes the units of `Service.helper` and fills its directory. Without a plan for them, removes these units. */
 async function putHelper(
   service: Service,
   { helper: planned, user }: Installation,
@@ -291,7 +294,7 @@ export async function place(file: string, content: FileContent | undefined): Pro
   }
   const { text, mode, uid, gid } = content;
   const made = await mkdir(directory, { recursive: true });
-  // The service must be able to enter a new directory, so the administrator's umask must not apply.
+  // The administrator's umask may have closed the new directory to the service's account; the service must enter it.
   if (made) await chmod(directory, 0o755);
   await writeDurably(file, text, { mode, owner: { uid, gid } });
 }
@@ -326,7 +329,7 @@ async function removeAccount(name: string, home: string | undefined): Promise<vo
 }
 
 async function findAccount(name: string): Promise<Account | undefined> {
-  // getent would take a number for a user id.
+  // getent finds an account by its user id too, so a number is not accepted as a name.
   if (!/^[A-Za-z_][\w.-]*$/.test(name)) return undefined;
   const { code, stdout } = await run('getent', ['passwd', name]);
   const [found, , uid, gid] = stdout.trim().split(':');
@@ -341,7 +344,7 @@ async function takeOver(service: string, directory: string, { uid, gid }: Accoun
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;
   await run('systemctl', ['stop', service]);
-  // The directory is closed to its old owner before its content changes.
+  // First the old owner loses access, so that it can change nothing while the content gets its new owner.
   await must('chown', ['--no-dereference', '0:0', '--', directory]);
   await must('chmod', ['0700', '--', directory]);
   const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];

@@ -36,7 +36,7 @@ export async function perform(
   return 0;
 }
 
-/** What a program adds to its installation after its settings were validated. */
+/** The parts of an installation that the program itself plans from its valid settings. */
 export interface Plan extends Omit<Installation, 'command' | 'settings'> {
   /** Settings to store in the settings file; the data directory is added. */
   stored: Record<string, unknown>;
@@ -56,7 +56,7 @@ export async function installCommand<T extends Record<string, Setting> & { data_
   const settings = parseSettings(table, { data_dir: dataOf(service), ...given });
   if (settings.data_dir !== dataOf(service)) {
     throw new StartError(
-      `--data-dir: as a service ${service.name} stores its data in ${dataOf(service)}; leave out this flag`,
+      `--data-dir: leave out this flag; the service ${service.name} always stores its data in ${dataOf(service)}`,
     );
   }
   const { stored, ...planned } = await plan(settings, given);

@@ -96,8 +96,8 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
 }
 
 /**
- * Returns a value in octal digits, or the largest number that fits. If the value does not fit, the pax record
- * has it.
+ * Returns a value in octal digits. For a value with more digits it returns the largest number that fits; a pax record
+ * then has the value itself.
  */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)

@@ -16,7 +16,10 @@ import {
   type TarContent,
 } from './header.ts';
 
-/** Maximum number of bytes of a long name or of a pax header, which may contain extended attributes (ignored). */
+/**
+ * Maximum number of bytes of a long name or of a pax header. It leaves room for extended attributes in a pax header,
+ * which are ignored.
+ */
 const longestExtension = 1024 * 1024;
 /** Maximum number of headers in a row that only describe the next entry. */
 const mostExtensions = 8;
@@ -174,8 +177,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gunzip may end before its input does. The remaining input is read below, so the end of gunzip must not
-  // close `iterator`: `rest` has no return().
+  // gunzip may end before its input does, and pipeline() then calls return() on the input. That must not close
+  // `iterator`, whose remaining bytes are read below. So gunzip reads `rest`, which has no return().
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;
