@@ -6,7 +6,7 @@ export const openCommands = 64;
 export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
-/** Maximum number of bytes of each output of a command that the agent stores, and that the broker stores of its copy. */
+/** Maximum number of stored bytes of each output of a command, on the machine and also in the broker's copy. */
 export const outputWindowBytes = 64 * 1024 * 1024;
 /** Milliseconds after which a reader that accepts no data no longer slows its command. */
 export const readerStallMs = 5_000;

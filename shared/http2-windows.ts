@@ -1,6 +1,7 @@
 // Sizes the HTTP/2 flow-control windows of links. A window is the number of bytes of a stream that the peer may send
-// before this process has read them. A distant peer needs a large window for a fast transfer. So its windows grow while
-// this process reads the data quickly, and shrink while data stays unread, because unread data takes memory.
+// before this process has read them. A near peer (round trip up to 0.4 ms) has a fixed window. A distant peer needs a
+// larger window for a fast transfer, but unread data takes memory. So the windows of a distant peer grow while this
+// process reads the data quickly, and shrink while data stays unread.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { linkService } from './agent-rpcs.ts';
@@ -34,7 +35,10 @@ const allBytes = largestBytes;
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 const someStreams = 8;
-/** Sum that the windows of a distant peer may always reach, in bytes, even if unread bytes of other peers use up `allBytes`. */
+/**
+ * Sum that the windows of a distant peer may always reach, in bytes, even if unread bytes of other peers use up
+ * `allBytes`.
+ */
 const leastBytes = 4 * mebibyte;
 /**
  * Window of a whole connection to a distant peer, in bytes. It does not limit the memory, because Node counts bytes

@@ -11,7 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** The log stores this number of the last bytes of the output, and up to a sixteenth (one segment) more. */
+  /** Number of bytes that the log stores from the end of the output. It may store a sixteenth (one segment) more. */
   windowBytes?: number;
   /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;

@@ -94,7 +94,7 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
     machines: settings.scale,
     profiled: values.profile,
   });
-  // The broker frees the memory that only its start needed after 15 s of rest; `baseMiB` must not include it.
+  // After 15 s of rest the broker frees memory that only its start needed. `baseMiB` must not include that memory.
   await sleep(baseMs);
   const baseMiB = broker.memory();
   const begun = performance.now();

@@ -26,7 +26,7 @@ const databaseAwayMs = 10_000;
 const backMs = 5_000;
 /** Milliseconds for which any broker may still accept a key that was revoked at another broker. */
 const revokedMs = 1_000;
-/** The same while the broker gets no notifications from the database, and so learns of the change only by polling. */
+/** Milliseconds for which a broker may still accept a revoked key while it gets no notifications from the database. */
 const revokedWithoutNewsMs = 5_000;
 const revocations = 20;
 
@@ -149,7 +149,7 @@ async function freeze(system: System, print: Print): Promise<string[]> {
   await sleep(2 * backMs);
   const changed = changedRows(before, await postgres.query(finished));
   print(
-    `  a broker frozen for ${frozenMs} ms: forwards requests again ${Math.round(ms)} ms after the freeze; rows changed of ${changed.length} of ${before.length} commands that had ended`,
+    `  a broker frozen for ${frozenMs} ms: forwards requests again ${Math.round(ms)} ms after the freeze; of ${before.length} commands that had ended, ${changed.length} have changed rows`,
   );
   return [
     ...checkRelinks([relinks], vanishedMs, print),

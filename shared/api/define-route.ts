@@ -10,7 +10,7 @@ export type NoShape = Record<never, never>;
 type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
   ? Name | ParamNames<Rest>
   : never;
-/** The params of a path: `{machine_id}` takes the id of a machine. A param that is not named after an id takes any text. */
+/** The params of a path: `{machine_id}` takes the id of a machine. A param that is not the name of an id takes any text. */
 export type PathParams<Path> = {
   [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`
     ? (typeof idSchemas)[Noun]

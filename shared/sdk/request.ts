@@ -35,7 +35,7 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   if (to.userAgent) headers.set('User-Agent', to.userAgent);
   const { body, type, repeatable } = bodyOf(route, input);
   if (type) headers.set('Content-Type', type);
-  // By a random idempotency key the broker recognizes a retry of this request.
+  // With a random idempotency key the broker recognizes a retry of this request.
   const ownKey = route.idempotency && repeatable && to.retries > 0 ? randomKey() : undefined;
   const key = given ?? ownKey;
   if (key) headers.set('Idempotency-Key', key);

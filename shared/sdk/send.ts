@@ -66,7 +66,8 @@ async function orNoAnswer<T>(
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // `unavailable` means that the request had no effect yet. Only a POST is not repeated without an idempotency key.
+  // `unavailable` means that the request had no effect, as far as the broker knows. To be safe, a POST is repeated only
+  // with an idempotency key.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
   // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;

@@ -133,7 +133,9 @@ async function measureList(context: Context, list: List): Promise<void> {
   for (const name of filters) {
     const value = exampleOf(name);
     if (value === undefined)
-      context.figures.line(`${list.noun}: ${name} is not measured, because it is null in every row`);
+      context.figures.line(
+        `${list.noun}: ${name} is not measured, because none of ${page.length} rows has it`,
+      );
     else queries.set(name, `${name}=${encodeURIComponent(value)}`);
   }
   const withMachine = [...queries].filter(([what]) => what !== 'no filter' && what !== 'machine_id');

@@ -24,7 +24,7 @@ export interface Progress extends Counts {
   linked: number;
   /** Number of times that machines ran a command. */
   runs: number;
-  /** Of these runs, the number of those in which the machine had already run the same command. */
+  /** Number of these runs that repeated a command which the machine had already run. */
   runsTwice: number;
   machineIds: string[];
   failure?: string;
