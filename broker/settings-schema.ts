@@ -59,7 +59,7 @@ export const brokerSettings = {
   peer_listen: {
     schema: z.string().pipe(hostPort).optional(),
     value: 'HOST:PORT',
-    help: 'let several brokers use one --database-url; address on which this broker listens for the others',
+    help: 'address on which this broker listens for other brokers; needed if several use one --database-url',
   },
   peer_url: {
     schema: z.string().refine(isWhole, 'must be a complete URL, such as https://HOST:8422').optional(),
@@ -156,7 +156,7 @@ export const brokerSettings = {
   webhook_attempts: {
     schema: z.coerce.number().int().min(1).max(20).default(3),
     value: 'N',
-    help: 'attempts of one delivery, after which the webhook is disabled (default 3)',
+    help: 'failed attempts of one delivery after which the webhook is disabled (default 3)',
   },
   heartbeat_url: {
     schema: z

@@ -69,10 +69,7 @@ async function planBroker(settings: BrokerSettings, given: Record<string, unknow
 const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
-/**
- * Returns the command that logs in to this broker. It contains the pin of a certificate that the broker's own
- * CA issued.
- */
+/** Returns the command that logs in to this broker. It has --pin if the broker's own CA issued the certificate. */
 async function loginLine(url: string): Promise<string> {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
   const info = await withSocket(

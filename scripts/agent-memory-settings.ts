@@ -1,5 +1,5 @@
-// Flags of Node and variables that save memory of an agent, because it is idle most of the time, on a machine with
-// other work. The launcher of its package, `npm start` and the benches set them. Transfers are as fast as without them.
+// Flags of Node and environment variables with which an agent takes less memory: it is idle most of the time, and its
+// machine has other work. The launcher of its package, `npm start` and the benches set them. Transfers are not slower.
 
 export const agentFlags = [
   '--optimize-for-size',

@@ -144,8 +144,8 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // Whether the caller may set this environment is checked last. So a caller who may not use the machine learns
-        // nothing but that.
+        // Whether the caller may let a command print the environment is checked last. So a caller who may not use the
+        // machine learns nothing but that.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });

@@ -19,7 +19,8 @@ const atOnce = 32;
 const behindAtOnce = 8;
 const missedAtOnce = 100;
 /**
- * Maximum number of rows in succession for missed due times of one schedule. All further due times share one more row.
+ * Maximum number of successive missed due times of a schedule that get a row each. All further ones share one more
+ * row.
  */
 const mostMissed = 1000;
 /**
@@ -114,7 +115,7 @@ export class DueTimes {
     if (drift === 0) return;
     this.#log.warn(
       { drift_ms: Math.round(drift) },
-      'the wall clock was set; no schedule runs for a minute if it was set forward',
+      'the wall clock was set; if it was set forward, no schedule runs for the next minute',
     );
     this.#missedRowsLeft = mostMissedInAll;
     if (drift < 0) this.#rewind(corrected);
@@ -173,8 +174,8 @@ export class DueTimes {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // After the clock was set back, a due time that has run can come again. `busy` ensures that no other step
-    // records this time meanwhile, because only one step of a schedule runs at a time.
+    // A due time that has run comes again if the clock was set back, so the history is asked first. No other step can
+    // start the same run meanwhile, because `busy` allows one step of a schedule at a time.
     if (!(await this.#ran(tracked, at))) {
       const decision = await this.#decideOverlap(tracked, trigger);
       if (typeof decision === 'number') return decision;
@@ -190,7 +191,8 @@ export class DueTimes {
    */
   async #decideOverlap(tracked: Tracked, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
     const { schedule, machine_id } = tracked;
-    // A manual run that starts during this read is treated like one that starts right after the due time.
+    // A manual run that starts during this read is not noticed. The due time then runs, as if the manual run had
+    // started a moment later.
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     // If the machine is offline, the command fails, and its row then has the reason.
     if (open.length === 0 || this.#launcher.isAway(machine_id)) return 'run';
@@ -206,7 +208,8 @@ export class DueTimes {
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);
     if (most <= 0) return this.#recordRest(tracked, timetable, until);
     const passed = timetable.times(settledUntil, most, until);
-    // The number is subtracted before the read, because checks of other schedules change it at the same time.
+    // The rows are subtracted before the read, because checks of other schedules use `#missedRowsLeft` during the
+    // read.
     this.#missedRowsLeft -= passed.length;
     const ran = await this.#context.records.ran(
       [schedule.id],
@@ -221,7 +224,7 @@ export class DueTimes {
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** Stores one row for all these due times. The time of the row is the last due time that did not run. */
+  /** Stores one row for all missed due times up to `until`. The row has the last due time that did not run. */
   async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
@@ -255,7 +258,7 @@ export class DueTimes {
 const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/** Returns the part of the reason that says how many due times the row stands for. */
+/** Returns the end of the reason of a row that stands for several due times; an empty text for a single due time. */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';

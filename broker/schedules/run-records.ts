@@ -42,7 +42,10 @@ export interface OnMachine {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/** Maximum number of due times that next_run leaves out because the schedule ran for them while the clock was ahead. */
+/**
+ * Maximum number of future due times of a schedule that have run already, while the clock was ahead, and that
+ * next_run leaves out.
+ */
 export const mostRan = 1000;
 
 /** The machines that a caller may use; undefined means all machines, including removed ones. */
@@ -90,11 +93,11 @@ export class ScheduleRecords {
 
   /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
-    // A run by hand may be on a machine of another broker, as a part of a batch. Only the mark of a due time needs the
-    // owner.
+    // Only putMark() checks that this broker owns the machine. A run by hand has no due time and no mark: as a part
+    // of a batch, it may be on a machine of another broker.
     const { schedule_id, machine_id, scheduled_for: at } = run;
-    // The row may replace an older one. After the clock was set back, a row for the same time may exist, although
-    // its run did not take place.
+    // A row for the same time is replaced. It exists if the clock was set back after the time was recorded as missed
+    // or skipped.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
@@ -164,7 +167,9 @@ export class ScheduleRecords {
     return (await this.#history.all(sql, JSON.stringify(scheduleIds))).map(toMark);
   }
 
-  /** Stores marks for machines that have just got the tags of a schedule. */
+  /**
+   * Stores marks for machines that have just got the tags of a schedule. Earlier due times then do not count there.
+   */
   async mark(marks: readonly Mark[]): Promise<void> {
     for (let from = 0; from < marks.length; from += marksAtOnce) {
       await this.#history.write((transaction) => {
@@ -201,8 +206,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Handles a clock that was set back to `to`. Moves later marks back, and deletes later rows of runs that
-   * did not take place.
+   * Called when the clock was set back to `to`. Sets later marks to `to`, and deletes rows of runs that did not take
+   * place and whose due time is later than `to`.
    */
   rewind(to: number, transaction: HistoryTransaction): void {
     transaction.run('UPDATE schedule_marks SET at = ?1 WHERE at > ?1', to);
@@ -231,8 +236,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any. Of
-   * each schedule it returns at least the first `mostRan`.
+   * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any.
+   * At most `mostRan` times are returned for one schedule, and on average as many for each of several.
    */
   async ran(
     scheduleIds: readonly string[],
@@ -263,8 +268,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the last run of a schedule that has ended, on the machines in `reach`. Skipped and missed runs do not
-   * count. A schedule with tags has runs on several machines at the same time; the worst of these is returned.
+   * Returns the last run of a schedule that took place and has ended, on the machines in `reach`. If several machines
+   * ran the schedule at that time, returns the run with the worst status.
    */
   async last({ id, tags }: Schedule, reach: Reach): Promise<ScheduleRun | undefined> {
     const ended: Condition[] = [
@@ -299,8 +304,8 @@ export class ScheduleRecords {
     const findBy = input.command_id ? ['command_id', 'schedule_id'] : ['status', 'machine_id'];
     const page = await pageOfRows(
       this.#history,
-      // Runs that were decided at the same time are sorted by `rowid`, because rows are written in the order of due
-      // times.
+      // Runs that were decided at the same time are sorted by `rowid`. This is the order of their due times, because
+      // rows are written in that order.
       { table: 'schedule_runs', columns, counted, tie: ['rowid'], findBy },
       [reachableOnly(reach), ...filtersOf(routes.history, input)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },
@@ -349,7 +354,7 @@ export function newRun(
   };
 }
 
-/** Returns a copy of the run that ended before its command was created. */
+/** Returns a copy of a run as it is stored if the run ends before it has a command. */
 export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
   const at = now();
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };
@@ -386,7 +391,7 @@ function toMark(row: Row): Mark {
   };
 }
 
-/** Converts a row to a run. The columns are those that begin() wrote. */
+/** The cast is safe: the columns of the row are the fields of the run that begin() stored. */
 function fromRow(row: Row): ScheduleRun {
   return row as unknown as ScheduleRun;
 }

@@ -1,7 +1,7 @@
 // The tables of schedule runs in the history, and the migration steps that create them.
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 
-/** The time up to which each due time of a schedule on a machine has run, or is recorded as skipped or missed. */
+/** Every due time of a schedule on a machine up to `at` has run, or is recorded as skipped or missed. */
 export interface Mark {
   schedule_id: string;
   machine_id: string;

@@ -46,7 +46,7 @@ export const decidesRun = (changes: Changes): boolean =>
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `is required, or null: without the scope schedules:read a key may change ${exposed.join(', ')} only together with env, because the command could print the stored environment`;
+  const message = `must be sent too (null for none): a key without the scope schedules:read may change ${exposed.join(', ')} only together with env, because the command could print the stored environment`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 
@@ -85,8 +85,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // With tags, the rights of `requested_by` decide on which machines the schedule runs. So a request that changes
-    // only the cron must not change `requested_by`, because that could add machines.
+    // A schedule with tags runs only on machines that `requested_by` may use. So a request that changes only the cron
+    // does not replace `requested_by`: another key could add machines.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

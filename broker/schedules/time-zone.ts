@@ -29,7 +29,10 @@ export function findTimeZone(text: string): TimeZone | undefined {
   }
 }
 
-/** A time zone. Wall times are in milliseconds, as if the zone were UTC. */
+/**
+ * A time zone. A wall time is the date and time on a clock in the zone, as the milliseconds since 1970 at which a
+ * clock in UTC has the same date and time.
+ */
 export class TimeZone {
   readonly #format: Intl.DateTimeFormat;
   readonly #isUtc: boolean;
@@ -55,7 +58,10 @@ export class TimeZone {
     return Math.floor(instant / second) * second + this.offsetAt(instant);
   }
 
-  /** The instants of a wall time that is in whole seconds. */
+  /**
+   * Returns the instants at which clocks in the zone have this wall time: one, two in a repeated hour, or the end of
+   * the gap that skips it. `wall` is in whole seconds.
+   */
   instantsOf(wall: number): Instants {
     const [before, after] = [this.offsetAt(wall - dayMs), this.offsetAt(wall + dayMs)];
     const [early, late] = [wall - before, wall - after];

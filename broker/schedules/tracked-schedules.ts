@@ -120,7 +120,7 @@ export class TrackedSchedules {
    * zone.
    */
   timetableOf(schedule: Schedule): Timetable | undefined {
-    // A timetable takes some KiB, so only one that many machines share is cached.
+    // A timetable takes some KiB. It is cached only for a schedule with tags, because many machines use the same one.
     if (!schedule.tags) return this.#createTimetable(schedule);
     const made = this.#timetables.get(schedule);
     if (made !== undefined) return made ?? undefined;
@@ -141,7 +141,10 @@ export class TrackedSchedules {
     }
   }
 
-  /** Finds the next due time of a schedule, unless the schedule is being checked. */
+  /**
+   * Finds the next due time of a schedule. A schedule that is `busy` with a due time is skipped: it is planned after
+   * that.
+   */
   plan(tracked: Tracked): void {
     const { schedule, settledUntil, busy } = tracked;
     if (busy) return;
@@ -193,7 +196,10 @@ export class TrackedSchedules {
     return true;
   }
 
-  /** Tracks a schedule that has one machine. Returns its entry if the schedule was on another machine before. */
+  /**
+   * Tracks a schedule that has one machine. If the schedule has moved to another machine, returns it, so that its
+   * mark is read again.
+   */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
     if (machine_id === undefined) return [];
@@ -205,7 +211,7 @@ export class TrackedSchedules {
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
-    // Another broker may have run the schedule on its previous machine.
+    // The broker that owns the previous machine may have run the schedule after this broker read the mark.
     return hasMoved ? [tracked] : [];
   }
 
@@ -231,9 +237,9 @@ export class TrackedSchedules {
   }
 
   /**
-   * Sets `settledUntil` of a schedule. A machine without a mark got the tags of the schedule just now, so earlier due
-   * times do not count. Due times before `since` do not count either. A mark later than now was written while the clock
-   * was ahead.
+   * Sets the time up to which due times of a schedule count as handled, and returns the mark. The time is the mark
+   * or, for a machine that has just got the tags of the schedule, now. It is not before `since`, and not in the
+   * future: such a mark was written while the clock was ahead.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
@@ -243,7 +249,10 @@ export class TrackedSchedules {
     return mark;
   }
 
-  /** Stores since when these machines have had the tags. After a restart, earlier times therefore do not run. */
+  /**
+   * Stores marks for machines that have just got the tags, so that earlier due times do not count after a restart
+   * either.
+   */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
     const own = added.filter(({ machine_id }) => history.owns(machine_id));
@@ -254,7 +263,7 @@ export class TrackedSchedules {
     records
       .mark(marks)
       .catch((err: unknown) =>
-        this.#log.warn({ err }, 'the machines that got the tags of a schedule could not be stored'),
+        this.#log.warn({ err }, 'the marks of machines that got the tags of a schedule could not be stored'),
       );
   }
 

@@ -154,7 +154,8 @@ export class PathWatches {
       for await (const { changes, path: absolute } of stub.watchFiles(request, options)) {
         if (watched === undefined) {
           watched = absolute;
-          // From now on no change is missed. Earlier changes are found by comparing the path with its stored state.
+          // This first answer means that the agent now watches the path, so no later change is missed. Earlier
+          // changes are found by comparing the path with its stored state.
           await this.#compare(watch, signal);
           succeeded(watch);
         }
@@ -178,7 +179,8 @@ export class PathWatches {
   /** Handles a watch that could not begin, or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // No agent watches a path whose directory is missing. Agents of version 0.1.0 watch no missing path at all.
+      // The agent cannot watch a path whose directory is missing; version 0.1.0 cannot watch any missing path. Until
+      // the path exists, it is compared with its stored state every `laterMs`.
       try {
         await this.#compare(watch, signal);
         succeeded(watch);
@@ -227,7 +229,7 @@ export class PathWatches {
     const before = await records.seen(tracked);
     if (signal.aborted) return;
     if (watch.changes) {
-      // Changes between the last watch and this one were not reported, so not all paths are known.
+      // Changes were not reported while no watch was open, so the collected paths are not complete.
       watch.changes.forgetPaths();
       return this.#settle(watch);
     }
@@ -245,8 +247,8 @@ export class PathWatches {
   }
 
   /**
-   * Returns the state of the path as a text: the schedule's `since`, because earlier changes do not count, and a
-   * fingerprint.
+   * Returns the state of the path as a text: the schedule's `since` and a fingerprint. States with another `since`
+   * are not compared, because changes before `since` do not count.
    */
   async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
     const { stub } = this.#context.presence.get(watch.tracked.machine_id);
@@ -266,7 +268,7 @@ export class PathWatches {
     if (!watch.waiting) this.#settle(watch);
   }
 
-  /** Begins to collect changes, after a change whose path is unknown. */
+  /** Begins to collect changes, if a comparison has found that something changed, but not which paths. */
   #begin(watch: PathWatch, trigger: 'change' | 'catch_up'): void {
     watch.changes = new Changes(trigger);
     watch.changes.forgetPaths();
@@ -287,7 +289,8 @@ export class PathWatches {
   async #fire(watch: PathWatch): Promise<void> {
     if (watch.busy) return this.#arm(watch, soonMs);
     const { changes, link } = watch;
-    // Without a link, #compare() starts the run after the machine has linked again.
+    // While the machine is offline no run starts. When the machine is linked again, #compare() finds the changes and
+    // starts it.
     if (!changes || !link) return;
     watch.busy = true;
     try {
@@ -310,7 +313,8 @@ export class PathWatches {
     const { schedule, tracked } = watch;
     watch.waiting = schedule.overlap === 'skip';
     if (!watch.waiting) return false;
-    // The timer is set first. If the end of the run is reported during the read, that report sets a shorter timer.
+    // The timer is set before the read. If the open run ends during the read, a shorter timer is set, which this one
+    // must not replace.
     this.#arm(watch, openMs);
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     watch.waiting = open.length > 0;
@@ -348,8 +352,9 @@ function succeeded(watch: PathWatch): void {
 }
 
 /**
- * Returns the milliseconds until a path is watched again after a directory was created at it: 0, but only once in
- * `soonMs`. Otherwise an agent that reports new directories all the time would keep the broker busy.
+ * Returns the milliseconds until a path is watched again after a directory was created at it: 0, or `soonMs` if the
+ * last such wait was less than `soonMs` ago. Otherwise an agent that reports new directories all the time would keep
+ * the broker busy.
  */
 function waitBeforeRenewal(watch: PathWatch): number {
   const passed = monotonic() - watch.renewedAt;

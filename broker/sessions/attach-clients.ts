@@ -33,7 +33,7 @@ export async function attach(
   const { id: session_id, machine_id } = session.record;
   const attachedHere = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
   if (attachedHere.length >= terminalClients) {
-    const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, the most allowed; detach one`;
+    const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, and no more are allowed: detach one first`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
   const { key_id, key_name, login_id, request_id, address } = caller;

@@ -305,11 +305,15 @@ export class Sessions {
     return session?.stored && !session.ended ? session : undefined;
   }
 
-  /** Throws session_not_found, or conflict for a session that has ended. Throws unavailable if it is still open. */
+  /**
+   * Throws the error for a session that is not open here: session_not_found, conflict if the session has ended, or
+   * unavailable.
+   */
   async #refuse(session_id: string): Promise<never> {
     const { sessions, records } = this.#context;
     const stored = sessions.has(session_id) ? undefined : await records.get(session_id);
-    // The owner of the machine has stopped, and no broker has loaded its open work yet.
+    // The session has not ended. The broker that owned its machine has stopped, and no other broker has loaded it
+    // yet.
     if (stored && stored.status !== 'DISCONNECTED') {
       const message = 'no broker is responsible for the machine of this session yet: try again';
       throw new AppError('unavailable', message, { session_id, retry_after: 1 });

@@ -31,7 +31,10 @@ interface ServedClient {
 
 /** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
-/** Maximum number of bytes on their way to a client. An agent that gets acknowledgements pauses before that. */
+/**
+ * Maximum number of bytes on their way to a client; beyond it, the broker stops reading from the agent. An agent that
+ * learns what the client has received pauses earlier.
+ */
 const mostUnreceived = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
@@ -137,7 +140,7 @@ export class Conversation {
       if (link && !this.#drained && (record.status === 'CONNECTED' || ended)) {
         const reason = await this.#attach(link);
         if (reason) return reason;
-        // Waits before the next call, unless the link or the session has changed.
+        // Waits `retryMs` before the next call to the agent. A change of the link or the session ends the wait early.
         const another = (): boolean => this.#drained || session.link !== link || session.ended !== ended;
         await session.until(another, retryMs, this.#signal);
       } else if (session.over) return endOf(session);
@@ -165,15 +168,18 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The output of an open session never ends. Either the session has just ended, or the agent has
-      // detached this client.
+      // The output has ended, but that of an open session never does. So the session has ended, which this broker
+      // learns in a moment, or the agent has detached this client.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
       if (!signal.aborted)
-        this.#log.info({ why: code ?? error, client_id }, 'an agent call of a terminal client ended early');
+        this.#log.info(
+          { why: code ?? error, client_id },
+          'the broker’s call to the agent for a terminal client ended early',
+        );
       this.#drained = session.ended && code !== undefined && nothingLeft.includes(code);
       if (code === 'range_not_satisfiable' && !session.ended) return { why: 'fell_behind' };
       return session.over ? endOf(session) : undefined;
@@ -188,7 +194,7 @@ export class Conversation {
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
     const lost = this.#input.begin({ offset, input_taken, known });
-    // A session that has ended takes no input, so the client needs no warning about it.
+    // No program reads the input of a session that has ended, so the client gets no warning about lost input.
     if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
@@ -214,8 +220,9 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes that are being sent. Up to `mostUnreceived` bytes it does not wait for the client, so that a slow
-   * client falls behind and is closed. With more bytes it waits, because many notices could fill the memory.
+   * Counts bytes until the client has received them. Waits while more than `mostUnreceived` bytes are counted,
+   * because many notices could fill the memory. With fewer bytes it does not wait, so that a slow client falls behind
+   * and is closed.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;
@@ -256,7 +263,7 @@ const mostUnacknowledged = 64 * 1024;
 /** Largest piece of input in bytes. The agent also gets an acknowledgement after this number of bytes of output. */
 const pieceBytes = 32 * 1024;
 
-/** The position at which a call begins, as reported by the agent. */
+/** The agent's first answer to a call: the offsets at which output and input continue. */
 interface Beginning {
   /** Offset of the first byte of output that the agent sends in this call. */
   offset: number;
@@ -292,8 +299,8 @@ class UnacknowledgedInput {
   #reported = 0;
 
   /**
-   * Resolves when a call has accepted the action, or when the signal fires. After a lost link only input is
-   * sent again, not sizes or signals.
+   * Resolves when a call to the agent has taken the action (input, a size or a signal), or when `signal` fires. If
+   * the link is lost later, the next call sends unacknowledged input again, but not sizes and signals.
    */
   async send(action: Action, signal: AbortSignal): Promise<void> {
     this.#waiting = action;
@@ -306,7 +313,7 @@ class UnacknowledgedInput {
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that does not know the client may have received all earlier input, so none of it is sent
+    // An agent that does not know the client may have received any part of the earlier input, so none of it is sent
     // again.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
@@ -331,7 +338,8 @@ class UnacknowledgedInput {
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {
       const details = { sent: this.#next, reported: input_taken };
-      throw new AppError('machine_error', 'the agent acknowledged more input than it was sent', details);
+      const message = 'the agent acknowledged more bytes of input than the broker has sent';
+      throw new AppError('machine_error', message, details);
     }
     if (input_taken <= this.#acknowledged) return;
     this.#input = this.#input.subarray(input_taken - this.#acknowledged);

@@ -111,7 +111,7 @@ export class SessionRecords {
     transaction.run('DELETE FROM session_clients WHERE client_id = ?', clientId);
   }
 
-  /** Returns the clients that were attached when another broker process stopped: all, or those on some machines. */
+  /** Returns the clients that were still attached when their broker stopped: all, or those on some machines. */
   async attached(machineIds?: readonly string[]): Promise<Attached[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const ofThese = `session_id IN (SELECT id FROM sessions WHERE ${where})`;

@@ -108,7 +108,7 @@ export class OpenSession {
    */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
-    // `ending` is set before the write, because another change could otherwise write the record without it.
+    // `ending` is set before the write begins. Otherwise another change could write the record without it meanwhile.
     this.record = { ...this.record, ending: true };
     const written = this.#context.history.write((transaction) => {
       if (!this.ended) this.#context.records.put(this.record, transaction);
@@ -231,8 +231,8 @@ export class OpenSession {
   }
 
   /**
-   * Follows one call that supervises the terminal until its end. A call that fails is repeated on the same
-   * link.
+   * Records the events of one call that opens or keeps a terminal, until the terminal ends. If the call ends earlier,
+   * makes another one on the same link.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -348,7 +348,7 @@ export function endUnknown({ stub, machineId }: Link, id: string, context: Sessi
     .catch((err: unknown) =>
       context.log.debug({ err, session_id: id }, 'a terminal whose session is over could not be killed'),
     );
-  // The agent removes its result of the terminal after the terminal has ended.
+  // The agent may delete its result of the terminal once the terminal has ended.
   context.acknowledgements.add(machineId, [id]);
 }
 
@@ -374,13 +374,13 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
 }
 
 /**
- * Returns the outcome after a refused call: the terminal did not start, or the agent does not have it.
- * Undefined means that the call should be repeated.
+ * Decides after a refused call. Returns the session's outcome if the terminal did not start or no longer exists.
+ * Returns undefined if the call should be repeated.
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After these errors it is possible that the agent has the terminal. In the answer to the first open,
-  // `unavailable` means that the machine has too many terminals.
+  // These errors do not rule out that the agent has the terminal. The exception is `unavailable` as the answer to the
+  // first OpenTerminal: the machine has too many terminals.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

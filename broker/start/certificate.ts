@@ -86,7 +86,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
         if (current === version) return;
         version = current;
         apply(await read(files));
-        log.info(files, 'the TLS certificate was read again');
+        log.info(files, 'the changed TLS certificate is now in use');
       };
       const failed = (error: unknown): void =>
         log.error(

@@ -72,7 +72,7 @@ export interface Tuning {
   alerts?: Partial<DigestTimes>;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
-  /** Says in place of a database which broker owns each machine, and on which address the peer port listens. */
+  /** If there is no database: which broker owns each machine, and the address of the peer port. */
   cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 
@@ -170,7 +170,8 @@ function followOthers(
   machineFacts.followOthers(log);
   events.expectOthers();
   cluster.follow(() => events.refresh());
-  // The links join the cluster last, so that the work of a machine is dropped before its link ends.
+  // Parts drop a machine in the order in which they joined the cluster. The links join last, so that the work of a
+  // machine is dropped before its link ends.
   cluster.join({ adopt: async () => {}, drop: (machineId) => presence.lose(machineId) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);

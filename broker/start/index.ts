@@ -294,6 +294,6 @@ function refuseExposedHttp({ http, insecure_http, local, tls, tls_cert }: Broker
     );
   if (local || insecure_http || secured || isLoopback(http.host)) return;
   throw new StartError(
-    `--http ${address(http.host, http.port)} would send API keys unencrypted: use --tls, or --tls-cert and --tls-key, or listen on 127.0.0.1 behind a TLS proxy, or allow it with --insecure-http`,
+    `--http ${address(http.host, http.port)} would send API keys unencrypted. Use --tls, or --tls-cert and --tls-key; or listen on 127.0.0.1 behind a TLS proxy; or allow it with --insecure-http`,
   );
 }

@@ -47,7 +47,8 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // The state is written before a new history exists. Otherwise a later start could repeat runs of schedules.
+  // `since` of every schedule is set before a new history is created. If the broker stopped between the two in the
+  // other order, the next start would find no earlier runs, and repeat them.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());

@@ -7,8 +7,8 @@ import type { Authority } from '../link/certificate-authority.ts';
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
 /**
- * Milliseconds between two checks whether brokers with open HTTP requests can be reached. gRPC checks its own
- * connections.
+ * Milliseconds between two checks whether the brokers that still have to answer HTTP requests can be reached. gRPC
+ * connections need no such check: gRPC sends pings of its own.
  */
 const checkMs = 4_000;
 

@@ -17,7 +17,10 @@ import {
 } from '../../shared/api/shared-schemas.ts';
 import type { OutboxEntry } from '../history/history.ts';
 
-/** Version 0.1.0 stored white space around tags; later versions trim it in requests. */
+/**
+ * Tags are trimmed when they are read, because version 0.1.0 stored white space around them. Later versions trim them
+ * in requests.
+ */
 const tags = z
   .array(z.string())
   .transform((values) => [...new Set(values.map((value) => value.trim()).filter((value) => value !== ''))]);
@@ -68,7 +71,7 @@ const login = z.strictObject({
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Time when the secret with which the login was made is no longer accepted. It is present only if that secret was
+   * Time until which the secret with which the login was made is still accepted. Present only if that secret was
    * replaced.
    */
   secret_until: z.string().optional(),
@@ -112,7 +115,7 @@ const savedCommand = z.strictObject({
   user: z.string().nullable(),
   cwd: z.string().nullable(),
   timeout: z.number().nullable(),
-  /** Id of the key that changed it last. */
+  /** Id of the key that last changed the saved command. */
   updated_by: keyId,
   created_at: z.string(),
   updated_at: z.string(),
@@ -306,5 +309,5 @@ export const names = [
   'saved_commands',
 ] as const;
 export type Name = (typeof names)[number];
-/** The declared documents by id, either committed or as they are before a change. */
+/** The declared documents by id: those of the last commit or, within a change, those that the change started from. */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

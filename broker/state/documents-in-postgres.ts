@@ -14,7 +14,10 @@ import {
 import { type Declared, type Documents, documents, names, newDocuments } from './document-types.ts';
 import type { Edited, StateStore } from './store-interface.ts';
 
-/** A broker that is more generations behind than this may miss rows of removed documents, so it compares all ids. */
+/**
+ * Each commit of documents makes a generation. If a broker is more generations behind than this, the list of removed
+ * documents may no longer be complete, so the broker compares all ids.
+ */
 export const knownGenerations = 10_000;
 
 export class PostgresStore implements StateStore {
@@ -98,7 +101,8 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, current[name]];
       const all = new Map<string, object>(current[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // No id is used twice, so a document that was removed between the two reads stays removed.
+      // A document that was changed before the first read and removed before the second is in both results. It is
+      // removed, because no id is used twice.
       for (const id of gone) all.delete(id);
       return [name, all];
     });

@@ -61,7 +61,7 @@ export class FileStore implements StateStore {
     return next;
   }
 
-  /** Returns `current`, because no other broker can use the file. */
+  /** No other broker can change the file, so `current` is up to date. */
   async refresh(current: Declared): Promise<Declared> {
     return current;
   }
@@ -110,7 +110,5 @@ function assertFresh(directory: string): void {
   if (!trace) return;
   const file = join(directory, 'state.json');
   const how = commandBack(file) ?? `put state.json from a backup into ${directory}`;
-  throw new StartError(
-    `${file} is missing, though a broker has run here (${trace} exists); to recover: ${how}`,
-  );
+  throw new StartError(`${file} is missing, but a broker has run here (${trace} exists); to recover: ${how}`);
 }

@@ -55,7 +55,7 @@ export class State implements Declared {
   readonly #watchers = new Set<() => void>();
   #committed: Declared;
   #queue: Pending[] = [];
-  /** The refresh that begins once the running commit has ended. */
+  /** The refresh that waits for the end of the running commit; undefined if no refresh waits. */
   #refreshing: PromiseWithResolvers<void> | undefined;
   #running: Promise<void> | undefined;
   #cancelAgain = (): void => {};
@@ -187,7 +187,7 @@ export class State implements Declared {
       await this.#finish();
       throw this.#store.isUndone
         ? cause
-        : new Error('a change failed, and could not be undone yet', { cause });
+        : new Error('a change of the state failed, and could not be undone yet; trying again', { cause });
     }
   }
 
@@ -204,8 +204,8 @@ export class State implements Declared {
   }
 
   /**
-   * Undoes a failed commit and writes the outbox to the history. If one of the two fails, it is tried again
-   * later.
+   * Undoes a failed commit, if there is one, and writes the outbox to the history. If either fails, both are tried
+   * again later.
    */
   async #finish(): Promise<void> {
     this.#cancelAgain();
@@ -220,8 +220,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction. Adds to `done` the functions that resolve the callers' promises. An edit that
- * throws is undone and rejected; the other edits are made.
+ * Runs each edit in its own transaction, and adds to `done` the functions that resolve the callers' promises after
+ * the commit. An edit that throws is undone, and its promise is rejected; the other edits are made.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;
@@ -245,8 +245,8 @@ function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]
  */
 export class StateTransaction implements Journal {
   /**
-   * The documents before this change, with the earlier changes of the same commit. Rights are checked against
-   * these.
+   * The documents that this change starts from. They include the earlier changes of the same commit. Rights are
+   * checked against them.
    */
   readonly before: Declared;
   /** Entries for history that are committed with this change. */
@@ -289,7 +289,9 @@ export class StateTransaction implements Journal {
   }
 }
 
-/** Returns the declared documents before a change of the state; undefined for a transaction of history. */
+/**
+ * Returns the documents that a change of the state started from; undefined if `journal` belongs to the history alone.
+ */
 export function foundBy(journal: Journal): Declared | undefined {
   return journal instanceof StateTransaction ? journal.before : undefined;
 }

@@ -53,7 +53,7 @@ export class StateJson {
   }
 }
 
-/** True if the block that begins at `first` has exactly these documents. */
+/** True if the block of `all` that begins at `first` consists of exactly these objects. */
 function isSame(documents: readonly object[], all: readonly object[], first: number): boolean {
   if (documents.length !== Math.min(blockDocuments, all.length - first)) return false;
   for (let n = 0; n < documents.length; n += 1) if (documents[n] !== all[first + n]) return false;

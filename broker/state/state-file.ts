@@ -35,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // The file is written twice, so that state.json.last has a checksum too. From then on a file without a
-    // checksum is refused.
+    // Each write makes the previous file state.json.last. So the second write gives state.json.last a checksum too.
+    // From then on a file without a checksum is refused.
     await this.write(data);
     return data;
   }
@@ -114,7 +114,7 @@ function mustHaveOne(data: Documents, file: string): boolean {
 function unchecked(which: string, file: string): StartError {
   const accept = `farhand broker state accept --data-dir ${quoted(dirname(file))}`;
   return new StartError(
-    `${file} has ${which} checksum: it is damaged, or was edited by hand; if you edited it: ${accept}; ${recoveryOf(file)}`,
+    `${file} has ${which} checksum: it is damaged, or was edited by hand; if you edited it: ${accept}; otherwise, ${recoveryOf(file)}`,
   );
 }
 

@@ -15,7 +15,7 @@ export interface Edited {
 export interface StateStore {
   /** The documents as they are stored. */
   readonly documents: Documents;
-  /** False if it is possible that a failed change is still stored. finish() undoes it. */
+  /** False while a failed change may still be stored. finish() then undoes it. */
   readonly isUndone: boolean;
   /** False while the store does not answer. Changes that begin then reject at once. */
   readonly isReady: boolean;
@@ -28,9 +28,12 @@ export interface StateStore {
   change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared>;
   /** Returns the newest documents: `current` itself unless another broker has changed some. */
   refresh(current: Declared): Promise<Declared>;
-  /** Undoes a failed change, and writes entries to the history. If it throws, it is called again later. */
+  /**
+   * Completes the last commit: undoes it if it failed, and writes the entries of the outbox to the history. If
+   * finish() throws, it is called again later.
+   */
   finish(): Promise<void>;
-  /** Sets the function that writes entries to history. */
+  /** Sets the function that writes the entries of the outbox to the history, and calls it if there are entries. */
   drainTo(apply: Apply): Promise<void>;
   /** The bytes of state.json with the documents as they are stored. */
   bytes(): Buffer;

@@ -43,7 +43,10 @@ export class Upgrades {
     this.#rollout = new Rollout(services, records, log);
   }
 
-  /** Opens the stored upgrades. An upgrade that has ended is deleted `keepMs` milliseconds after it began. */
+  /**
+   * Opens the stored upgrades. An upgrade that has ended is deleted `keepMs` milliseconds after its beginning, not
+   * its end.
+   */
   static async open(services: UpgradeServices, keepMs: number, log: Logger): Promise<Upgrades> {
     return new Upgrades(services, await UpgradeRecords.open(services, keepMs), log);
   }
@@ -165,7 +168,8 @@ export class Upgrades {
       const facts = machineFacts.of(machine_id);
       const found = packageFor(machine, facts, version, catalog);
       const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
-      // Only the broker that owns a machine has its facts. That broker checks them when the machine's wave begins.
+      // Only the broker that owns a machine has the facts of the machine. That broker checks whether it can be
+      // upgraded when its wave begins, so a machine of another broker is not refused here.
       const isElsewhere = cluster?.ownerElsewhere(machine_id) !== undefined;
       const refused =
         isRefusal(found) && !isElsewhere

@@ -9,7 +9,7 @@ import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
 
-/** The parts of the broker that differ if there are several brokers. */
+/** What upgrades need in addition if there are several brokers. */
 interface Peers {
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
@@ -132,7 +132,7 @@ export class Rollout {
     this.advance(id);
   }
 
-  /** Stops the work on all machines of a stopped upgrade, unless they have taken the package already. */
+  /** Ends the work on the machines of a stopped upgrade, except machines that have already taken the package. */
   #leave({ id, status }: Upgrade): void {
     const plan = this.#open.get(id);
     if (!plan || plan.isStopped) return;

@@ -32,14 +32,15 @@ interface Context extends UpgradeServices {
   /** Limits how many machines get a package at once. */
   slots: Semaphore;
   log: Logger;
-  /** Called when the end of the machine's upgrade is stored. */
+  /** Called after the end of the machine's upgrade has been stored. */
   ended(member: Member): void;
   /** Called when the machine no longer delays its wave. */
   left(): void;
 }
 
 /**
- * A machine must link again and report the outcome within twice the probe timeout plus this number of milliseconds.
+ * The new agent must connect within the upgrade's `probe_timeout`, or the machine goes back to the old agent. The
+ * outcome must be reported within twice the `probe_timeout` plus this number of milliseconds.
  */
 const outcomeMs = 180_000;
 /** Milliseconds in which machines link again after a start of the broker. */
@@ -79,7 +80,7 @@ export class MachineUpgrade {
   #isActing = false;
   #looksAgain = false;
 
-  /** `plan.upgrade` is the upgrade in its present state. */
+  /** `plan.upgrade` is read at each use, because each change of the upgrade replaces it. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
     // The deadline of the machine may have passed while the broker was down, so the machine gets some more time to
     // link.
@@ -108,8 +109,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Stops the upgrade of a machine that is receiving the package or has it already, if the rights of the key, a hold or
-   * a pin forbid the upgrade now. All other machines are checked before they get the package.
+   * Stops the upgrade of this machine if the rights of the key, a hold or a pin forbid it now. The check is for a
+   * machine that is receiving the package or has it already: others are checked before they get the package.
    */
   checkAgain(): void {
     const { status, machine_id } = this.#member;

@@ -89,7 +89,7 @@ export class UpgradeRecords {
 
   async #removeIncomplete(): Promise<void> {
     const rows = await this.history.all(
-      // Only old rows are removed, because another broker may be storing the machines of an upgrade at this moment.
+      // Only old rows are removed: young ones may belong to an upgrade that another broker is storing at this moment.
       `SELECT DISTINCT upgrade_id FROM upgrade_machines WHERE finished_at IS NULL AND created_at < ?
        AND upgrade_id NOT IN (SELECT id FROM upgrades)`,
       now() - incompleteMs,
@@ -247,8 +247,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Cancels an upgrade that has not ended. If a machine has the package already, the broker that owns the machine
-   * cancels its upgrade.
+   * Cancels an upgrade that has not ended, and its machines that have not begun. Each of its other machines is
+   * cancelled by the broker that owns the machine.
    */
   cancel(id: UpgradeId, commit: (transaction: HistoryTransaction) => void): Promise<void> {
     return this.history.write((transaction) => {

@@ -70,7 +70,7 @@ export const upgradeColumns =
 export const memberColumns =
   'upgrade_id, machine_id, wave, status, reason, message, from_version, commands, created_at, started_at, until, finished_at';
 
-/** Inserts a row whose columns have the names of the fields. */
+/** Inserts a row. Each field of `row` is stored in the column of the same name. */
 export function insertRow(
   transaction: HistoryTransaction,
   table: string,

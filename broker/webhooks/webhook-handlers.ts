@@ -189,8 +189,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that a webhook sends. Other callers must not change the webhook,
-   * because they could redirect events to themselves that they may not read.
+   * True if the caller may read every event that a webhook sends. Other callers must not change the webhook: with a
+   * URL of their own they could receive events that they may not read.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
@@ -236,8 +236,8 @@ export class WebhookHandlers implements Routes {
     const changesOwner =
       webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, transaction.before));
     if (changesOwner) webhook.key_id = caller.key_id;
-    // Both the caller and the owner of the webhook must be allowed to read the events. Otherwise the caller
-    // could get events that it may not read.
+    // Both the key of this request and the key to which the webhook belongs must be allowed to read the events.
+    // Otherwise the caller could get events that it may not read.
     for (const reader of [editor, rightsOf(webhook.key_id, transaction.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);
@@ -258,7 +258,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The last delivery is checked too, because the webhook may no longer subscribe to the type of its event.
+    // The caller must be allowed to read the last delivery's event too: the webhook may no longer send events of this
+    // type.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

@@ -42,7 +42,10 @@ interface Felt {
   peak: number;
 }
 
-/** Reads for a while. Requests start at fixed times, so that a slow one delays no other. */
+/**
+ * Sends read requests to the broker for a number of seconds, each at a fixed time: a slow answer does not delay the
+ * next one.
+ */
 async function reading(farhand: Farhand, seconds: number): Promise<Felt> {
   const agent = new Agent({ keepAlive: true });
   const reads: Promise<number>[] = [];
@@ -69,7 +72,7 @@ await bench(async (folder) => {
   const table = new Table([
     'attack',
     'a read meanwhile: p50 / p99',
-    'RSS before and at most',
+    'RSS before and highest',
     'after a rest',
   ]);
   const target = { http: endpoint(farhand.http), grpc: endpoint(farhand.grpc), key: farhand.key };

@@ -1,4 +1,4 @@
-// The upper limit of REST answers: bare koa and router send the same bytes as JSON, without any checks.
+// Sends the same JSON as the broker with bare koa and router, without any checks: the most answers that REST could reach.
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import Router from '@koa/router';

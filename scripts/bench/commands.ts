@@ -1,17 +1,18 @@
-// Compares commands with a local spawn, with ssh2 on one open connection, and with ssh over a master connection.
+// Measures commands of Farhand beside a local spawn, ssh2 on one open connection, and ssh over a master connection.
 //
 //   npx node scripts/bench/commands.ts                         two to four minutes
 //   npx node scripts/bench/commands.ts --runs 1 --history 1000 a quick look
 //   npx node scripts/bench/commands.ts --only latency,rate     some parts: latency, history, rate, output, steps
 //
-// Needs Linux. The peers need Debian's openssh-client and openssh-server. Peers whose program is missing are skipped,
-// with a note in the table.
+// Needs Linux. ssh2 and ssh need Debian's openssh-client and openssh-server. If these are missing, ssh2 and ssh are
+// skipped, with a note in the table.
 // Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
-// The rules: a small process for each way opens its connections and then runs the commands. The ways take turns. A
-// command counts only if its exit code is known to be 0. p50 and rates are medians of the runs; the latency has three
-// times as many runs. p99 is computed from the times of all runs together. A command of Farhand is on the disks of
-// broker and agent before it is answered; the other ways store nothing. Compare the ratios, not the absolute times.
+// The rules: each way to run a command has a small process, which opens its connections and then runs the commands. The
+// ways take turns. A command counts only if its exit code is known to be 0. Each part runs `--runs` times, the latency
+// three times as often. p50 and rates are medians of the runs; p99 is computed from the times of all runs together. A
+// command of Farhand is on the disks of broker and agent before it is answered; the other ways store nothing. Compare
+// the ratios, not the absolute times.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -84,7 +85,7 @@ async function main(folder: string): Promise<void> {
     console.error(`${part} …`);
     await parts[part](commandsBench).catch((error: unknown) => table.failure(part, error));
   }
-  table.note(`${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each; run from source`);
+  table.note(`${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each measurement; run from source`);
   console.log();
   table.print();
   if (table.failed) process.exitCode = 1;
@@ -147,7 +148,9 @@ async function inTurns<Way extends string, T>(
   return seen;
 }
 
-/** Returns the ways that are available. Without sshd there are only two. */
+/**
+ * Returns those of these ways to run a command that the computer has. Without sshd they are only Farhand and spawn.
+ */
 const reachable = ({ targets }: CommandsBench, ways: WayName[]): WayName[] =>
   ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
 
@@ -156,7 +159,7 @@ const p50 = (seen: Seen[]): number => median(seen.map(({ times }) => median(time
 const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => times)), 0.99);
 const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
 
-/** Returns a text with the number of commands that got no answer or a wrong exit code, and the number of all. */
+/** Returns a text: how many commands got no answer or a wrong exit code, and how many commands there were. */
 function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): string {
   const failed = seen.reduce((sum, one) => sum + one.failed, 0);
   const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);
@@ -212,7 +215,7 @@ async function rate(commandsBench: CommandsBench): Promise<void> {
     .filter(([way]) => way !== 'farhand')
     .map(([way, text]) => `${names[way]}: ${text}`);
   commandsBench.table.row(
-    'unanswered commands, all rows above',
+    'commands without an answer, in all rows above',
     lost.get('farhand') ?? '',
     beside.join(', '),
     '',
@@ -226,7 +229,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   const programs = [started.broker, ...agents];
   const meter = new Meter(programs, new Map(programs.map((one) => [one, cost(one.pid).rss])));
   const ways = reachable(commandsBench, ['farhand', 'ssh2', 'master', 'spawn']);
-  const what = `output of ${outputBytes / 1e6} MB, followed as it comes`;
+  const what = `output of ${outputBytes / 1e6} MB, read while it is written`;
   const seen = await inTurns(commandsBench, ways, what, (way) =>
     way === 'farhand' ? meter.around(() => streamed(way, targets)) : streamed(way, targets),
   );
@@ -246,7 +249,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   };
   const who = `broker + agent${agents.length > 1 ? ' + its helper' : ''}`;
   table.row(
-    `peak memory over idle (${parted(meter.idle())}), ${who}, meanwhile`,
+    `peak memory during this output over idle (${parted(meter.idle())}), ${who}`,
     parted(meter.peak()),
     '',
     '',
@@ -283,11 +286,11 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
   await way.close();
   const both = (times: number[]): string => `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
   const ratio = rounded(at(sorted(beside), 0.99) / at(calm, 0.99));
-  const row = `\`true\` beside that ${what.replace(/,.*/, '')}: p50 / p99 of ${beside.length}`;
+  const row = `\`true\` during ${what.replace(/,.*/, '')}: p50 / p99 of ${beside.length}`;
   table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
 }
 
-/** Compares the first broker with another one whose history is full. */
+/** Compares the first broker with another one that has many commands in its history. */
 async function history(commandsBench: CommandsBench): Promise<void> {
   const { table, kept } = commandsBench;
   const folder = join(commandsBench.folder, 'history');
@@ -319,9 +322,9 @@ async function history(commandsBench: CommandsBench): Promise<void> {
       `${rounded(p50(ours) / p50(theirs))} (p50)`,
     );
   row(`in turns with a broker that has ${other}`, after.get('short'));
-  row(`the same one before, with ${few}`, before.get('long'));
+  row(`the same broker before, with ${few}`, before.get('long'));
   const speed = `${rounded(filled.times.length / filled.seconds)}/s`;
-  table.row(`${kept.toLocaleString('en')} commands, 32 at once, into that history`, speed, '', '');
+  table.row(`${kept.toLocaleString('en')} commands, 32 at once, to fill that history`, speed, '', '');
 }
 
 async function completedOf({ http, key }: Targets): Promise<number> {
@@ -330,7 +333,8 @@ async function completedOf({ http, key }: Targets): Promise<number> {
 }
 
 /**
- * Measures the least cost of each step of the command `true`. The rest of its time is spent in our code, or waiting.
+ * Measures how long each step of running the command `true` takes at least. The rest of the command's time is spent
+ * in our code, or waiting.
  */
 async function steps(commandsBench: CommandsBench): Promise<void> {
   const { folder, targets, runs } = commandsBench;
@@ -349,17 +353,17 @@ async function steps(commandsBench: CommandsBench): Promise<void> {
   await floors.close();
   const ms = (name: string): number => median(all.get(name) ?? []);
   const whole = ms('farhand');
-  const table = new Table(['step of one `true`', 'p50', 'share', 'measured by itself as']);
+  const table = new Table(['step of running `true` once', 'p50', 'share', 'measured by']);
   const rows: [string, number, string][] = [
     ['HTTP in and out', ms('http'), 'GET /auth/me'],
-    ['row 1 on disk: accepted', ms('row'), 'a row in WAL mode with synchronous = FULL'],
-    ['link there and back', ms('call') - ms('http'), 'GET /files/stat, less GET /auth/me'],
-    ['journal on disk', ms('line'), 'append and fdatasync'],
-    ['spawn and exit', ms('spawn'), 'spawn of sh -c true from a small process'],
-    ['row 2 on disk: ended', ms('row'), 'as row 1'],
+    ['broker stores the accepted command', ms('row'), 'a row in WAL mode with synchronous = FULL'],
+    ['one round trip over the link', ms('call') - ms('http'), 'GET /files/stat, less GET /auth/me'],
+    ['agent writes its journal', ms('line'), 'append and fdatasync'],
+    ['spawn and exit', ms('spawn'), 'spawn of `sh -c true` by a process with little memory'],
+    ['broker stores the end of the command', ms('row'), 'as the accepted command'],
   ];
   const rest = whole - rows.reduce((sum, [, value]) => sum + value, 0);
-  rows.push(['rest', rest, 'what is left of the whole']);
+  rows.push(['rest', rest, 'whole, less the steps above']);
   rows.push(['whole', whole, 'POST /commands']);
   for (const [step, value, how] of rows) {
     table.row(step, `${rounded(value)} ms`, `${((value / whole) * 100).toFixed(0)} %`, how);

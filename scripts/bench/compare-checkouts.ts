@@ -57,7 +57,7 @@ interface Side {
   client: Client;
   machine: string;
   typist: Typist;
-  /** Two paths on the machine of this side: a file to download, and the target of uploads. */
+  /** Two paths on the machine whose agent runs from this checkout: a file to download, and the target of uploads. */
   large: string;
   copy: string;
 }
@@ -188,7 +188,7 @@ function print(results: Results): void {
     table.row(what, rounded(median), ratios('before again'), ratios('now'));
   }
   table.note(
-    `${values.turns} rounds; in brackets the middle half of them; programs ${values.packaged ? 'as in their packages' : 'run from source'}`,
+    `${values.turns} rounds; in brackets the range of the middle half of the rounds; programs ${values.packaged ? 'as in their packages' : 'run from source'}`,
   );
   table.print();
 }

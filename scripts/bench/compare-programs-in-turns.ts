@@ -60,9 +60,9 @@ export class Table {
 }
 
 /**
- * Runs every peer in turn, `runs` times. Each round begins with another peer. Adds a row for each pair of a
- * peer of ours and another peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
- * that fails, or whose copy is wrong, is left out.
+ * Runs every peer in turn, `runs` times. Each round begins with another peer. Adds a row for each pair of a peer of
+ * `ours` and one of `others`: the median speeds, their ratio, and the smallest and largest ratio of a single round. A
+ * peer that fails, or whose copy is wrong, is left out.
  */
 export async function race(
   table: Table,

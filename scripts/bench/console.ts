@@ -38,7 +38,7 @@ const large = Number(values.scale);
 const few = 100;
 const agentsPerProcess = 2_500;
 
-/** The parts on a hundred machines, in their order. */
+/** The parts of this bench that run with a hundred machines, in the order in which they run. */
 const parts: [name: string, measure: (consoleBench: ConsoleBench) => Promise<void>][] = [
   ['loads', measureLoads],
   ['slow', measureSlowPage],

@@ -112,7 +112,7 @@ export const assaults: Record<string, Assault> = {
     }),
   'HTTP: pipelined requests, 4 connections': ({ http }) =>
     crowd(4, () => pouring(connect(http), () => 'GET /healthz HTTP/1.1\r\nHost: b\r\n\r\n'.repeat(200))),
-  'HTTP: bodies of 1 MiB without end, one at a time': (target) =>
+  'HTTP: bodies of 1 MiB, one after another': (target) =>
     crowd(1, () => {
       const socket = connect(target.http);
       const bodies = [`{"tags":[${'0,'.repeat(500_000)}0]}`, `{"name":${'['.repeat(500_000)}`];
@@ -165,7 +165,7 @@ export const assaults: Record<string, Assault> = {
         for (let n = 0; n < 50; n += 1) call(opened).close(constants.NGHTTP2_CANCEL);
       }),
     ),
-  'gRPC: headers without end, 4 connections': (target) =>
+  'gRPC: header blocks that never end, 4 connections': (target) =>
     crowd(4, () => {
       const socket = overTls(target);
       socket.write(preface);

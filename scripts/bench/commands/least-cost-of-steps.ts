@@ -9,20 +9,23 @@ import type { Targets } from './ways-to-run-a-command.ts';
 export interface Floors {
   /** The cheapest request that needs a key. */
   http(): Promise<void>;
-  /** One short call to the agent, within a request. */
+  /** Makes a request that needs one short call to the agent. */
   call(): Promise<void>;
-  /** A row on disk, as history.db writes it. */
+  /** Writes a row to disk, as history.db does. */
   row(): Promise<void>;
-  /** A line on disk, as the agent's journal writes it. */
+  /** Writes a line to disk, as the agent's journal does. */
   line(): Promise<void>;
   close(): Promise<void>;
 }
 
-/** About the size of the record of a `true`. */
+/** About as long as the stored record of the command `true`. */
 const rowText = 'x'.repeat(400);
 const lineText = `${'x'.repeat(80)}\n`;
 
-/** Creates functions that measure each step, with files beside those of broker and agent. */
+/**
+ * Creates functions that do one step of a command alone, to measure it. Their files are on the disk of broker and
+ * agent.
+ */
 export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
   const place = join(folder, 'floors');
   mkdirSync(place);

@@ -1,7 +1,7 @@
 // A small process that runs commands in one of the compared ways, and prints its measurements as JSON.
 import { type Read, startWay, type Targets, type WayName } from './ways-to-run-a-command.ts';
 
-/** Runs of the command `true`: their number in all, and the number at once. */
+/** How often to run the command `true`: `count` times in all, `width` at once. */
 export interface Trues {
   count: number;
   width: number;
@@ -81,7 +81,8 @@ async function stream({ way: name, targets, command }: Ask & Stream): Promise<Re
 try {
   const ask = JSON.parse(process.argv[2] ?? '') as Ask;
   const seen = JSON.stringify('command' in ask ? await stream(ask) : await trues(ask));
-  // The process exits explicitly, because a command without an answer may have its connection open.
+  // The process exits explicitly: a command that got no answer may hold a connection open, and so keep the process
+  // alive.
   process.stdout.write(seen, () => process.exit());
 } catch (error) {
   console.error(error instanceof Error ? error.message : error);

@@ -100,10 +100,10 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const [withConsole = 0, without = 0] = brokers.map((one, n) => one.memory() - (before[n] ?? 0));
   figures.line(
-    `broker: ${withConsole.toFixed(1)} MiB more after the tour, ${without.toFixed(1)} after its requests alone`,
+    `broker: ${withConsole.toFixed(1)} MiB more after the tour in a browser, ${without.toFixed(1)} after the same requests alone`,
   );
   figures.most(
-    'private memory of the broker at rest after a tour of all pages, over that after the same requests by key',
+    'private memory of the broker at rest: growth by a tour of all pages, less growth by the same requests with a key',
     withConsole - without,
     5,
     'MiB',

@@ -55,9 +55,9 @@ export async function act(consoleBench: ConsoleBench): Promise<void> {
     50,
     'ms',
   );
-  figures.line(`longest ${paints.at(-1)} ms; ${missing} were under 16 ms`);
+  figures.line(`longest ${paints.at(-1)} ms; ${missing} actions took less than 16 ms`);
   figures.row(
-    'the same actions until what was asked for is painted (two frames later): p50 / p95',
+    'the same actions until their result is painted (two frames after the change): p50 / p95',
     `${at(contents, 0.5).toFixed(0)} / ${at(contents, 0.95).toFixed(0)} ms`,
   );
 }

@@ -25,8 +25,8 @@ const probe = `
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
   /**
    * Resolves when a condition is true and painted, with the time since the last key or press before it. The
-   * condition is checked when the document changes, not in each frame: to a page that requests frames, Chromium
-   * delivers messages that arrive after a key only after the next frame.
+   * condition is checked when the document changes and not in each frame. Frames would change the result: in a page that
+   * requests them, Chromium delivers messages that arrive after a key only after the next frame.
    */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {
@@ -63,7 +63,10 @@ const probe = `
 export interface Frames {
   /** Milliseconds from each picture that Chromium has drawn to the next, sorted. */
   drawn: number[];
-  /** Milliseconds between two frames of the page's scripts, sorted. Chromium scrolls and draws without waiting for them. */
+  /**
+   * Milliseconds between two animation frames of the page's scripts, sorted. Chromium may draw more often, as it can
+   * scroll without scripts.
+   */
   scripts: number[];
   /** Share of frames with a row that was not loaded yet. */
   blank: number;
