@@ -54,7 +54,7 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   const token = params.joinToken ? parseJoinToken(params.joinToken, params.joinTokenFile) : undefined;
   if (!token) {
     throw new StartError(
-      'this machine has not joined a broker yet; start the agent once with --join-token-file FILE; farhand join-tokens create makes one',
+      'this machine has not joined a broker yet; create a join token with `farhand join-tokens create`, and start the agent once with --join-token-file FILE',
     );
   }
   const { secret, fingerprint } = token;

@@ -87,7 +87,7 @@ export class MetricsReader {
    */
   async #readCpuTimes(): Promise<CpuTimes> {
     const text = await this.#read('/proc/stat');
-    // Later fields are left out: guest time is part of user time already.
+    // Only the first eight fields are used. The later ones are guest times, which the user times contain already.
     const times = /^cpu +(.*)$/m.exec(text)?.[1]?.split(' ').slice(0, 8).map(Number) ?? [];
     const [, , , idle = 0, waiting = 0] = times;
     return { idle: idle + waiting, total: sum(times), cores: text.match(/^cpu\d+ /gm)?.length ?? 1 };

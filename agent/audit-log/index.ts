@@ -62,7 +62,10 @@ export class AuditLog {
     this.#lines.add({ at: iso(), ...line });
   }
 
-  /** Counts a refused call. Returns true if it may be logged on a line of its own. */
+  /**
+   * Counts a refused call. Returns true if it may have a line of its own in the log; false if the log only counts it
+   * in a later line.
+   */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';
     return this.#refusals.take(`${method} ${result}`, { method, result });
@@ -95,7 +98,7 @@ export class AuditedCall {
     };
   }
 
-  /** Adds the request to the log entry. Of a stream of requests, only the first request is added. */
+  /** Adds the request to the log entry. If a call sends several requests, only the first is added. */
   asked(request: unknown): void {
     this.#request = fieldsOf(request);
     if (this.#refused || this.#method === unlogged) return;
@@ -124,7 +127,7 @@ export class AuditedCall {
   }
 
   #add(event: 'start' | 'end', more: Fields): void {
-    // The fields of the request come last, because a line that is too long is cut at its end.
+    // The fields of the request come last: they can be long, and a line that is too long is cut at its end.
     this.#log.add({ event, ...this.#common, ...more, ...this.#request });
   }
 }

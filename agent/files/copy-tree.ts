@@ -91,7 +91,7 @@ class Copier implements AsyncDisposable {
   }
 
   async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
-    // The directory is opened again, because an O_PATH handle cannot be flushed.
+    // The directory was opened with O_PATH, and such a handle cannot be flushed. It is therefore opened again.
     using pinned = made.pop();
     if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
   }
@@ -147,8 +147,8 @@ class Copier implements AsyncDisposable {
   }
 
   /**
-   * Throws if the source changed. A file that only grew may be copied, but a move must not lose the added
-   * bytes.
+   * Throws if the source has changed during the copy. A copy may go on if the source only grew. A move may not,
+   * because it would lose the added bytes.
    */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;

@@ -31,7 +31,7 @@ import { writeFile } from './write.ts';
  * agent share Node's four threads.
  */
 const mostHeavy = 8;
-/** Maximum number of heavy calls that may wait for a slot. */
+/** Maximum number of heavy calls that may wait for another heavy call to end. Further heavy calls are refused. */
 const mostWaiting = 32;
 
 function refuseLongQueue(waiting: number): AppError | undefined {
@@ -79,7 +79,8 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
   // The journal is opened first, because its directory must exist to be protected.
   const journal = await Journal.open(directory, log);
-  // A request that could write the journal could make the agent remove files at its next start.
+  // The journal's directory is secret too: the agent removes the files that its journal names. A request that writes
+  // the journal could choose them.
   const secret = [...forbidden, directory];
   const disk: Disk = {
     reading: new Confinement(await Boundary.open(roots, secret, processes)),

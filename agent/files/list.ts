@@ -49,8 +49,8 @@ async function namesOf(
   { hidden, offset, limit }: RequestOf<'listFiles'>,
 ): Promise<{ names: Bytes[]; total: number }> {
   const end = offset + (limit || mostAtOnce + 1);
-  // Each name gets the prefix "/" if it is a directory, otherwise "0", so that directories sort first. Only the
-  // first names stay in memory, about twice as many as `end`.
+  // Each name gets the prefix "/" if it is a directory, otherwise "0", so that directories sort first. Only the first
+  // `end` names are needed, so not many more than twice this number stay in memory.
   let names: Bytes[] = [];
   let total = 0;
   const first = (): Bytes[] => names.sort().slice(0, end);

@@ -89,8 +89,8 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
 }
 
 /**
- * Removes the source's name if both names are hard links of one file, for which rename(2) does nothing. Names
- * in one directory that differ only by case are left alone: on some file systems they are the same name.
+ * rename(2) does nothing if both names are hard links of one file. In this case, removes the source's name. Leaves
+ * two names in one directory alone if they differ only by case: on some file systems they are the same name.
  */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
@@ -99,7 +99,7 @@ async function dropTwin(transfer: Transfer): Promise<void> {
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }
 
-/** The parameters of place() that give the file at `from` the name of the destination. */
+/** The parameters with which place() moves the file at `from` to the destination of the transfer. */
 const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confined): Placement => ({
   from,
   to: to.at,
@@ -111,7 +111,8 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // If the source may not be removed, the creation of this directory fails, before anything is copied.
+  // This directory is created beside the source. That fails if the agent may not remove the source, so a move that
+  // must fail copies nothing.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);

@@ -79,7 +79,7 @@ export function streaming<Request extends { path: Buffer }, Response>(
     } catch (error) {
       throw failureOf(error, signal, target);
     } finally {
-      // return() is not awaited, because a read in progress may hang with the disk.
+      // return() is not awaited: it waits for a read in progress, which may hang with the disk.
       source.return().catch(() => undefined);
     }
   };

@@ -8,9 +8,9 @@ import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /**
- * Size of a chunk in bytes. A stalled reader has several chunks in memory. Smaller chunks would save memory
- * but make a download up to a fifth slower. They are used only for a file that is opened while at least
- * four other files are read.
+ * Usual size of a chunk in bytes. Smaller chunks make a download up to a fifth slower, but save memory, because a
+ * stalled reader has several chunks in memory. They are therefore used for a file that is opened while at least four
+ * other files are read.
  */
 const largeChunkBytes = 256 * 1024;
 const smallChunkBytes = 64 * 1024;
@@ -49,8 +49,8 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
         throw changed(path);
       sent += chunk.length;
       if (sent > range.max) throw tooLarge(path, { max: range.max });
-      // The file is checked before the last chunk is sent, because a reader that has all bytes no longer
-      // waits for an error.
+      // The file is checked before the last chunk is sent. A reader that has all announced bytes would not notice a
+      // later error.
       if (sent === length && hasChanged(stats, await file.stat(), range.start + sent)) throw changed(path);
       // The next chunk is read while this chunk is sent.
       const ahead = read(sent);

@@ -47,7 +47,8 @@ async function find(confinement: Confinement, target: Target): Promise<Found> {
   } catch (error) {
     if (target.folder || !(error instanceof AppError && lost.includes(error.code))) throw error;
     await using entry = await confinement.name(path);
-    // If the path is no symlink, the error of the first attempt is thrown.
+    // Only a symlink can be described without its target. For any other path, the error of the first attempt is
+    // thrown.
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }

@@ -27,7 +27,7 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
   return stats && describe(target.path, stats, await disk.users(), entry.link);
 }
 
-/** Sets the time of the opened file, even if the file was renamed or removed since. */
+/** Sets the time of the file that was opened, even if its name was changed or removed after that. */
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);

@@ -39,7 +39,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
-      if (!open) throw new AppError('invalid_request', 'the first message of an upload must be open');
+      if (!open) throw new AppError('invalid_request', 'the first message of an upload must be an open message');
       return new Upload(open, next, end);
     } catch (error) {
       end();
@@ -68,8 +68,8 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   }
 
   /**
-   * Returns the commit message and the SHA-256 of all chunks, which the caller must have read and hashed
-   * before. Throws validation_failed if the commit contains another digest.
+   * Returns the commit message, and the SHA-256 of all chunks. The caller must first read all chunks and add them to
+   * `hash`. Throws validation_failed if the commit message contains another SHA-256.
    */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;

@@ -51,8 +51,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * Functions that make a watch report an overflow, one for each watch. The kernel has one queue for all watches,
- * and Node does not report when that queue overflows.
+ * One function for each watch, which makes that watch report an overflow. All watches share one queue of the kernel,
+ * and Node does not report when it overflows. All these functions are therefore called when it may have overflowed.
  */
 const overflows = new Set<() => void>();
 

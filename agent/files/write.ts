@@ -25,7 +25,7 @@ export async function writeFile(
   if (entry.found) await draft.tryOwner(entry.found.stats);
   for await (const chunk of upload.chunks()) {
     const written = draft.file.append(chunk);
-    // The chunk is hashed while the disk writes it.
+    // The chunk is hashed while the write above goes on.
     upload.hash.update(chunk);
     await written;
   }
@@ -62,7 +62,8 @@ async function publish(
     await draft.place(overwrite);
     return present === undefined;
   };
-  // If two writers have the same if_match, the second must see the file of the first and fail.
+  // Writers of one file take turns. If two of them have the same if_match, the second must see the file that the
+  // first has written, and fail.
   const key = `${await identify(entry.directory)}/${entry.name}`;
   const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
   placing.set(key, placed);

@@ -123,7 +123,8 @@ async function repositoriesOfZypper(): Promise<string[]> {
 }
 
 async function updatesOfZypper(repositories: readonly string[], signal: Signal): Promise<InventoryUpdate[]> {
-  // zypper fetches the list of a repository that it has never fetched, even with --no-refresh.
+  // For a repository without a package list, zypper would download the list even with --no-refresh. The inventory
+  // must not use the network, so it reports a failure.
   for (const name of repositories)
     if (!(await exists(join('/var/cache/zypp/raw', name.replaceAll('/', '_')))))
       throw new PartFailed(`the package list of ${name} was never fetched: run zypper refresh`);

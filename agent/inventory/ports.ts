@@ -61,10 +61,7 @@ function addressOf(hex: string): string {
   return new URL(`http://[${groups}]`).hostname.slice(1, -1);
 }
 
-/**
- * Finds the processes that have the sockets open. Processes whose open files the agent may not see are left
- * out.
- */
+/** Finds the processes that have these sockets open. Leaves out processes whose open files the agent may not see. */
 async function findOwners(
   inodes: ReadonlySet<string>,
 ): Promise<Map<string, { process: string; pid: number }>> {

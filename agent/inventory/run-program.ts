@@ -9,7 +9,7 @@ interface ProgramOptions {
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];
-  /** If stderr matches this, an exit code in `codes` means a failure too. */
+  /** If stderr matches this, the exit codes in `codes` mean failure. */
   isFailure?: RegExp;
   env?: Readonly<Record<string, string>>;
 }

@@ -39,7 +39,7 @@ export async function readContainers(paths: readonly string[] = sockets): Promis
       () => true,
       () => false,
     );
-    // Two paths may lead to one service.
+    // Containers are stored by id, because two socket paths may lead to the same container service.
     if (isUsable) for (const one of parseContainers(await askService(path))) found.set(one.id ?? '', one);
   }
   return [...found.values()];
@@ -73,7 +73,7 @@ const text = (value: unknown): string => (typeof value === 'string' ? value : ''
 
 function parseContainers(json: string): InventoryContainer[] {
   const list: unknown = JSON.parse(json);
-  if (!Array.isArray(list)) throw new PartFailed('the container service did not answer with a list');
+  if (!Array.isArray(list)) throw new PartFailed('the container service did not answer with a list of containers');
   return list.map((one: Record<string, unknown> | null) => ({
     id: text(one?.Id).slice(0, 12),
     name: text(Array.isArray(one?.Names) ? one.Names[0] : '').replace(/^\//, ''),

@@ -55,8 +55,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the connection of the control stream, because a person waits for the echo of each
- * key.
+ * Calls whose answers use the connection of the control stream. There the echo of a key never waits behind the
+ * megabytes of a long answer.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -138,8 +138,8 @@ export class Calls {
   }
 
   /**
-   * Sends the error of a failed call. If the call has a stream of its own, the stream has already sent the
-   * error.
+   * Sends the error of a failed call, unless the call's answer stream has already sent it (`streamed`). Logs
+   * unexpected errors.
    */
   #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
     const { call_id, request_id, method } = call;
@@ -252,7 +252,7 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   try {
     requestOf(shape, call.request, entry);
   } catch {
-    // The request cannot be decoded, so only its method is logged.
+    // If the request cannot be decoded, the log entry has only its method.
   }
 }
 

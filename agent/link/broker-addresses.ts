@@ -65,8 +65,9 @@ export class BrokerAddresses {
 
   /**
    * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest
-   * sent addresses come first, then earlier ones, then those in the settings. Each of these groups is in random order,
-   * with the address of the previous attempt last, because an attempt to reach a vanished host takes 30 s.
+   * addresses sent by a broker come first, then earlier ones, then those in the settings. Each of these three groups
+   * is in random order, but the address of the previous attempt comes last in its group. An attempt to reach a
+   * vanished host takes 30 s.
    */
   next(): string {
     if (this.#left.length === 0) {

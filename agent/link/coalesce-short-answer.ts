@@ -25,7 +25,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
     for (let bytes = 0; bytes <= mostBytes && frames.length < mostFrames; ) {
       const next = answer.next();
       const first = await Promise.race([next, over]).catch((error: unknown) => {
-        // A failure after the first frame belongs to the answer, so it is not thrown here.
+        // A failure after the first frame is not thrown here: the caller gets the frames, and then the failure.
         if (frames.length === 0) throw error;
       });
       if (!first) return rest(frames, answer, next);

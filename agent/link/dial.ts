@@ -22,7 +22,10 @@ export type ControlStream = ReturnType<LinkClient['Connect']>;
 export type AnswerStream = ReturnType<LinkClient['Answer']>;
 
 const enrolMs = 10_000;
-/** Milliseconds to wait for the second connection. The broker waits longer for the stream of an answer. */
+/**
+ * Milliseconds to wait for the second connection to the broker, which carries the long answers. The broker waits
+ * longer than this for an answer stream.
+ */
 const connectMs = 2_000;
 
 const options: ChannelOptions = {
@@ -32,7 +35,8 @@ const options: ChannelOptions = {
   'grpc.use_local_subchannel_pool': 1,
   // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,
-  // Even without retries grpc-js retains up to 1 MiB of what each call has sent, for a transparent retry.
+  // grpc-js keeps up to 1 MiB of what each call has sent, for transparent retries, which enable_retries does not turn
+  // off.
   'grpc.per_rpc_retry_buffer_size': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': firstBytes,
@@ -79,7 +83,10 @@ export class Dial {
     return (quick ? this.#first : this.#second).Answer(metadata);
   }
 
-  /** True if the second connection is ready. Connects it if needed and waits up to 2 s. */
+  /**
+   * True if the second connection, which carries the long answers, is ready. Connects it if needed and waits up to 2
+   * s.
+   */
   isSecondReady(): Promise<boolean> {
     return isReady(this.#second);
   }

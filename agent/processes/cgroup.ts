@@ -46,9 +46,9 @@ export class Cgroups {
   }
 
   /**
-   * Chooses the cgroup for a command or terminal and returns its name. In "threaded" mode (cgroups(7)) a
-   * spawner then moves only the thread that forks into that cgroup. If no cgroup can be created, a kill finds
-   * the processes by their environment mark.
+   * Chooses the cgroup for a command or terminal and returns its name. The cgroup is of the type "threaded"
+   * (cgroups(7)), so that a spawner can move into it only the thread that forks. If no cgroup can be created, a kill
+   * finds the processes by the marker variable in their environment.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();

@@ -14,8 +14,8 @@ const spare: Buffer[] = [];
 const mostSpare = 32;
 
 /**
- * Waits for the end of all pipes, then closes them. If a background process has a pipe open, the wait ends
- * after `drainMs`, or later if the disk is slow. Never rejects.
+ * Waits until all pipes have reached their end, then closes them. A background process may keep a pipe open. The wait
+ * then ends after `drainMs` milliseconds, or later if the disk is still busy with what was read. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const changed = new Wake();
@@ -26,7 +26,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // The wait continues while the disk hangs, so that no output of the process is lost.
+    // While the disk hangs, the wait is repeated, so that no output of the process is lost.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );

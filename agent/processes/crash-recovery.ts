@@ -23,7 +23,10 @@ export function outputNames(id: string): { stdout: string; stderr: string } {
   return { stdout: `${id}.stdout`, stderr: `${id}.stderr` };
 }
 
-/** The exit that is stored for a process whose end the agent has not seen. */
+/**
+ * The exit of a process whose real exit is not known. LOST: the agent had no contact with the process when it ended.
+ * EXPIRED: the agent has no entry for its id.
+ */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
@@ -40,8 +43,8 @@ export async function recoverJournal(directory: string, limits: Limits, log: Log
 }
 
 /**
- * Kills every process for which the journal has no exit, and records it as lost. Returns the commands by id. Terminals
- * are not returned, because only their journal entries are needed.
+ * Kills every process for which the journal has no exit, and records its exit as lost. Returns all commands of the
+ * journal by id. Terminals are not returned: their output was only in memory, so only their journal entries are left.
  */
 export async function recover(parts: Parts, outputs: string, pipes: string): Promise<Map<string, Recovered>> {
   const { journal, cgroups } = parts;
@@ -82,7 +85,8 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const marks = entries.map(([id]) => id);
   if (marks.length === 0) return;
-  // A pipe stays in its directory as long as its command runs.
+  // The pipes of a command stay in this directory as long as the command runs. Processes that use them belong to
+  // these commands.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
   const paths = entries.flatMap(([, { cgroup }]) => (cgroup && cgroups ? cgroups.pathOf(cgroup) : []));
@@ -132,11 +136,11 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
 // of a crashed agent has a line for an id, the command of this id may have run.
 
 /**
- * Returns the "accepted" lines of ring files whose ids are missing in the journal. Must be called after the old
- * spawners were killed.
+ * Returns the "accepted" lines that are only in ring files (see above) and not in the journal. Must be called after
+ * the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
  */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // If an id has a line in the journal, that line is newer than any line in a ring file.
+  // If the journal has a line for an id, any line in a ring file is older, because it was written first.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
   const texts = await Promise.all((await ringsIn(directory)).map(read));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));
@@ -155,7 +159,7 @@ async function ringsIn(directory: string): Promise<string[]> {
 
 function read(path: string): Promise<string> {
   return readFile(path, 'utf8').catch((error: unknown) => {
-    // A directory of this name is not a ring file.
+    // A directory with the name of a ring file is ignored.
     if (errnoOf(error) === 'EISDIR') return '';
     throw fromErrno(error, path);
   });

@@ -67,8 +67,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * True if too many directories are open. The caller should then call dispose() as soon as no file is being
-   * written.
+   * True if too many directories are open. The caller then calls dispose() as soon as it writes no file, because
+   * dispose() closes the directories of these files.
    */
   get full(): boolean {
     return this.#open.size > mostHeld;
@@ -86,7 +86,7 @@ export class Tree implements Disposable {
   /** Throws if the name is protected. `present`: stats of the file that currently has the name. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
-    throw entryFault('permission_denied', path, "cannot be unpacked: the agent's own files have this name");
+    throw entryFault('permission_denied', path, "cannot be unpacked: this is the path of one of the agent's own files; unpack into another directory");
   }
 
   /** Stores the attributes that the archive has for a directory. A directory that existed before stays unchanged. */
@@ -168,7 +168,7 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 
 /** Sets mode and time of a created directory, and flushes it. Without an entry in the archive it gets mode 0755. */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
-  // Skips a directory that may be written but not read (EACCES).
+  // A directory that the agent may write but not read cannot be opened (EACCES). Such a directory is skipped.
   const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch(ignoring('EACCES'));
   if (!directory) return;
   const { handle } = directory;

@@ -102,7 +102,7 @@ export class Extractor implements AsyncDisposable {
       throw entryFault(
         'invalid_path',
         entry.name,
-        'names the destination directory itself, but is not a directory',
+        'has the path of the destination directory itself, but is not a directory',
       );
     // The link's target is checked first, so that an invalid link leaves no new parent directory behind.
     const { kind, target = '' } = entry;
@@ -163,7 +163,10 @@ export class Extractor implements AsyncDisposable {
     await fs.unlink(at).catch(fs.ignoreMissing);
   }
 
-  /** Makes a hard link to a regular file of the tree. An archive contains that file before the link. */
+  /**
+   * Makes a hard link to a regular file of the tree. That file exists already, because in an archive it comes before
+   * its hard links.
+   */
   async #hardLink(path: Bytes, target: Bytes, at: fs.Confined): Promise<void> {
     const { tree } = this.#options;
     const inside = pathOfEntry(target);
@@ -174,7 +177,8 @@ export class Extractor implements AsyncDisposable {
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
-    // Checks the new link instead of its target, whose name another program could replace meanwhile.
+    // Checks the new hard link, not the name it was made from: another program could give that name to another file
+    // after link().
     const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);

@@ -85,7 +85,7 @@ async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntSta
 async function fill({ disk, upload, entry, signal }: Job, at: fs.Confined): Promise<WriteArchiveResponse> {
   const { path, found, link } = entry;
   const { whole, overwrite } = upload.open;
-  // /proc/self/fd/N is a symlink itself, so it must be followed.
+  // If the destination exists, `at` is a path /proc/self/fd/N. That path is a symlink itself, so it must be followed.
   const flags = at === found?.at ? 0 : fs.O_NOFOLLOW;
   using root = await fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | flags);
   using tree = await Tree.open(root, disk.writing.boundary, path, at !== found?.at);

@@ -45,8 +45,8 @@ export class NewFile implements AsyncDisposable {
   }
 
   /**
-   * Leaves a hole of `length` bytes. If the file ends with a hole, the caller must truncate the file to `size`
-   * at the end.
+   * Leaves a hole of `length` bytes. The file system does not count a hole at the end of a file, so the caller must
+   * at last truncate the file to `size` bytes.
    */
   skip(length: number): void {
     this.size += length;
@@ -90,10 +90,10 @@ export class Flushes implements AsyncDisposable {
 }
 
 /**
- * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node takes
- * a negative number for the present time. Half a microsecond is added to whole milliseconds: most of them have no
- * exact floating point number, and about half of those numbers are slightly too small, so that the time would be
- * stored a millisecond too early.
+ * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node takes a
+ * negative number for the present time. Most whole milliseconds have no exact floating point number. Half of these
+ * numbers are slightly too small and would be stored as the millisecond before. Half a microsecond is therefore added
+ * to them.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
@@ -106,7 +106,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
   try {
     await change;
   } catch (error) {
-    // EINVAL: the owner has no id in the agent's user namespace.
+    // EINVAL means that the owner has no id in the agent's user namespace.
     if (!isErrno(error, 'EPERM', 'EINVAL')) throw error;
     throw fault(
       'permission_denied',
@@ -157,8 +157,9 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Throws if the agent may not set the owner and group of the replaced file. Called before the first byte
-   * arrives, so that such an upload fails early. Does not change the new file.
+   * Throws if the agent may not give a file the owner and group of the replaced file. Called before the first byte
+   * arrives, so that an upload that must fail for this reason fails early. Sets owner and group, and at once sets
+   * them back.
    */
   async tryOwner(replaced: fs.BigIntStats): Promise<void> {
     const before = this.#current;

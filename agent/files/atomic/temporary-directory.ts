@@ -1,5 +1,6 @@
-// A private temporary directory lies beside a source or destination. Only the agent's user can enter it.
-// It is removed with its content at the end, or at the next start if the agent is killed.
+// A private temporary directory, in which a copy or move across file systems prepares its files. It lies beside the
+// source or the destination, and only the agent's user can enter it. It is removed with its content at the end of the
+// operation, or at the next start if the agent is killed.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/confined-fs.ts';

@@ -16,7 +16,10 @@ const prefix = '.farhand-';
 const notRemoved = 'a temporary file could not be removed; the agent tries again at its next start';
 /** Size in bytes beyond which the journal is rewritten. It is also emptied whenever no file is left in it. */
 const largest = 256 * 1024;
-/** Longest time in milliseconds that the start waits for removals. A dead network disk must not block the start. */
+/**
+ * Longest time in milliseconds that the agent's start waits for the removal of old temporary files. A dead network
+ * disk must not block the start.
+ */
 const longestRemoval = 5_000;
 
 /**
@@ -31,9 +34,12 @@ const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
 /** A random temporary name, recorded in the journal. */
 export interface TemporaryName {
   at: Confined;
-  /** Absolute path of the name, for the journal and for messages. */
+  /** Absolute path of the temporary file or directory, for the journal and for messages. */
   path: Bytes;
-  /** Records that the name is a directory. The directory may be filled only after this has resolved. */
+  /**
+   * Records that this is a directory, and the mark (see markOf) by which a later start recognizes it. The directory
+   * may be filled only after this has resolved.
+   */
   mark(mark: string): Promise<void>;
   /**
    * Removes the file or directory; `empty` removes its content first. Never rejects: after a failure the
@@ -184,8 +190,9 @@ async function remove(path: Bytes, mark: string): Promise<boolean> {
 }
 
 /**
- * Removes a leftover directory, with its content only if it has the recorded mark. Another user with write access to
- * its parent could have given the name to another directory. Returns false if such a directory is not empty.
+ * Removes a leftover directory. A directory with the recorded mark is removed with its content. Any other directory
+ * may belong to another user who can write to its parent, so it is removed only if it is empty. Returns false if it
+ * is not.
  */
 async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise<boolean> {
   using pinned = await fs.pin(at);

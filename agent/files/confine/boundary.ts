@@ -40,8 +40,8 @@ const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(p
  * following "..", because the path by which the directory was opened may be outdated.
  */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // Only the number of levels is taken from this path. The synchronous call waits for no disk, because the kernel
-  // answers from memory.
+  // The path may be outdated, but only its number of levels is used. This call may be synchronous: the kernel answers
+  // from memory, without the disk.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
@@ -167,7 +167,7 @@ export class Boundary {
    * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // A regular file contains no other file, and access to the file itself has been checked.
+    // A regular file contains none of these. The caller has checked already that it is no protected file itself.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];

@@ -32,7 +32,7 @@ export function child(directory: Confined, name: Bytes): Confined {
   return `${directory}/${name}` as Confined;
 }
 
-/** An open handle, and the confined path through it. */
+/** An open handle, and the confined path /proc/self/fd/N, which leads to the open file even if it is renamed. */
 export class Pinned implements Disposable {
   readonly handle: fs.FileHandle;
   readonly at: Confined;
@@ -106,7 +106,7 @@ export const identify = async (at: Confined): Promise<string> => identityOf(awai
  * Id of the mount through which a directory was opened. Bind mounts have the same device but different ids.
  */
 export function mountOf(at: Confined): string | undefined {
-  // The kernel answers from memory, so this waits for no disk.
+  // This read may be synchronous: the kernel answers from memory, without the disk.
   const info = readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1');
   return /^mnt_id:\s*(\d+)/m.exec(info)?.[1];
 }

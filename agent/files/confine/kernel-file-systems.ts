@@ -34,7 +34,9 @@ export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void>
     );
 }
 
-/** True if a file of /proc contains memory of a process, such as the agent's keys. */
+/**
+ * True if a file of /proc gives access to the memory of a process, in which secrets such as the agent's keys may be.
+ */
 export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
   if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;
   return (await statfs(bytes(at))).type === procfs;

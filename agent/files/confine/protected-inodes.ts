@@ -22,8 +22,8 @@ export interface ProtectedInode {
 }
 
 /**
- * Milliseconds for which inodes are not read again. Meanwhile a protected name is refused even if another file has
- * it.
+ * Milliseconds for which inodes are not read again. If another file replaces a protected file in this time, its inode
+ * is not known yet, but it is refused because of its name.
  */
 const trustMs = 1_000;
 
@@ -43,8 +43,9 @@ export class ProtectedInodes {
   }
 
   /**
-   * Reads all inodes again if the last read is more than a second ago. Otherwise reads only paths whose parent
-   * directory was missing, and of these only paths in which `name` occurs, if it is set. Never rejects.
+   * Reads all inodes again if the last full read is at least a second ago. Otherwise reads only the protected paths
+   * whose parent directory was missing, because that directory may exist now. With `name`, reads only those of them
+   * that contain this name. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
@@ -61,7 +62,9 @@ export class ProtectedInodes {
     return [...this.#known.values()];
   }
 
-  /** Inodes of the protected paths and of all directories above them. */
+  /**
+   * Inodes of the protected paths and of all directories above them. None of these may be removed, moved or replaced.
+   */
   lineage(): Promise<Set<string>> {
     return lineageOf(this.#paths);
   }

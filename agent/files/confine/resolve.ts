@@ -88,7 +88,7 @@ export class PathEntry implements AsyncDisposable {
     this.#boundary = boundary;
   }
 
-  /** The file of that name. Throws file_not_found if there is none. */
+  /** The file that the entry names. Throws file_not_found if there is none. */
   get present(): Found {
     if (!this.found) throw fault('file_not_found', this.path, 'does not exist');
     return this.found;
@@ -212,7 +212,8 @@ export class Confinement {
 
   async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
-    // The survey is awaited below. Until then its rejection must not count as unhandled.
+    // `surveyed` is awaited further below. A rejection before that must not count as unhandled, which would end the
+    // process.
     surveyed.catch(() => undefined);
     const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return undefined;

@@ -6,7 +6,7 @@ import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
 import * as fs from './confined-fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Number of names whose stats are read at once, ahead of the caller. */
+/** Number of names whose stats are read together, before the caller asks for these names. */
 const batchSize = 64;
 
 /** One entry of the walk. Its handles stay open until the caller asks for the next step. */
@@ -19,8 +19,9 @@ export interface Step {
   /** Path relative to the start, without a leading slash. */
   path: Bytes;
   /**
-   * Stats of the entry, without following a symlink. For a directory they are read from the opened directory.
-   * For other types they may be outdated, so open the file without following symlinks and check again.
+   * Stats of the entry, without following a symlink. For a directory they are read from the opened directory. For
+   * other types they may be outdated: a caller that opens the file must follow no symlink, and must check the opened
+   * file.
    */
   stats: fs.BigIntStats;
   /** True for the second step of a directory, after its content. */

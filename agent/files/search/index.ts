@@ -23,8 +23,8 @@ const batchSize = 64;
 /** Milliseconds that a match waits for further matches, to be sent in one batch. */
 const longestWait = 50;
 /**
- * Milliseconds without a match after which an empty batch is sent. It shows the broker, which cancels silent
- * calls, that the search still runs, and it lets a waiting search have its turn.
+ * Milliseconds without a match after which an empty batch is sent. The broker cancels silent calls; the batch lets it
+ * see that the search still runs. At the end of each batch, the search also gives its slot to a waiting search.
  */
 export const longestSilence = 1_000;
 /** Four searches work at once, each until its next batch. More would not make a disk faster. */
