@@ -23,7 +23,7 @@ const unitDirectories = [
 ];
 const settingDirectories = ['/etc/systemd', '/run/systemd', '/usr/local/lib/systemd', '/usr/lib/systemd'];
 
-/** Files of the agent's systemd service, its drop-ins, and the links that start it. */
+/** Files of the agent's systemd service, its drop-ins, and the symlinks by which systemd starts it. */
 const service = [
   ...unitDirectories.flatMap((directory) => [
     ...units.flatMap((unit) => [`${directory}/${unit}`, `${directory}/${unit}.d`]),
@@ -42,7 +42,8 @@ const everyService = [
 ];
 
 /**
- * Files of the agent's data directory. Each is listed by itself, because a file may be a mount of its own.
+ * Files of the agent's data directory. Each is listed by itself, because a file may be mounted there. Its inode can
+ * then also be reached by a path outside the directory.
  */
 const parts = [
   'identity.json',

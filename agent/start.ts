@@ -83,7 +83,7 @@ async function assemble(
   const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
   const options = { brokers, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
-  // Prevents an unhandled rejection, because `ended` may be awaited late.
+  // `ended` may reject before the caller awaits it, which must not count as an unhandled rejection.
   ended.catch(() => undefined);
   return {
     machineId: identity.machineId,

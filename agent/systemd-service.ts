@@ -31,7 +31,7 @@ const installSettings = {
   trust_key: {
     schema: z.string().optional(),
     value: 'FILE',
-    help: 'public key (PEM) that signs the packages by which the broker may upgrade this agent',
+    help: 'public key (PEM) that verifies the packages by which the broker may upgrade this agent',
     flagOnly: true,
   },
 };

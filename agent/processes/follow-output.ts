@@ -33,8 +33,9 @@ export function follow(
 }
 
 /**
- * Wraps the generator `answer` so that a caller can leave it at any time, even while it waits. The signal
- * passed to `answer` fires when the iteration ends: by itself, by `signal`, or by return().
+ * Wraps the generator `answer` so that a caller can leave it at any time, even while it waits. `answer` gets a signal
+ * that fires when the iteration is over, whether the generator has ended, `signal` has fired or the caller has called
+ * return().
  */
 export function leaving<A>(
   signal: AbortSignal,

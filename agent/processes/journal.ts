@@ -60,8 +60,8 @@ const version = 1;
 /** Milliseconds that a step waits if it need not be durable, so that several steps share one write. */
 const noteMs = 5;
 /**
- * The file is rewritten when it has grown by three times the size that it had after the last rewrite, but by at
- * least `leastGrowth` and at most `mostGrowth` bytes.
+ * The file is rewritten when it has grown by three times the size that it had after the last rewrite. That growth is
+ * never taken as less than `leastGrowth` or more than `mostGrowth` bytes.
  */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;
@@ -114,8 +114,8 @@ export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
   /**
-   * Ids whose results are acknowledged, with the time at which each was accepted. They do not run again
-   * within `seenMs` milliseconds after that time.
+   * Ids of commands and terminals whose results the broker has acknowledged, with the time at which each was
+   * accepted. For `seenMs` milliseconds after that time, a request with the same id starts nothing.
    */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
@@ -130,7 +130,10 @@ export class Journal {
   #writing: Promise<void> | undefined;
   #cancelLater: (() => void) | undefined;
 
-  /** Opens the journal and rewrites its file. `seenMs`: milliseconds for which an accepted id cannot run again. */
+  /**
+   * Opens the journal and rewrites its file. `seenMs`: milliseconds for which a request with an id that was accepted
+   * before starts nothing.
+   */
   static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
     const journal = new Journal(directory, stored, seenMs, log);
     await journal.#rewrite();
@@ -200,7 +203,7 @@ export class Journal {
     this.#write(line, false).catch((err: unknown) => {
       const { id, t: step } = line;
       const message =
-        'the journal of processes could not be written, so after a crash this process would count as lost; check the free disk space';
+        'the journal of processes could not be written, so after a crash of the agent the process with this id would count as lost; check the free disk space';
       this.#log.error({ err, id, step }, message);
     });
   }
@@ -235,7 +238,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // Lets accept() remove the entry of the failed write before the next batch rewrites the file.
+        // Waits until accept(), whose write has failed, has removed its entry. The next batch then rewrites the file
+        // without that entry.
         await Promise.resolve();
       }
     }

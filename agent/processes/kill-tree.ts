@@ -48,7 +48,10 @@ export interface TreeOptions {
   cgroups?: readonly string[];
 }
 
-/** All processes of one or more commands, including every process that once belonged to them. */
+/**
+ * All processes of one or more commands, including processes whose parent has ended or that have left their process
+ * group.
+ */
 export class Tree {
   readonly marks: ReadonlySet<string>;
   readonly #links: ReadonlySet<string>;
@@ -57,7 +60,7 @@ export class Tree {
   readonly #sessions = new Map<number, string>();
 
   constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
-    // An empty mark or link is dropped, because it would match every process without one.
+    // Empty texts are dropped: an empty link would match every process whose open files the agent cannot read.
     this.marks = new Set(marks.filter((mark) => mark !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
@@ -65,9 +68,9 @@ export class Tree {
   }
 
   /**
-   * Returns the live processes of the commands: those in a cgroup of a command, those with a mark or pipe of a
-   * command, and all descendants and session members of these and of the processes found by earlier calls. The
-   * agent and init are never among them.
+   * Returns the live processes of the commands. First, these are processes in a cgroup of a command, processes with a
+   * mark or pipe of a command, and processes that an earlier call has found. Second, these are all descendants and
+   * session members of the first. The agent and init are never among them.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
@@ -191,8 +194,7 @@ let next: Promise<readonly Seen[]> | undefined;
 let last: Promise<unknown> = Promise.resolve();
 
 /**
- * Lists all processes except this one and init. Calls at the same time share one scan, which begins after
- * these calls.
+ * Lists all processes except this one and init. Calls that wait share one scan, which begins after all these calls.
  */
 function listProcesses(): Promise<readonly Seen[]> {
   // A scan that has begun is not shared: it may already have passed the process that the caller looks for.

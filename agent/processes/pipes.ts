@@ -39,7 +39,7 @@ export class PipeNames {
   #made = 0;
   #refill: Promise<void> | undefined;
 
-  /** Removes the directory and creates it anew with the first pipes. */
+  /** Removes the directory that an earlier agent has left, and creates it again, with the first pipes. */
   static async open(directory: string): Promise<PipeNames> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
@@ -101,10 +101,11 @@ function openFreePipe(path: string): number | undefined {
   }
   const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
   try {
-    // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
+    // If no process has the pipe open for writing, read(2) returns 0. Otherwise it returns data or fails with EAGAIN
+    // (pipe(7)).
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // read(2) failed with EAGAIN, so another process has the pipe open.
+    // EAGAIN: another process has the pipe open.
   }
   closeSync(reader);
   return undefined;
@@ -132,7 +133,9 @@ function mkfifo(paths: string[]): Promise<void> {
 export interface PipedOptions {
   id: string;
   plan: Plan;
-  /** `stdin`: the whole input or, if the input stays open (`input`), its first bytes. */
+  /**
+   * `stdin`: the whole input. If `input` is true, `stdin` is only its beginning, and the input stays open for more.
+   */
   spec: { stdin: Uint8Array; input: boolean };
   names: PipeNames;
   /** The directory for the file with the whole input. It is used if the machine has no /dev/shm. */
@@ -188,15 +191,16 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // Little is left in the pipes, so slow readers no longer delay the copying.
+    // The process has ended, so little is left in the pipes. From here on, slow readers of the output no longer delay
+    // the copying.
     for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }
 
   close(): void {
     const { plan, names } = this.#options;
-    // If a command ran as another user, its pipes are not used again, because processes of that user could
-    // still open them through /proc.
+    // Pipes are used again for later commands, except after a command that ran as another user: processes of that
+    // user could still open its pipes through /proc.
     const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();
@@ -263,8 +267,8 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
 }
 
 /**
- * Sends input to a running process. Bytes are accepted in order, each of them once. The number of unread bytes is
- * limited.
+ * Sends input to a running process. Bytes are accepted in order, each of them once. At most `waitingBytes` accepted
+ * bytes wait until the process reads them.
  */
 export class Input {
   readonly #pipe: Socket;

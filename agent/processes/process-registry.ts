@@ -36,8 +36,8 @@ export abstract class Tracked {
   state: State = { is: 'accepted' };
   started?: { pid: number; at: number };
   /**
-   * True once the broker has acknowledged the result. The entry is then removed as soon as the process is
-   * over.
+   * True once the broker no longer needs the entry. The entry is then removed, or, if the process still runs, when
+   * the process is over.
    */
   forgotten = false;
 
@@ -68,7 +68,7 @@ export abstract class Tracked {
 
   /** Number of bytes of output written in all. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
-  /** Closes the files of the output, which can still be read. */
+  /** Closes the agent's files of the output. The output can still be read, because a reader opens the files again. */
   abstract close(): Promise<void>;
   /** Removes the output from the disk. */
   abstract remove(): Promise<void>;
@@ -108,7 +108,7 @@ export abstract class ProcessTable<T extends Tracked> {
 
   protected abstract create(id: string): T;
 
-  /** Adds processes from before the agent's last restart, all of which are over. */
+  /** Adds the processes that the journal lists from before the agent's start. All of them are over. */
   protected restore(entries: Iterable<T>): void {
     for (const one of entries) this.#entries.set(one.id, one);
   }
@@ -156,7 +156,10 @@ export abstract class ProcessTable<T extends Tracked> {
     return one !== undefined;
   }
 
-  /** Removes the entry and its output. A running process is only marked, and removed when it is over. */
+  /**
+   * Removes the entry and its output. While the process runs, the entry is only marked; it is removed when the
+   * process is over.
+   */
   async forget(id: string): Promise<void> {
     const one = this.#entries.get(id);
     if (one) one.forgotten = true;
@@ -186,7 +189,7 @@ export abstract class ProcessTable<T extends Tracked> {
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
-    // Everything except the start itself is prepared while the disk flushes the journal.
+    // While the disk flushes the journal, everything is prepared, but the process is not started yet.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);
@@ -254,8 +257,8 @@ export abstract class ProcessTable<T extends Tracked> {
     try {
       if (prepared.status === 'rejected') throw prepared.reason;
       await spawners.ready();
-      // The link may have been lost or replaced meanwhile. Nothing is awaited between this check and the
-      // spawn request.
+      // During the waits above, the command may have been cancelled, or the link lost or replaced. Nothing is awaited
+      // between this check and the spawn request.
       if (cancelled() !== undefined) return endings.cancelled;
       if (signal.aborted || this.#stopping) return dropped;
       const running = await startRunning(one.id, prepared.value, this.#parts);

@@ -34,7 +34,10 @@ export const defaultLimits = {
   killForMs: 5_000,
   /** Milliseconds after which a start counts as hung. Later commands then go to another spawner. */
   lateMs: 5_000,
-  /** Milliseconds for which an accepted id cannot run again, even if the broker has acknowledged its result. */
+  /**
+   * Milliseconds after the acceptance of an id in which a second request with this id starts nothing, even if the
+   * broker has acknowledged the result.
+   */
   seenMs: 24 * 3_600_000,
   /** Maximum number of terminals that may be open at once. */
   terminals: openTerminals,
@@ -149,7 +152,7 @@ export class Running {
   /** Aborted when the grace period ends and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
-  /** Resolves at the end of a kill, so that a command ends even if one of its processes survives SIGKILL. */
+  /** Resolves when a kill has ended, even if a process has survived SIGKILL. The command can then end too. */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
   #cause: KillCause | undefined;
@@ -179,7 +182,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // If a kill is in progress, waits for it: the other processes of the tree still have their grace period.
+    // The main process has ended, but a kill may still be in progress: the other processes have a grace period too.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);
@@ -215,7 +218,7 @@ export class Running {
       if (left > 0)
         log.error(
           { ...about, left },
-          'processes of a command survived SIGKILL and still run; look for a hung disk',
+          'processes of a command survived SIGKILL and still run; check for a disk that no longer responds, on which they may wait',
         );
     } catch (err) {
       log.error({ err, ...about }, 'a command could not be killed; its processes may still run');

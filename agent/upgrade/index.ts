@@ -40,7 +40,10 @@ const reportMs = 20_000;
  * Milliseconds in which root's unit must take a request. systemd starts the unit as soon as a request is written.
  */
 const takenMs = 30_000;
-/** If the agent does not restart within these milliseconds after the request, processes may start again. */
+/**
+ * Once an upgrade is handed to root, the agent starts no processes, because a restart would end them. If the agent
+ * was not restarted after this time in milliseconds, it starts processes again.
+ */
 const switchMs = 15 * 60_000;
 const longestWaitMs = 3_600_000;
 
@@ -132,7 +135,7 @@ export class Upgrades {
         throw refusal(
           'conflict',
           'processes_running',
-          `the upgrade waited too long: ${count} processes still run on this machine; try again later`,
+          `the upgrade waited too long: commands or terminals still run on this machine (${count}); try again later`,
         );
       if (reported?.count !== count || monotonic() - reported.at >= reportMs) {
         reported = { count, at: monotonic() };
@@ -174,7 +177,8 @@ export class Upgrades {
           'refused',
           `root's unit did not install the package: ${result.reason}`,
         );
-      // Root takes the request by a rename, so it cannot be both taken and removed.
+      // Root takes the request by renaming its file. If the agent can remove the file, root has not taken the
+      // request, and never will.
       if (monotonic() - begun > takenMs && existsSync(file) && (await removed(file)))
         throw refusal(
           'not_supported',

@@ -1,4 +1,5 @@
-// Plans root's upgrade unit for `farhand-agent install`: its directory, and the key that the machine trusts.
+// What `farhand-agent install` needs to install root's upgrade unit (systemd): its directory, and the key that the
+// machine trusts.
 import { existsSync } from 'node:fs';
 import { chmod, chown, mkdir, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';

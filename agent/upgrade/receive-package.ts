@@ -26,7 +26,7 @@ export interface Opened {
 interface Machine {
   /** The kind of package that root's upgrade unit can replace; undefined if that unit is not installed. */
   installed: PackageKind | undefined;
-  /** True if the program is from a package. */
+  /** True if the running program was installed from a package. */
   packaged: boolean;
   holdVersion: string | undefined;
   trusted: Buffer | undefined;

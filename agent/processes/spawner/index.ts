@@ -42,8 +42,8 @@ const startMs = 30_000;
 const killForMs = 5_000;
 
 /**
- * Values of the marker variable in the environments of spawners. None of them is a command's id. A forked
- * child has the spawner's value until it executes its program.
+ * Values of the marker variable in the environments of spawners. In the environment of a command, the marker variable
+ * has the command's id instead. A child that was forked keeps the spawner's value until it executes its program.
  */
 export function marksOf(name: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${name}:${nth}`);
@@ -113,8 +113,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // The failure is ignored while another spawner is connected. The next command goes to that spawner,
-      // even if it hangs.
+      // The error is ignored while another spawner is connected. The next command goes to that spawner; if it hangs,
+      // the command waits.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
@@ -194,7 +194,8 @@ class SpawnerProcess {
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
     this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
-    // An error of send() is ignored: the spawner's reports, or its death, show whether the request arrived.
+    // An error of send() is ignored: if the request did not arrive, the spawner is dead, and its exit ends the
+    // request.
     this.#child.send(request, () => {});
     return started.promise;
   }
@@ -236,7 +237,8 @@ class SpawnerProcess {
     log.error(
       'a spawner (the process that starts commands) died; its commands and terminals are killed and count as lost',
     );
-    // A forked child has the mark of the spawner until it executes the program.
+    // A child that was forked has the spawner's mark in its environment until it executes its program. This therefore
+    // kills children that were only half started.
     await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
       (error: unknown) =>
         log.error(

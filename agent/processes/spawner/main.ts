@@ -46,7 +46,10 @@ function start(request: SpawnRequest): void {
   }
 }
 
-/** Starts a program with Node's spawn if posix_spawn could not. If that fails too, reports the error. */
+/**
+ * Starts a program with Node's spawn, if posix_spawn is not available or has failed. If this fails too, reports the
+ * error.
+ */
 function startByNode({ id, file, args, cwd, env }: SpawnRequest, files: number[]): void {
   const child = spawn(file, args, { cwd, env, stdio: files, detached: true });
   child.once('error', (error) => reportFailure(id, error));
@@ -123,7 +126,8 @@ function moveInto(directory: string): void {
   try {
     writeFileSync(join(directory, 'cgroup.threads'), '0');
   } catch {
-    // This error needs no handling: without a cgroup a kill finds the processes by their environment mark.
+    // A failure is ignored: if the process is in no cgroup, a kill finds it by the marker variable in its
+    // environment.
   }
 }
 
@@ -162,7 +166,7 @@ function resetOomScore(): void {
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // This error needs no handling: the kernel has no such file.
+    // A failure is ignored: a kernel without this file has no such protection.
   }
 }
 

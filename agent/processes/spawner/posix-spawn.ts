@@ -89,8 +89,8 @@ function loadLibc(koffi: Koffi) {
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
-  // All bits are set by hand: sigfillset(3) omits two signals of the C library, which the child would then
-  // ignore.
+  // The child resets all these signals to their defaults. sigfillset(3) is not used: it omits two signals that the C
+  // library uses, and the child would go on ignoring them.
   const allSignals = Buffer.alloc(structBytes, 0xff);
   const failed = [
     func('int posix_spawnattr_init(void *attributes)')(attributes),

@@ -95,7 +95,7 @@ export class Pty implements Stdio {
   }
 
   async handedOver(): Promise<void> {
-    // The slave is closed in drain().
+    // Nothing is closed yet: drain() closes the slave.
   }
 
   async drain(ms: number): Promise<void> {
@@ -139,7 +139,8 @@ export class Pty implements Stdio {
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {
-    // The slave is opened again, because Node opens files close-on-exec and the addon does not.
+    // The addon's descriptor would stay open in other programs that the agent starts. Node opens the slave again with
+    // close-on-exec.
     return { master, slave: openSync(pty, constants.O_RDWR | constants.O_NOCTTY), pty };
   } catch (error) {
     closeSync(master);

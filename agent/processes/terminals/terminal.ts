@@ -72,8 +72,7 @@ export class Terminal extends Tracked {
   }
 
   async remove(): Promise<void> {
-    // Nothing is removed from the disk, because the output of a terminal is only in memory, where clients may
-    // still read it.
+    // There is no file to remove: the output of a terminal is only in memory, where clients may still read it.
   }
 
   /**
@@ -94,7 +93,10 @@ export class Terminal extends Tracked {
     };
   }
 
-  /** Attaches a client. It replaces a client with the same id and continues that client's count of input. */
+  /**
+   * Attaches a client, in place of a client with the same id. The new client continues at the number of input bytes
+   * that the terminal has accepted from the old one.
+   */
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
     if (from < this.output.start || from > this.output.end) throw fellOut(this.output, from);
@@ -124,8 +126,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Waits `heldMs` milliseconds from now on for clients that lost their link. Called only while a call keeps the
-   * terminal alive, because clients come back through the broker.
+   * Keeps the state of clients that lost their link for `heldMs` milliseconds more. Called only while the broker
+   * holds the terminal open by a call, because the clients come back through the broker.
    */
   #awaitHeld(): void {
     this.#stopWaiting();
@@ -158,8 +160,9 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** Start of the present period of sending, in ms of the monotonic clock, and the bytes of output sent in it. */
+  /** Start of the present period of `collectMs` milliseconds, by the monotonic clock. */
   #periodAt = Number.NEGATIVE_INFINITY;
+  /** Bytes of output sent in this period. */
   #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
   readonly #known: boolean;
@@ -172,7 +175,10 @@ export class Client {
   #paused = false;
   #parting: Parting | undefined;
 
-  /** `from`: a stored offset. `before`: the same client in its last call, which is over. */
+  /**
+   * `from`: offset of the first byte to send, which the terminal must still store. `before`: the state of this client
+   * after its previous call.
+   */
   constructor(terminal: Terminal, from: number, before: Client | undefined) {
     this.#terminal = terminal;
     this.#position = from;
@@ -202,7 +208,7 @@ export class Client {
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
     yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
-      // The exit is read before the output, because the output is complete once the exit is set.
+      // The exit is read before the output. If the exit is set, the output that is read after it is complete.
       const { exit } = this.#terminal;
       if (this.#parting instanceof AppError) throw this.#parting;
       if (this.#parting) return;
@@ -212,14 +218,14 @@ export class Client {
         yield next;
         if (next.output?.data) await this.#collect(next.output.data.length, signal);
       } else if (exit && this.#position === output.end) return;
-      // The checks above and this wait run in one turn of the event loop, so no wake is missed.
+      // Nothing is awaited between the checks above and this wait, so no call of wake() is missed.
       else await changed.wait(signal);
     }
   }
 
   /**
-   * Waits for the end of the period if `sentAtOnce` bytes were sent in it. Does not wait while a full message
-   * can be sent.
+   * Collects output for a larger message: if more than `sentAtOnce` bytes were sent in the present period of
+   * `collectMs` milliseconds, waits for its end. After a full message it does not wait, because more output is ready.
    */
   async #collect(sent: number, signal: AbortSignal): Promise<void> {
     const now = monotonic();

@@ -32,7 +32,7 @@ const stateSchema = z.object({
   phase: z.enum(['switching', 'rolling_back']),
   /** Number of times that this phase was started; a reboot can interrupt it. */
   begun: z.number(),
-  /** Why the previous version is restored; empty before that. */
+  /** Why the previous version is being restored; empty as long as the new version may still succeed. */
   reason: z.string(),
   /** Directory names of the previous and the new version in /opt/farhand-agent; empty for a Debian package. */
   before: z.string(),
@@ -46,13 +46,14 @@ const mostRollbacks = 5;
 const retryMs = 10_000;
 
 export async function applyUpgrade(settings: AgentSettings, log: Logger): Promise<void> {
-  if (process.getuid?.() !== 0) throw new StartError('apply-upgrade must be run as root by its unit', 1);
+  if (process.getuid?.() !== 0) throw new StartError('apply-upgrade is run by systemd as root, in the unit farhand-agent-upgrade.service, and not by hand', 1);
   const upgrade = new Upgrade(settings, log);
   try {
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
     else await upgrade.begin();
   } catch (error) {
-    // Without this pause, systemd would start the unit again at once if the state file or a request still exists.
+    // systemd starts the unit again as long as the state file or a request exists. Without this pause it would do so
+    // at once.
     await sleep(retryMs);
     throw error;
   }
@@ -72,8 +73,8 @@ class Upgrade {
   }
 
   /**
-   * Takes a request and prepares the new version. A failure changes nothing. After a success the state file
-   * exists, so systemd starts the unit again. The unit then runs from the copy of the present version in `rescue`.
+   * Takes a request and prepares the new version. A failure changes nothing. A success leaves a state file, because
+   * of which systemd starts the unit again. The unit then runs the present version from `rescue`, and calls finish().
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);
@@ -85,7 +86,7 @@ class Upgrade {
     await this.#report({ ...facts, outcome: 'RUNNING', reason: '' });
     try {
       if (interrupted)
-        throw new StartError('the machine or its upgrade unit was interrupted before the switch');
+        throw new StartError('the machine or its upgrade unit was interrupted before the new version was started');
       await verifiedCopy(this.#directory, request, this.#settings);
       const names = await this.#installer(kind).prepare(to_version);
       const public_key = request.public_key.toString('base64');
@@ -186,11 +187,14 @@ class Upgrade {
     await writeDurably(this.#paths.result, JSON.stringify(result), { mode: 0o644 });
   }
 
-  /** Removes the copies of the package. The program that runs may be in `rescue`, so nothing is loaded after this. */
+  /**
+   * Removes the package's copies and `rescue`. This program may run from `rescue`, so it must load no module after
+   * this.
+   */
   async #clean(): Promise<void> {
     await rm(this.#paths.copy, { force: true });
     await rm(this.#paths.rescue, { recursive: true, force: true });
-    // The agent may have put anything at this path. If it cannot be removed, it stays there.
+    // The agent can write here, so this may be something that cannot be removed, such as a directory. It then stays.
     await rm(this.#paths.package, { force: true }).catch(() => undefined);
   }
 }

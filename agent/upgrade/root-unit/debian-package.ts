@@ -55,7 +55,7 @@ export class DebianPackage implements Installer {
   }
 
   async sweep(): Promise<void> {
-    // dpkg has removed the files of the other version.
+    // Nothing is left to remove: dpkg has removed the files of the other version.
   }
 }
 

@@ -29,7 +29,8 @@ export async function takeRequest(
   const { request, taken } = upgradePaths(directory);
   const interrupted = existsSync(taken);
   try {
-    // The agent can no longer replace the file after the rename. Either root takes it or the agent removes it.
+    // This rename decides who has the request. After it, the agent can no longer replace or remove the file. It fails
+    // if the agent has removed the file before.
     if (!interrupted) await rename(request, taken);
   } catch (error) {
     if (isErrno(error, 'ENOENT')) return undefined;
@@ -44,8 +45,8 @@ export async function takeRequest(
 }
 
 /**
- * Removes a request that was taken. The program rm does it, because the agent could redirect Node's own function to
- * another directory.
+ * Removes a request that was taken. Root runs the program rm, because Node's rm() is not safe here: while it works,
+ * the agent could replace a directory by a symlink.
  */
 export async function dropRequest(directory: string): Promise<void> {
   await must('rm', ['-rf', '--', upgradePaths(directory).taken]);
@@ -84,7 +85,7 @@ async function copyVerified(
     const { bytesRead } = await source.read(buffer, 0, pieceBytes);
     if (bytesRead === 0) break;
     copied += bytesRead;
-    // The agent may let the file grow while it is read.
+    // Root does not trust the agent, which may let the file grow while it is copied.
     if (copied > size) break;
     const piece = buffer.subarray(0, bytesRead);
     hash.update(piece);

@@ -27,7 +27,7 @@ export class TarVersions implements Installer {
       await must('tar', ['-xzf', this.#paths.copy, '-C', folder, '--no-same-owner', '--strip-components=1']);
       await must('chmod', ['0755', folder]);
       await assertRuns(folder, version);
-      // Without `sync`, a power failure could leave the link in place and the files empty.
+      // Without this flush, a power failure could leave a link to the new version, and that version's files empty.
       await must('sync', ['-f', folder]);
       await rename(folder, join(place, after));
     } catch (error) {
@@ -47,7 +47,9 @@ export class TarVersions implements Installer {
     await point(before);
   }
 
-  /** Removes all versions except the running one and the previous one, to which an administrator may return. */
+  /**
+   * Removes all versions except the running one and the previous one, which an administrator may want to start again.
+   */
   async sweep(running: string): Promise<void> {
     const before = await readlink(join(place, 'previous')).catch(() => '');
     const kept = ['current', 'previous', running, before];

@@ -42,7 +42,7 @@ export async function faultOfRestored(command: string, version: string): Promise
   if (await isRunning(version)) return undefined;
   const { active, result } = await stateOf(service);
   const why = stderr.trim() || output || result;
-  return `the service does not run the restored version ${version}, but is ${active}: ${why}`;
+  return `the service does not run the restored version ${version} (state of the service: ${active}): ${why}`;
 }
 
 async function isRunning(version: string): Promise<boolean> {
