@@ -77,8 +77,8 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
   return {
     handlers: { list },
     /**
-     * Records an action in the transaction of its change.
-     * A second record with the same request and id is ignored.
+     * Records an action in the transaction of its change. If the same request has already written a record with this
+     * id, this one is ignored.
      */
     record(journal: Journal, deed: Deed, id: string = newTimedId('audit', now())): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
@@ -115,10 +115,9 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
 }
 
 /**
- * Returns the condition that finds the row with an id. Ids have no index, because each command would have to write
- * to it. The row is found by the time in its id instead: an id begins with the time of its request, and the row is
- * written at that time or later. Returns undefined if this finds no row, because ids of version 0.1.0 contain no
- * time.
+ * Returns the condition that finds the row with an id; undefined if there is no such row. Ids have no index, because
+ * every command would have to write to that index. An id begins with the time of its request, and the row is written
+ * at that time or later, so the search begins there. Ids of version 0.1.0 contain no time and are not found.
  */
 async function numberIs(history: History, id: string): Promise<Condition> {
   const at = timeOf(id);

@@ -35,7 +35,7 @@ export async function createBackups(
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
     }
-    // This file is written last, because no broker starts on a directory without it.
+    // Written last: no broker starts on a directory without this file, so an incomplete backup is never used.
     await writeDurably(join(directory, 'state.json'), declared);
   }
 

@@ -42,7 +42,7 @@ export function createTrustedProxies(networks: readonly Network[]) {
     return isIP(address) !== 0 && trusted.check(address, familyOf(address));
   };
   return {
-    /** True if the headers of this peer are trusted. */
+    /** True if this peer is a trusted proxy, whose headers name the client. */
     trusts: isTrusted,
     /** True if many clients may share an address, because it is loopback or a trusted proxy. */
     isShared: (address: string): boolean => isLoopback(address) || isTrusted(address),

@@ -39,7 +39,8 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
-      if (!open) throw new AppError('invalid_request', 'the first message of an upload must be an open message');
+      if (!open)
+        throw new AppError('invalid_request', 'the first message of an upload must be an open message');
       return new Upload(open, next, end);
     } catch (error) {
       end();

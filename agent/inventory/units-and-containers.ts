@@ -73,7 +73,8 @@ const text = (value: unknown): string => (typeof value === 'string' ? value : ''
 
 function parseContainers(json: string): InventoryContainer[] {
   const list: unknown = JSON.parse(json);
-  if (!Array.isArray(list)) throw new PartFailed('the container service did not answer with a list of containers');
+  if (!Array.isArray(list))
+    throw new PartFailed('the container service did not answer with a list of containers');
   return list.map((one: Record<string, unknown> | null) => ({
     id: text(one?.Id).slice(0, 12),
     name: text(Array.isArray(one?.Names) ? one.Names[0] : '').replace(/^\//, ''),

@@ -9,7 +9,8 @@ import { fingerprintOf } from '../../shared/package-signature.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
 import { upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
 
-const usage = 'farhand-agent trust-key FILE: accepts upgrades to packages whose signature matches the public key in FILE';
+const usage =
+  'farhand-agent trust-key FILE: accepts upgrades to packages whose signature matches the public key in FILE';
 
 /**
  * Reads the trusted key as 32 raw bytes. Returns undefined if no key is pinned. Throws StartError if the file is

@@ -173,8 +173,9 @@ export class AlertRecords {
   }
 
   /**
-   * Counts a repeat of an open alert and emits the event of the repeat. Returns undefined if the alert is acknowledged
-   * or resolved. If another broker has repeated the alert meanwhile, writes nothing and returns the stored alert.
+   * Counts a repeat of an open alert and emits the event alert.repeated. Returns undefined if the alert is
+   * acknowledged or resolved. If another broker has already counted this repeat, writes nothing and returns the
+   * stored alert.
    */
   repeat(alert: Alert): Promise<Alert | undefined> {
     const { id, repeats } = alert;
@@ -216,7 +217,8 @@ export class AlertRecords {
   /** Writes a step that the monitor has decided. Fails if another broker owns the machine of the alert now. */
   #write<T>({ machine_id }: Alert, change: (transaction: HistoryTransaction) => Promise<T>): Promise<T> {
     return this.#history.write((transaction) => {
-      // A removed machine has no owner.
+      // The commit fails if another broker owns the machine. A machine that was removed has no owner, so nothing is
+      // checked for it.
       if (machine_id !== null && this.#context.state.machines.has(machine_id)) transaction.about(machine_id);
       return change(transaction);
     });

@@ -245,7 +245,7 @@ function assertFields({ type, user, from, to }: AlertChannel, { url, secret }: S
       'is missing: e-mail needs a sender and recipients',
     );
   if (isMail && (user === null) !== (secret === null))
-    throw fieldError('body', 'secret', 'must be set together with user, as the password of the mail server');
+    throw fieldError('body', 'secret', 'is the password for `user` at the mail server: set both, or neither');
   if (['slack', 'discord'].includes(type) && secret !== null)
     throw fieldError(
       'body',
@@ -273,7 +273,7 @@ function assertSecretSent(
   throw fieldError(
     'body',
     'secret',
-    'must be set again, or set to null, because the new url leads to another server',
+    'must be sent again, or set to null: the new url leads to another server, which must not get the stored secret',
   );
 }
 

@@ -1,5 +1,4 @@
-// Sends deliveries to channels of alerts, each in the format of its service. Decides which alerts a channel
-// may send.
+// Decides which alerts are sent to a channel, and sends each delivery in the format of the channel's service.
 
 import { version } from '../../shared/version.ts';
 import type { Receivers } from '../deliveries/delivery-queue.ts';
@@ -95,7 +94,9 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return attempt(signal, () => this.#transmit(channel, { delivered, message }, signal));
   }
 
-  /** Failures do not disable a channel, because the next alert may matter more than the last one. */
+  /**
+   * Does nothing. A channel is not disabled after failures, because its next alert may matter more than the last one.
+   */
   gaveUp(): void {}
 
   /** Returns the decrypted parts of a channel; undefined if they cannot be decrypted. */

@@ -72,7 +72,10 @@ export class Alerts {
     });
   }
 
-  /** Opens the stored alerts. Resolved alerts are deleted `keepMs` milliseconds after they were opened. */
+  /**
+   * Opens the stored alerts. Alerts are deleted `keepMs` milliseconds after their creation, but never before they are
+   * resolved.
+   */
   static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
     const { state, history, deliveries, rightsOf, cluster } = services;
     const { store } = deliveries;
@@ -94,7 +97,7 @@ export class Alerts {
     await this.#monitor.start();
   }
 
-  /** Stops the evaluation of rules. If a link ends after this call, no alert is opened for it. */
+  /** Stops the evaluation of rules. Links that end because the broker stops therefore open no alerts. */
   stop(): void {
     this.#monitor.stop();
     this.#digest.stop();
@@ -113,7 +116,9 @@ export class Alerts {
     return (await this.#records.find(id))?.machine_id;
   }
 
-  /** True if there are alerts of this rule or window. The rule or window itself may have been removed. */
+  /**
+   * True if there are alerts of this alert rule or in this maintenance window, which may itself have been removed.
+   */
   has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
     return this.#records.has(column, id);
   }

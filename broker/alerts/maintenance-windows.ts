@@ -114,8 +114,10 @@ function windowOf(input: Input<Api['maintenanceWindows']['create']>): Maintenanc
   const id = newId('window') as WindowId;
   const made = { id, ...rest, machine_ids, tags, created_at: iso() };
   if (cron !== null) {
-    if (starts_at) throw fieldError('body', 'starts_at', 'is not for a window with cron: leave it out');
-    if (ends_at) throw fieldError('body', 'ends_at', 'is not for a window with cron: set duration instead');
+    if (starts_at)
+      throw fieldError('body', 'starts_at', 'cannot be set for a window with cron: leave it out');
+    if (ends_at)
+      throw fieldError('body', 'ends_at', 'cannot be set for a window with cron: set duration instead');
     if (duration === null) throw fieldError('body', 'duration', 'is missing: a window with cron needs it');
     checkedTimetable(cron, rest.timezone);
     return { ...made, cron, duration, starts_at: null, ends_at: null };

@@ -1,5 +1,5 @@
-// Collects steps of alerts into one notification for each channel. The notification also reports times in
-// which the broker was down.
+// Collects alert steps (an alert was opened, repeated or resolved) into one notification for each channel. The
+// notification also reports times in which the broker was down.
 import { after, every, iso, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
@@ -13,9 +13,12 @@ import type { ChannelReceivers } from './deliver-to-channels.ts';
 import type { Notice, Notification } from './notification-formats.ts';
 
 export interface DigestTimes {
-  /** A notification is made when no step has happened for this time, in milliseconds. */
+  /** A notification is made when no alert was opened, repeated or resolved for this time, in milliseconds. */
   quietMs: number;
-  /** Longest time that a step waits for further steps, in milliseconds. */
+  /**
+   * Longest time in milliseconds that an alert step (opened, repeated or resolved) waits for further steps, to be
+   * sent with them.
+   */
   longestMs: number;
   /**
    * Milliseconds after the start of the broker in which nothing is sent. In this time machines link again, and rules
@@ -42,7 +45,7 @@ interface DigestServices {
   receivers: ChannelReceivers;
   store: DeliveryStore;
   queue: DeliveryQueue<AlertChannel>;
-  /** Is undefined if there is a single broker. */
+  /** Set if several brokers share the database. */
   cluster: unknown;
 }
 
@@ -53,7 +56,7 @@ const tables = [
 
 /** Maximum number of alerts and machines that a notification lists. */
 const mostListed = 100;
-/** Maximum number of steps of alerts that one transaction reads. */
+/** Maximum number of alert steps (opened, repeated or resolved) that one transaction reads. */
 const mostNotices = 20_000;
 const markMs = 30_000;
 const retryMs = 5_000;
@@ -68,7 +71,7 @@ export class Digest {
   readonly #times: DigestTimes;
   readonly #log: Logger;
   #earliest = Number.POSITIVE_INFINITY;
-  /** Time at which the oldest waiting step must be sent, by the monotonic clock; undefined if no step waits. */
+  /** Time at which the oldest alert step that waits must be sent, by the monotonic clock; undefined if none waits. */
   #latest: number | undefined;
   #cancel = (): void => {};
   #stopMarks = (): void => {};
@@ -79,15 +82,16 @@ export class Digest {
     this.#times = times;
     this.#log = log;
     const { events, state, store, queue } = services;
-    // The notice of a step is written in the transaction of the step, so that a crash loses no notice. In the same way,
-    // the delivery of a notification is written in the transaction of the notification.
+    // When an alert is opened, repeated or resolved, the same transaction writes a notice for the next notification.
+    // A crash therefore loses no notice. In the same way, the transaction that writes a notification also writes its
+    // delivery.
     events.within(({ id, type }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
       return (transaction) =>
         transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
     });
-    // Steps of other brokers start the timer too. If another broker is killed, this broker sends that broker's steps in
-    // time.
+    // Alerts of other brokers start the timer too. If another broker is killed, this broker sends that broker's
+    // notices in time.
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#noticed();
     });
@@ -127,7 +131,7 @@ export class Digest {
     });
   }
 
-  /** Starts the timer if steps wait and no timer runs: another broker may have ended before it sent its steps. */
+  /** Starts the timer if notices wait and no timer runs. Another broker may have ended before it sent its notices. */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
       .get('SELECT 1 AS n FROM alert_notices LIMIT 1')
@@ -148,7 +152,10 @@ export class Digest {
     history
       .write((transaction) => transaction.put('alert_marks', 'name', row))
       .catch((error: unknown) => {
-        this.#log.warn({ err: error }, 'the time until which the broker was alive could not be written');
+        this.#log.warn(
+          { err: error },
+          'could not store the time at which the broker was still alive; after a crash, a notification may report a downtime that is too long',
+        );
       });
   }
 
@@ -157,7 +164,7 @@ export class Digest {
     this.#latest ??= at + this.#times.longestMs;
     const due = Math.max(this.#earliest, Math.min(at + this.#times.quietMs, this.#latest));
     this.#cancel();
-    // Before start() no timer is set, because start() itself finds the steps that wait.
+    // Before start() no timer is set: start() itself looks for notices that wait.
     if (Number.isFinite(due)) this.#cancel = after(Math.max(0, due - at), () => void this.#send());
   }
 

@@ -10,13 +10,13 @@ const notice = z.object({
   machine_id: z.string().nullable(),
   message: z.string(),
 });
-/** One step of one alert, as a notification lists it. */
+/** One alert that was opened, repeated or resolved, as a notification lists it. */
 export type Notice = z.output<typeof notice>;
 
 /** The data of the event alert.notified, which is one notification of one channel. */
 export const notification = z.object({
   channel_id: z.string(),
-  /** Numbers of alerts by their step, including alerts that are not listed. */
+  /** Numbers of alerts that were opened, repeated and resolved, including alerts that are not listed. */
   counts: z.object({ opened: z.number(), repeated: z.number(), resolved: z.number() }),
   alerts: z.array(notice),
   /** Times in which the broker was down, and the machines that have not linked again since. */

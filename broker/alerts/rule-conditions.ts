@@ -37,7 +37,10 @@ export interface ConditionServices {
 export const brokerRules = 'broker-rules';
 
 export interface Observation {
-  /** True if the condition holds. Is undefined if this is unclear; no alert is opened or resolved in that case. */
+  /**
+   * True if the condition holds, false if not. Undefined if this is not known now; no alert is then opened or
+   * resolved.
+   */
   holds: boolean | undefined;
   /** Milliseconds for which the condition has held already, as far as is known. */
   since?: number;
@@ -80,13 +83,19 @@ export class Conditions {
     });
   }
 
-  /** Forgets the runs of schedules. Call it when runs are no longer passed to ran(). */
+  /**
+   * Removes the runs of schedules from memory. Call it when ran() is no longer called for new runs; they would then
+   * be outdated.
+   */
   unload(): void {
     this.#runs = undefined;
     this.#loading = undefined;
   }
 
-  /** Records that this broker evaluates the rules about these machines from now on. */
+  /**
+   * Called when this broker has taken over these machines, whose rules it evaluates from now on. Reads the last runs
+   * of their schedules.
+   */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
     if (!this.#runs) return;
@@ -99,7 +108,7 @@ export class Conditions {
   async #readRuns(scheduled: { id: string; machineId: MachineId }[]): Promise<void> {
     const on = scheduled.map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
     const runs = await this.#services.scheduleRuns.lastOutcomes(on);
-    // A run that ended during the read is in #runs already, and is newer than the run that was read.
+    // A run that ended during this read is in #runs already. It is newer than the row that was read, and stays.
     for (const run of runs) if (!this.#runs?.has(keyOfRun(run))) this.#runs?.set(keyOfRun(run), run);
   }
 

@@ -111,7 +111,7 @@ function checked(rule: AlertRule): AlertRule {
   if (kind !== 'load' && above >= 100)
     throw fieldError('body', 'above', 'is in percent, so it must be below 100');
   const recover = rule.recover ?? Math.round(above * 90) / 100;
-  if (recover > above) throw fieldError('body', 'recover', 'must not be higher than the value of above');
+  if (recover > above) throw fieldError('body', 'recover', 'must not be higher than `above`');
   return { ...rule, recover };
 }
 
@@ -140,7 +140,9 @@ function assertMayRead({ key_id }: Caller, { id, kind }: AlertRule, declared: De
   throw new AppError('forbidden', `alert rules of the kind ${kind} need the scope ${scope}`, { rule_id: id });
 }
 
-/** Finds a rule that the caller may see and change. Throws rule_not_found or forbidden. */
+/**
+ * Finds a rule. Throws rule_not_found if there is none with this id, and forbidden if the caller may not change it.
+ */
 function find(rule_id: string, caller: Caller, declared: Declared): AlertRule {
   const rule = declared.alert_rules.get(rule_id);
   if (!rule) throw new AppError('rule_not_found', `no alert rule has the id ${rule_id}`, { rule_id });

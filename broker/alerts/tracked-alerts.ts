@@ -113,7 +113,7 @@ export class TrackedAlerts {
     return this.get(tracked.rule.id, tracked.subject) === tracked;
   }
 
-  /** Writes steps of the alert until it has its target state. */
+  /** Writes one change of the alert after another (created, resolved), until it has its target state. */
   async #settle(tracked: Tracked): Promise<void> {
     if (tracked.busy) return;
     tracked.busy = true;
@@ -123,7 +123,7 @@ export class TrackedAlerts {
       if (!this.#has(tracked)) return;
       this.#log.error(
         { err: error, rule_id: tracked.rule.id },
-        'a step of an alert could not be written; trying again',
+        'a change of an alert could not be stored; trying again',
       );
       tracked.cancelCheck = after(retryMs, () => void this.#settle(tracked));
       return;
@@ -133,7 +133,7 @@ export class TrackedAlerts {
     if (!tracked.alert && tracked.target !== 'open' && tracked.target !== 'pending') this.leave(tracked);
   }
 
-  /** Writes the next step. Returns false if there is none. */
+  /** Writes the next change of the alert to the database. Returns false if the alert has its target state. */
   async #step(tracked: Tracked): Promise<boolean> {
     const { rule, subject, alert, target, message, value } = tracked;
     if (target === 'pending') return false;
@@ -179,7 +179,7 @@ export class TrackedAlerts {
       tracked.alert = changed;
       this.armNext(tracked, changed);
     } catch (error) {
-      this.#log.error({ err: error, alert_id: id }, 'a step of an alert could not be written; trying again');
+      this.#log.error({ err: error, alert_id: id }, 'a change of an alert could not be stored; trying again');
       tracked.cancelNext = after(retryMs, () => void this.#next(tracked, alert));
     }
   }

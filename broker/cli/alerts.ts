@@ -23,7 +23,7 @@ export function addAlerts(program: Command): void {
   routeVerb(alerts, 'acknowledge', 'alerts', 'acknowledge', {
     examples: ['', '--note "the provider is on it"'],
     defaults: { acknowledged: true },
-    flags: { '--note <text>': 'note for other users' },
+    flags: { '--note <text>': 'note to store with the acknowledgement, for other users' },
   });
 }
 

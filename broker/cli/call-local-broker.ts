@@ -102,8 +102,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 }
 
 /**
- * Starts a broker that serves only the socket file, because only a broker may open the state. Returns undefined if
- * another broker uses the directory.
+ * Starts a broker that serves only the socket file, because only a broker may open the state. Returns undefined if a
+ * broker already runs on this data directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);

@@ -34,7 +34,7 @@ export function addCommands(program: Command): void {
     examples: ['farhand commands output cmd_… --follow'],
     flags: {
       '--stream <stdout|stderr>': 'output to print (default: stdout)',
-      '-f, --follow': 'print new output too, until the command ends',
+      '-f, --follow': 'print the stored output, then new output until the command ends',
     },
   } as const;
   verb(

@@ -39,7 +39,10 @@ export function trustOf(flags: Trust, login: Trust = {}): Trust {
   };
 }
 
-/** Normalizes a broker's URL. A text that is not a plain URL is returned unchanged. */
+/**
+ * Returns a broker's URL without a query, slashes at its end, and /api/v1. A text that is no URL, or has a user name
+ * or password, is returned unchanged.
+ */
 export function brokerUrl<T extends string | undefined>(text: T): T | string {
   const url = text === undefined ? null : URL.parse(text.trim());
   if (!url || url.username || url.password) return text;

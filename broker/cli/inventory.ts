@@ -60,7 +60,7 @@ export function addInventory(program: Command): void {
 async function warnOfMissing(client: Farhand, tags?: string, refresh?: boolean): Promise<void> {
   const { total, without_inventory } = await client.inventory.list({ ...given({ tags }), limit: 1 });
   const next = refresh
-    ? 'only online machines whose owner allows it send one'
+    ? 'machines send one only while they are online, and if their owner allows the capability inventory'
     : 'add --refresh to collect it';
   const have = `${without_inventory} of ${counted(total)} ${without_inventory === 1 ? 'has' : 'have'}`;
   if (without_inventory > 0) hint(`farhand: ${have} no inventory; ${next}`);
@@ -136,7 +136,7 @@ function ansibleOf(items: readonly Listed[]): object {
   const groups = new Map<string, Record<string, object>>();
   const hosts: Record<string, object> = {};
   for (const { machine_id, machine_name, ip, tags, facts, updates } of items) {
-    // Ansible expands ranges such as web[1:3] in the names of hosts.
+    // Ansible takes a name such as web[1:3] for several hosts, so such characters are replaced.
     const name = machine_name.replaceAll(/[^\w.-]/g, '_');
     const host = Object.hasOwn(hosts, name) ? `${name}-${machine_id}` : name;
     const of = { os: facts?.os_id, os_version: facts?.os_version, arch: facts?.arch };

@@ -92,7 +92,7 @@ export function addJoinTokens(program: Command): void {
   routeVerb(tokens, 'create', 'joinTokens', 'create', {
     examples: ['--uses 20 --tags web --expires-in 24h'],
     flags: {
-      '--name <name>': 'name of the token, and with one use also of the machine that joins',
+      '--name <name>': 'name of the token; with one use, also the name of the machine that joins',
       '--expires-in <duration>': 'time after which the token expires (default: 1h)',
       '--uses <count>': 'number of machines that may join with the token (default: 1)',
       '--tags <list>': 'tags of every machine that joins with the token',

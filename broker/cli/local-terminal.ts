@@ -28,7 +28,10 @@ export function watchModes() {
       }
       tail = text.slice(-longestSequence);
     },
-    /** The escape sequences that reset the tracked modes and the text attributes. */
+    /**
+     * Returns the escape sequences that reset the text attributes, and the modes that the output has set on the local
+     * terminal.
+     */
     undo(): string {
       const resets = [...set].map((mode) => `\x1b[?${mode}${mode === cursor ? 'h' : 'l'}`);
       set.clear();

@@ -24,7 +24,7 @@ const flags = {
   '--key-stdin': 'read the API key from standard input',
   '--pin <pin>': 'hash of the public key in the broker’s own certificate, as sha256//BASE64',
   '--ca <file>': 'PEM file of the certificate authority that signed the broker’s certificate',
-  '--insecure': 'send the API key unencrypted over http, even to another machine',
+  '--insecure': 'allow http: send the API key unencrypted, even to another machine',
 } as const;
 
 export function addLogin(program: Command): void {
@@ -81,7 +81,7 @@ async function assertBroker(place: Where & { url: string }): Promise<void> {
 function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): string | undefined {
   if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
   if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
-  return 'if the broker made its own certificate, add --pin sha256//…; farhand whoami --data-dir DIR on its machine prints it';
+  return 'if the broker made its own certificate, add --pin sha256//…; to print it, run farhand whoami --data-dir DIR on the broker’s machine';
 }
 
 async function firstLine(): Promise<string> {
@@ -104,7 +104,7 @@ export function addWhoami(program: Command): void {
     about: 'print which broker and key are used, and what the key may do',
     examples: [
       'farhand whoami',
-      'farhand whoami --data-dir /var/lib/farhand-broker    prints the pin for login --pin elsewhere',
+      'farhand whoami --data-dir /var/lib/farhand-broker    prints the pin for farhand login --pin on another machine',
     ],
   };
   localVerb(program, 'whoami', spec, async (options) => {

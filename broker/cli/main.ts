@@ -12,7 +12,7 @@ function enableCache(): void {
     const { uid, mode } = statSync(cache);
     if (uid === process.getuid?.() && (mode & 0o022) === 0) enableCompileCache(join(cache, 'farhand'));
   } catch {
-    // A failure is ignored: without a cache the program only starts more slowly.
+    // A failure is ignored: without the compile cache, the program only starts more slowly.
   }
 }
 

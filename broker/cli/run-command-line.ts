@@ -23,7 +23,8 @@ export async function run(argv: string[]): Promise<void> {
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
     else if (error instanceof Exit) end(error.message && `farhand: ${error.message}`, error.exitCode);
-    // Errors of the system or of an archive are printed without a stack trace.
+    // Errors that users can understand (our own, and those of the operating system) are printed without a stack
+    // trace.
     else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(reasonOf(error))}`, 1);
     else {
       const { text, code } = failure('farhand', error);

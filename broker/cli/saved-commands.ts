@@ -98,7 +98,7 @@ function addRun(saved: Command): void {
       '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
       '--concurrency <count>': 'run on at most COUNT machines at once',
       '--max-failures <number>':
-        'stop after more than NUMBER failures (default: no limit); running commands continue',
+        'after more than NUMBER failures, start on no further machine (default: no limit)',
       '--detach': 'print the id of the batch, and do not wait for its end',
     },
   } as const;

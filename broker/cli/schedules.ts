@@ -26,7 +26,7 @@ const flags = {
   '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
   '--recursive': 'watch everything below the directory of --on-change',
   '--settle <duration>':
-    'start a run when the path of --on-change has been unchanged for this time (default: 2s)',
+    'after a change, start the run once the path of --on-change stays unchanged for this time (default: 2s)',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'what the schedule is for',
   '--timeout <duration>': 'kill the command and its child processes after this time',

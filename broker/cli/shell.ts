@@ -32,7 +32,7 @@ export function addShell(program: Command): void {
     if ((machine === undefined) === (session === undefined))
       throw new UsageError('choose either a machine or an open session (--session ID)');
     if (observe && session === undefined)
-      throw new UsageError('--observe needs a session to watch: --session ID');
+      throw new UsageError('--observe needs a session to watch: give its id by --session ID');
     await withBroker(where(options), async (client) => {
       const session_id = session ?? (await createSession(client, machine ?? ''));
       process.exitCode = await showSession(client, session_id, observe);
@@ -130,7 +130,10 @@ async function drive(
 }
 
 interface Typing {
-  /** Must be called with all output of the terminal. Sends the end of input again after each prompt of a shell. */
+  /**
+   * Must be called with all output of the terminal. Once the local input has ended, sends the end of input again
+   * after each prompt.
+   */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }
@@ -157,7 +160,8 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     if (at >= 0) terminal.detach();
   };
   const end = (): void => {
-    // Input from a terminal ends if its window is closed. The session is then only detached, not ended.
+    // If the input is a terminal, it ends when the user closes that terminal's window. The session is then only
+    // detached, not ended.
     if (stdin.isTTY) terminal.detach();
     // A last line without a line feed gets one, because Ctrl-D ends the input only at the start of a line.
     else void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
@@ -170,8 +174,8 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
   }
   if (!observe || stdin.isTTY) stdin.on('data', take);
   return {
-    // A program may read the end of input before the shell does. The end of input is therefore sent again after each
-    // new prompt.
+    // The end of input is meant for the shell, but a program that the shell runs may read it first. It is therefore
+    // sent again after each new prompt.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;

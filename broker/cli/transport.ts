@@ -63,7 +63,8 @@ function readPins(text: string): string[] {
 
 /** Returns a connector of undici that connects only over https, and verifies only the server's public key. */
 function pinned(pins: readonly string[]): undici.buildConnector.connector {
-  // Sessions are not resumed, because a resumed connection has no certificate to verify.
+  // TLS sessions are not resumed: on a resumed connection the server sends no certificate, so its key could not be
+  // verified.
   const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });
   return (options, callback) => {
     if (options.protocol !== 'https:')

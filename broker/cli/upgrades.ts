@@ -101,7 +101,7 @@ export function addUpgrades(program: Command): void {
     view: { fields: 'machine=machine_name wave status reason from=from_version message' },
   });
   routeVerb(upgrades, 'cancel', 'upgrades', 'cancel', {
-    about: 'cancel an upgrade; machines that are already starting the new version finish it',
+    about: 'cancel an upgrade; machines that are already starting the new version still get it',
     text: upgradeText,
   });
 }
@@ -206,7 +206,10 @@ function signatureOf(file: string): Promise<string> {
   return readFile(`${file}.sig`, 'utf8').catch((error: unknown) => {
     if (!isErrno(error, 'ENOENT')) throw atPath(error, `${file}.sig`);
     const why = `the package is not signed: there is no ${file}.sig beside it`;
-    throw new StartError(`${why}; build with --sign-key, and upload from dist/packages`, 1);
+    throw new StartError(
+      `${why}; build it with npm run package -- --sign-key FILE, and upload it from dist/packages`,
+      1,
+    );
   });
 }
 

@@ -23,7 +23,10 @@ export type Item = Record<string, unknown>;
 
 /** Columns of a table. The column `machine` is the name of the machine with the item's machine_id. */
 export interface View<T> {
-  /** Fields of the answer or of `cells`, separated by spaces. `title=field` gives a column another title. */
+  /**
+   * Columns to print, separated by spaces: fields of the answer, or names in `cells`. `title=field` gives a column
+   * another title.
+   */
   fields?: string;
   cells?: Record<string, (item: T) => Cell>;
 }
@@ -208,7 +211,10 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Functions that find the id for a name, by the flag or argument that has the name as its value. */
+/**
+ * Functions that return the id of an object by its name. Each is stored under the flag or argument in which the user
+ * writes that name.
+ */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,

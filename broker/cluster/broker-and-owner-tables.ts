@@ -17,7 +17,8 @@ export const tables = [
     PERFORM 1 FROM owners WHERE machine_id = machine AND epoch = owned FOR SHARE;
     IF NOT FOUND THEN RAISE EXCEPTION 'another broker owns machine %', machine USING ERRCODE = 'FH001'; END IF;
   END $$`,
-  // The table rate_limits may be lost when the server crashes, because a count of requests is valid for a minute only.
+  // The table rate_limits is UNLOGGED: a crash of PostgreSQL may empty it. This does no harm, because a count of
+  // requests is valid for a minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
   // The secrets that an existing broker passes to a new one. The key that encrypts them is derived from the token.
@@ -48,8 +49,9 @@ export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
 export const unlinking = `UPDATE owners SET link_id = NULL, changed = pg_current_xact_id()
   WHERE broker_id = $1 AND machine_id = ANY($2::varchar[]) AND link_id = ANY($3::varchar[])`;
 /**
- * Claims each task in $2 that no living broker has, as `claiming` does with machines. Deletes this broker's claims to
- * tasks that are not in $2, because these tasks do not exist any more.
+ * Claims each task in $2 whose broker has stopped, or that has no broker yet. If $3 is true, also claims tasks whose
+ * broker has a lease that is over. Deletes this broker's claims to tasks that are not in $2, because these tasks do
+ * not exist any more.
  */
 export const claimingTasks = `WITH gone AS (DELETE FROM tasks WHERE broker_id = $1 AND name <> ALL($2::varchar[]))
   INSERT INTO tasks AS t SELECT task, $1 FROM unnest($2::varchar[]) AS task ORDER BY task
@@ -69,7 +71,10 @@ export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
 /** Stores encrypted secrets for `$3` seconds. */
 export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;
-/** Deletes the encrypted secrets of a token and returns them. `valid` is false if the token has expired. */
+/**
+ * Deletes a token of `cluster token`, and returns the encrypted secrets that were stored with it. `valid` is false if
+ * the token has expired.
+ */
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
 /** Each broker runs this statement once a minute. */

@@ -32,7 +32,7 @@ export function handOverWhenCutOff({ cluster, presence, ask, spreadMs, log }: Se
     if (!peer || !cluster.isCutOff) return;
     log.warn(
       { peer: peer.brokerId, machines: presence.count },
-      'this broker cannot reach the database, but another one can: the agents of this broker link to another',
+      'this broker cannot reach the database, but another broker can: the agents of this broker are asked to link to another broker',
     );
     presence.drain(spreadMs);
   };

@@ -47,18 +47,16 @@ export class Lease {
   }
 
   /**
-   * Renews the lease now. True if the database has answered this renewal, and every renewal in the length of a lease
-   * before it. After a failure of the database, all other brokers thus have this time to reach it again.
+   * Renews the lease now. True if this renewal and all other renewals in the length of a lease before it have
+   * succeeded. After an outage of the database, this gives all other brokers that much time to reach the database
+   * again.
    */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 
-  /**
-   * Renews the lease. Returns the monotonic time when the renewal was sent, from which the length of the lease is
-   * measured.
-   */
+  /** Renews the lease. Returns the monotonic time when the renewal was sent. The lease lasts from that time. */
   async renew(): Promise<number> {
     const sent = monotonic();
     try {

@@ -20,8 +20,9 @@ export class OwnersAsLastRead {
   readonly #owners = new Map<string, Owner>();
   /** All brokers, with the monotonic time at which each broker's lease ends. */
   #brokers = new Map<string, { url: string; directoryId: unknown; until: number }>();
-  /** The monotonic time when the brokers were last read, and the brokers that were alive then, as JSON. */
+  /** Monotonic time at which the table of brokers was last read. */
   #readAt = 0;
+  /** The brokers that were alive then, as JSON. */
   #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
@@ -42,8 +43,8 @@ export class OwnersAsLastRead {
   }
 
   /**
-   * Reads whether a machine that was last read without a link has another owner by now. Returns the owner if it is
-   * another broker that is alive.
+   * If a machine had no link when its owner was last read, reads its owner again. Returns that owner if it is another
+   * broker that is alive.
    */
   async newOwner(machineId: string, reader: RowReader): Promise<Peer | undefined> {
     if ((this.#owners.get(machineId)?.linkId ?? null) !== null) return undefined;
@@ -51,7 +52,10 @@ export class OwnersAsLastRead {
     return row && this.#livingPeer(String(row.broker_id));
   }
 
-  /** True if a machine has no owner, or its owner has stopped. With `orOver`, also if the owner's lease is over. */
+  /**
+   * True if a machine has no owner, or its owner has given up its lease. With `orOver`, also if the owner's lease has
+   * expired.
+   */
   isFree(machineId: string, orOver: boolean): boolean {
     const owner = this.#owners.get(machineId);
     if (!owner) return true;
@@ -90,8 +94,8 @@ export class OwnersAsLastRead {
 
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `hasOtherBrokers` is true if the living brokers have changed. `isOther` is true if the living brokers, an
-   * owner or a link has changed.
+   * link. `hasOtherBrokers`: a broker has started or ended since the last read. `isOther`: this, or an owner or link
+   * has changed.
    */
   async read(): Promise<{ machineIds: readonly string[]; isOther: boolean; hasOtherBrokers: boolean }> {
     const at = monotonic();

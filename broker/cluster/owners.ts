@@ -66,7 +66,7 @@ export class Cluster implements Owners {
   readonly #own = new Map<string, Own>();
   readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
   #isTaking = false;
-  /** Links that have ended, by machine, until their ends are written to the database. */
+  /** For each machine, its link that has ended, until this end is written to the database. */
   readonly #unlinked = new Map<string, string>();
   #isUnlinking = false;
   #stops: (() => void)[] = [];
@@ -210,8 +210,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Makes this broker the owner of a machine that was registered here and has no owner yet. Never rejects, because
-   * brokers claim such machines regularly.
+   * Makes this broker the owner of a machine that was registered here and has no owner yet. A failure is ignored,
+   * because all brokers regularly claim machines without an owner.
    */
   async takeNew(machineId: string): Promise<void> {
     if (!this.#owners.of(machineId)) await this.take(machineId, '').catch(() => {});
@@ -229,8 +229,9 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Gives up the lease, so that other brokers claim this broker's machines at once. Call it when this broker begins to
-   * stop. From then on it answers new requests with 503. Changes about a machine fail once another broker owns it.
+   * Gives up the lease, so that other brokers claim this broker's machines at once. Call it when this broker begins
+   * to stop: it then answers new requests with 503. Once another broker owns a machine, this broker can no longer
+   * write changes of that machine.
    */
   async leave(): Promise<void> {
     if (this.#isClosed) return;
@@ -275,7 +276,7 @@ export class Cluster implements Owners {
       if (this.#isClosed) return;
       const text = this.isAlive
         ? 'the lease of this broker could not be renewed'
-        : 'the lease of this broker is over';
+        : 'the lease of this broker is over, so other brokers may take over its machines';
       this.#log.error({ err }, `${text}: trying again in 2 s`);
     }
   }
@@ -315,7 +316,7 @@ export class Cluster implements Owners {
     this.#isTaking = false;
   }
 
-  /** Loads the open work of machines that this broker now owns. */
+  /** Loads the open commands, sessions and alerts of machines that this broker now owns. */
   async #become(machineIds: readonly string[]): Promise<void> {
     const fresh = machineIds.filter((id) => {
       const owner = this.#owners.of(id);
@@ -360,7 +361,10 @@ export class Cluster implements Owners {
         return this.#notify();
       })
       .catch((err: unknown) =>
-        this.#log.debug({ err }, 'ends of links could not be stored; trying again with the next renewal'),
+        this.#log.debug(
+          { err },
+          'could not store that links have ended; trying again when the lease is renewed',
+        ),
       );
   }
 
@@ -377,7 +381,10 @@ export class Cluster implements Owners {
     // The machines of a broker that has stopped are claimed without waiting for the next renewal.
     if (hasOtherBrokers && this.#stops.length > 0)
       await this.#claim().catch((err: unknown) =>
-        this.#log.debug({ err }, 'machines could not be claimed; trying again with the next renewal'),
+        this.#log.debug(
+          { err },
+          'the machines of a stopped broker could not be claimed; trying again when the lease is renewed',
+        ),
       );
     if (!isOther) return;
     for (const watcher of [...this.#watchers]) watcher();

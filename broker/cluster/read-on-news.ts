@@ -20,7 +20,7 @@ export class NewsReader {
     this.#onError = onError;
   }
 
-  /** Reads soon. All calls during one read share the next read. */
+  /** Starts a read soon. If a read is in progress, one more read follows it, however often this is called. */
   wake(): void {
     this.#hasNews = true;
     if (this.#isClosed) return;

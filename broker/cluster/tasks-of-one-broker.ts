@@ -36,7 +36,7 @@ export class Claims {
     this.#claimants.push(claimant);
   }
 
-  /** Calls `look` with this broker's tasks after each renewal. */
+  /** Calls `look` after each renewal of the lease, with the names of the tasks that this broker has claimed. */
   regularly(look: (names: ReadonlySet<string>) => Promise<void>): void {
     this.#regular.push(look);
   }
@@ -46,7 +46,10 @@ export class Claims {
     this.#until = 0;
   }
 
-  /** Claims tasks without a living broker. Call it after each renewal of the lease, with the time of that renewal. */
+  /**
+   * Claims tasks (work that only one of several brokers does) whose broker has stopped. Call it after each renewal of
+   * the lease, with the time of that renewal. With `isSteady`, also claims tasks of brokers whose lease is over.
+   */
   async renew(renewedAt: number, isSteady: boolean): Promise<void> {
     const names = [...new Set(this.#claimants.flatMap((one) => [...one.names()]))];
     await this.#connection.query(claimingTasks, [this.#brokerId, names, isSteady]);

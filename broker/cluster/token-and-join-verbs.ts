@@ -69,7 +69,7 @@ const verbs: Readonly<Record<string, ClusterVerb>> = {
   },
 };
 
-/** Runs one of the verbs. Returns the text to print. Throws UsageError and StartError. */
+/** Runs `cluster token` or `cluster join`. Returns the text to print. Throws UsageError and StartError. */
 export async function cluster({ argv, env }: Invocation): Promise<string> {
   const [word = '', ...rest] = argv;
   const verb = Object.hasOwn(verbs, word) ? verbs[word] : undefined;
@@ -102,14 +102,15 @@ async function assertShared(connection: PostgresListener, database: string): Pro
   const [table] = await connection.query("SELECT to_regclass('broker_tokens') IS NOT NULL AS found");
   if (table?.found) return;
   throw new StartError(
-    `${database} is not shared by several brokers yet: start the first broker with --peer-listen, then make a token on its box`,
+    `${database} is not shared by several brokers yet: start the first broker with --peer-listen, then run ${name} cluster token on its box`,
   );
 }
 
 async function makeToken({ data_dir }: Settings, connection: PostgresListener): Promise<string> {
   if (existsSync(data_dir)) refuseForeign(data_dir);
   const authority = await loadAuthority(data_dir, false);
-  // A missing key for --tls is created now, so that all brokers use the same one if --tls is set later.
+  // Creates the key for --tls if it is missing, even if --tls is not set. All brokers then have the same key if --tls
+  // is set later.
   await authority.rest([]);
   const read = files.map(async (file) => [file, await readFile(join(data_dir, file), 'utf8')] as const);
   const token = `farhand_broker_${newSecret()}`;
@@ -146,7 +147,7 @@ async function joinWithToken(settings: Settings, connection: PostgresListener): 
     for (const [file, content] of contents.parse(JSON.parse(text)))
       await writeDurably(join(data_dir, file), content);
     await connection.query('COMMIT');
-    return `${data_dir} has the certificate authority and keys now. Next, start this broker with --database-url and --peer-listen.\n`;
+    return `${data_dir} now has the certificate authority and the keys of the other brokers. Next, start this broker with --database-url and --peer-listen.\n`;
   } finally {
     unlock();
   }

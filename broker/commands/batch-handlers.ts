@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects that are created besides the batch, for the audit. A request that is repeated with the same
-   * idempotency key gets the object with the first of these ids.
+   * Ids of objects that are created together with the batch, for the audit. A request that is repeated with the same
+   * idempotency key is answered with the object of the first id.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
@@ -142,8 +142,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch on these machines, and starts its commands in their order. Without its last transaction a batch is
-   * incomplete, and none of its commands runs.
+   * Stores a batch on these machines in one or more transactions, then starts its commands in their order. The last
+   * transaction completes the batch. Without it, none of the commands runs.
    */
   async start(
     params: BatchParams,
@@ -248,7 +248,8 @@ export class Batches {
       members.push((await scheduler.get(command.id)?.current(most)) ?? command);
     const open = members.filter(({ finished_at }) => finished_at === null);
     const reported = await this.#reportedElsewhere(id, open, caller);
-    // A command that is open here only in the database has ended since it was read.
+    // If a command was read as open, but neither the scheduler nor another broker has it, it has ended since it was
+    // read.
     const ended = open.filter((one) => !scheduler.get(one.id) && !reported.has(one.id)).map((one) => one.id);
     const newest = new Map((await store.some(ended)).map((one) => [one.id, one]));
     const results = members.map((one) => {
@@ -310,18 +311,18 @@ export class Batches {
     for (let from: number | undefined = 0; from !== undefined; ) {
       const rows = await store.ofBatch(id, from, sliceSize);
       for (const { command } of rows) {
-        // A broker that forwards a request asks only for commands on this broker's machines.
+        // A request that another broker has forwarded asks only for commands on machines that this broker owns.
         const isAsked = !caller.isForwarded || store.history.owns(command.machine_id);
         if (isAsked && caller.reaches(command.machine_id)) yield command;
       }
       from = rows.length < sliceSize ? undefined : rows.at(-1)?.next;
-      // Other requests run between two slices.
+      // Lets other requests run before the next slice of the batch is read.
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
   }
 }
 
-/** Counts one result. */
+/** The tally of one result, to be added to others. */
 function tallyOf({ status, finished_at }: Result): Tally {
   return { status, finished_at: finished_at === null ? null : Date.parse(finished_at), n: 1 };
 }

@@ -47,7 +47,10 @@ export class BatchStore {
     this.#log = log;
   }
 
-  /** Creates the table. Batches without members are deleted after `keepMs` milliseconds. */
+  /**
+   * Creates the table. A batch is deleted `keepMs` milliseconds after its creation, but never before all its commands
+   * are deleted.
+   */
   static async migrate(history: History, keepMs: number): Promise<void> {
     await history.migrate('batches', [table]);
     history.retain({ table: 'batches', column: 'created_at', keepMs, where: memberless });

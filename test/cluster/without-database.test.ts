@@ -8,7 +8,8 @@ import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-const leaseIsOver = 'the lease of this broker is over: trying again in 2 s';
+const leaseIsOver =
+  'the lease of this broker is over, so other brokers may take over its machines: trying again in 2 s';
 
 /**
  * The broker `cut`, a separate process that reaches the database through a proxy, and the broker `other`, which reaches

@@ -86,7 +86,11 @@ export class Tree implements Disposable {
   /** Throws if the name is protected. `present`: stats of the file that currently has the name. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
-    throw entryFault('permission_denied', path, "cannot be unpacked: this is the path of one of the agent's own files; unpack into another directory");
+    throw entryFault(
+      'permission_denied',
+      path,
+      "cannot be unpacked: this is the path of one of the agent's own files; unpack into another directory",
+    );
   }
 
   /** Stores the attributes that the archive has for a directory. A directory that existed before stays unchanged. */

@@ -46,7 +46,11 @@ const mostRollbacks = 5;
 const retryMs = 10_000;
 
 export async function applyUpgrade(settings: AgentSettings, log: Logger): Promise<void> {
-  if (process.getuid?.() !== 0) throw new StartError('apply-upgrade is run by systemd as root, in the unit farhand-agent-upgrade.service, and not by hand', 1);
+  if (process.getuid?.() !== 0)
+    throw new StartError(
+      'apply-upgrade is run by systemd as root, in the unit farhand-agent-upgrade.service, and not by hand',
+      1,
+    );
   const upgrade = new Upgrade(settings, log);
   try {
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
@@ -86,7 +90,9 @@ class Upgrade {
     await this.#report({ ...facts, outcome: 'RUNNING', reason: '' });
     try {
       if (interrupted)
-        throw new StartError('the machine or its upgrade unit was interrupted before the new version was started');
+        throw new StartError(
+          'the machine or its upgrade unit was interrupted before the new version was started',
+        );
       await verifiedCopy(this.#directory, request, this.#settings);
       const names = await this.#installer(kind).prepare(to_version);
       const public_key = request.public_key.toString('base64');

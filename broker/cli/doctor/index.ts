@@ -40,7 +40,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // The broker's address is not checked if only a data directory is given and no login is stored.
+  // `place` is a finding if the stored login cannot be read. If only a data directory is given and no login is
+  // stored, there is no address to check.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

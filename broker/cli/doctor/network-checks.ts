@@ -159,7 +159,9 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
   const unpinned = all.filter(({ upgrade }) => upgrade?.kind && upgrade.key === null);
   if (unpinned.length > 0) {
     const what = `these agents trust no signing key, so they cannot be upgraded from here: ${some(unpinned.map(({ name }) => name))}`;
-    found.push(warn('upgrades', what, 'on each: farhand-agent trust-key FILE, as root'));
+    found.push(
+      warn('upgrades', what, 'on each of these machines, run as root: farhand-agent trust-key FILE'),
+    );
   }
   if (apart.length > 0) {
     const offsets = apart.map(({ name, clock_offset_ms = 0 }) => {

@@ -7,7 +7,7 @@ import { clean, cleanJson, hint } from '../print.ts';
 
 export const flags = {
   '--tags <list>': 'run on every machine with all of these tags',
-  '-i, --interactive': 'send standard input even if it is a terminal, or if there are several machines',
+  '-i, --interactive': 'send standard input to the command, even from a terminal or to several machines',
   '--timeout <duration>': 'kill the command and its child processes after this time',
   '--cwd <dir>': 'working directory on the machine',
   '--env <name=value>': 'environment variable; repeat the flag for several',
@@ -16,7 +16,7 @@ export const flags = {
   '--detach': 'print the id of the command, and do not wait for its end',
   '--concurrency <count>': 'run on at most COUNT machines at once',
   '--max-failures <number>':
-    'stop after more than NUMBER failures (default: no limit); running commands continue',
+    'after more than NUMBER failures, start on no further machine (default: no limit)',
 } as const;
 export type ExecOptions = Options<typeof flags>;
 export type Params = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
@@ -86,8 +86,8 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
 }
 
 /**
- * Cancels a command on a signal, or when standard output is closed. In the result, `code` returns the exit code
- * if the command was cancelled, and undefined otherwise.
+ * Cancels a command on a signal, or when standard output is closed. Returns `code`, a function that returns the exit
+ * code for this program if the command was cancelled, and undefined otherwise.
  */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;

@@ -35,8 +35,8 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch {
-    // Errors need no handling here: the command has stopped reading its input, or the end of the command explains
-    // the error.
+    // Errors of sending are ignored here: either the command has stopped reading its input, or the result of the
+    // command shows the reason.
   } finally {
     over.removeEventListener('abort', leave);
     leave();

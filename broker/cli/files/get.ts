@@ -50,7 +50,10 @@ async function get(client: Farhand, source: RemotePath, target: string, signal: 
   else await writeWhole(target, bytes, Number.parseInt(mode, 8));
 }
 
-/** Estimates the bytes of a directory's tar; undefined if it has more entries than one search returns. */
+/**
+ * Estimates the bytes of a directory's tar. Returns undefined if the directory has more entries than one search of
+ * the machine returns.
+ */
 async function bytesBelow(
   client: Farhand,
   place: RemotePath,

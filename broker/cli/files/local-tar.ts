@@ -31,7 +31,7 @@ async function* packBelow(at: tar.Bytes, name: tar.Bytes, mode?: number): AsyncG
   else hint(`farhand: skipped ${clean(tar.toText(at))}: it is neither a file nor a directory nor a symlink`);
 }
 
-/** True if a symlink leads to a path in the archive. Machines refuse an archive with any other symlink. */
+/** True if a symlink points to a path inside the archive. Machines refuse an archive with any other symlink. */
 function staysInside(name: tar.Bytes, target: tar.Bytes): boolean {
   try {
     tar.assertInside(name, target);

@@ -103,8 +103,8 @@ async function putTree(
   const sent = await send(tree, progress, signal, (content) =>
     client.files.extract({ ...target, ...rest, content }, { signal }),
   ).catch((error: unknown) => {
-    // A directory is extracted while it arrives, so an interrupted transfer leaves the files that have
-    // arrived.
+    // The machine unpacks a directory while it arrives. If the transfer is interrupted, the files that have arrived
+    // stay there.
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
@@ -115,8 +115,8 @@ async function putTree(
 }
 
 /**
- * Sends chunks as a body. If the chunks cannot be read, throws the error of the reading, and not the broker's error
- * about the incomplete body.
+ * Sends chunks as a body. If the chunks cannot be read, throws that error. The broker's error about an incomplete
+ * body is only its consequence.
  */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,

@@ -31,7 +31,7 @@ const options = {
   'grpc.keepalive_timeout_ms': leaseMs,
 };
 
-/** Name of the header with the id of the machine on which a call of another broker writes files. */
+/** Name of the header in which a broker, when it calls another broker to write files, names the machine. */
 export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */

@@ -31,8 +31,8 @@ export interface Forwarded {
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
 /**
- * Milliseconds in which another broker must accept a test connection. It is the length of a lease, because requests to
- * a broker that is frozen end with its lease and not before.
+ * Milliseconds in which another broker must accept a test connection. A broker that is frozen does not accept it, but
+ * requests to that broker must not fail before its lease is over. This is therefore the length of a lease.
  */
 const answerMs = leaseMs;
 /** Milliseconds in which another broker must report if it can reach the database. Its query takes up to 3 s. */
@@ -95,7 +95,8 @@ export class PeerClient {
     } catch (error) {
       for (const [one, peer] of this.#open)
         if (peer.url === url) one.destroy(new Error('the broker cannot be reached', { cause: error }));
-      // All idle connections are closed, so that no later request uses one to this broker.
+      // The idle connections to all brokers are closed, so that no later request uses one to the broker that did not
+      // answer.
       for (const idle of Object.values(this.#agent.freeSockets).flat()) idle?.destroy();
     } finally {
       cancel();
@@ -141,8 +142,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // This listener makes the answer flow, but only from the next turn of the event loop on. By then pipeline()
-      // reads the answer, and pauses it when the client reads slowly.
+      // A listener of `data` makes the answer flow, even if the client reads slowly. This begins only in the next
+      // turn of the event loop, and by then pipeline() pauses the answer as needed.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {
@@ -294,7 +295,8 @@ function sendBody(
   if (body) outgoing.end(body);
   else if (coding === undefined && (length === undefined || length === '0')) outgoing.end();
   else if (expect?.toLowerCase() === '100-continue') {
-    // The client sends its body only if the peer asks for it.
+    // The client waits for "100 Continue" before it sends its body. It gets this once the other broker asks for the
+    // body.
     outgoing.once('continue', () => {
       response.writeContinue();
       request.pipe(outgoing);

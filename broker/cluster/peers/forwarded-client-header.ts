@@ -29,7 +29,7 @@ interface Services {
 /** The data about a client that another broker needs. */
 export type DescribedClient = Pick<Client, 'address' | 'login_id' | 'secure'> & { key: { id: KeyId } };
 
-/** Returns the data about the client of a request for which this broker needs another broker. */
+/** Returns what another broker must know about the client whose request this broker forwards. */
 export function clientOf({ address, login_id, secure, key_id }: Caller): DescribedClient {
   return {
     ...{ address, key: { id: key_id } },
@@ -52,7 +52,8 @@ export async function describedClient(header: string, { state, cluster }: Servic
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
   const { address, key_id, login_id, secure = false } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
-  // The other broker may have read a new key or login earlier than this broker.
+  // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads
+  // again.
   if (!knowsKey || (login_id !== undefined && !state.logins.has(login_id))) await state.refresh();
   // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
   const key = currentKey(state, key_id as KeyId);

@@ -78,7 +78,8 @@ async function write(
     }
     call.end();
   } catch (error) {
-    // After a refusal by the other broker this error is ignored. errorOf() below gives the reason of the refusal.
+    // If the other broker has ended the call, this error is ignored: errorOf() below reports the reason from that
+    // broker.
     if (!over.signal.aborted) {
       cancel();
       throw error;

@@ -31,7 +31,7 @@ export interface RequestSubject {
   machine: MachineId;
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
-  /** The broker that has just become the owner, if this broker has not read that yet. */
+  /** The owner as just read from the database, if the machine had no link when all owners were last read. */
   newOwner?: Peer | undefined;
 }
 
@@ -44,7 +44,7 @@ export interface Elsewhere {
 }
 
 type MethodOf<Request> = Pick<MethodDefinition<Request, unknown>, 'path' | 'requestSerialize'>;
-/** The two ways to send something to other brokers. */
+/** The clients of other brokers: one for HTTP requests and WebSockets, one for gRPC calls. */
 interface Clients {
   http: PeerClient;
   grpc: PeerCalls;
@@ -69,9 +69,9 @@ export class Peers {
   }
 
   /**
-   * Returns what a request is about; undefined if its ids belong to no machine. Ids in lists and filters do not count.
-   * If this broker has just become the owner of the machine, waits until the machine's open work is loaded. Without
-   * that work an open session would seem to have ended.
+   * Returns the machine that a request is about; undefined if its ids belong to no machine. Ids in lists and filters
+   * do not count. If this broker has just become the owner of the machine, waits until the machine's open work is
+   * loaded. Without that work, a session that is open would seem to have ended.
    */
   async subjectOf(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     const subject = await this.#findSubject(ids);
@@ -84,7 +84,8 @@ export class Peers {
   async #findSubject(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     for (const { noun, id, listed, filters } of ids) {
       if (listed || filters) continue;
-      // The cast is safe: no broker owns a machine that does not exist.
+      // The cast is safe: if there is no machine with this id, no broker owns it, and this broker refuses the
+      // request.
       if (noun === 'machine') return { machine: id as MachineId };
       if (!withMachine.includes(noun)) continue;
       const subject = (await this.#find(noun, id)) ?? (await this.#findNew(noun, id));
@@ -134,8 +135,8 @@ export class Peers {
   }
 
   /**
-   * Returns the functions that send a request to the broker that answers it; undefined if this broker answers it. If
-   * the broker with the output files does not run, the owner of the machine answers.
+   * If another broker must answer the request, returns the functions that send the request there; otherwise
+   * undefined. If the broker with the output files does not run, the owner of the machine answers.
    */
   elsewhere({ machine, directory, newOwner }: RequestSubject): Elsewhere | undefined {
     const { owners } = this.#services;
@@ -154,8 +155,8 @@ export class Peers {
 }
 
 /**
- * Returns functions that refuse a forwarded request. The machine has a new owner, which the forwarding broker did not
- * know yet.
+ * Returns functions that refuse a request which another broker has forwarded to this broker. The machine has a newer
+ * owner, and a request is not forwarded twice.
  */
 function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
   const message = 'another broker has become responsible for this machine: try again';
