@@ -55,8 +55,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the connection of the control stream. There the echo of a key never waits behind the
- * megabytes of a long answer.
+ * Calls whose answers use the connection of the control stream. A person who types there
+ * waits for the echo of each key, and long answers use another connection.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 

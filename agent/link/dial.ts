@@ -83,10 +83,7 @@ export class Dial {
     return (quick ? this.#first : this.#second).Answer(metadata);
   }
 
-  /**
-   * True if the second connection, which carries the long answers, is ready. Connects it if needed and waits up to 2
-   * s.
-   */
+  /** True if the connection for long answers is ready. Connects it if needed and waits up to 2 s. */
   isSecondReady(): Promise<boolean> {
     return isReady(this.#second);
   }

@@ -361,10 +361,7 @@ export class Cluster implements Owners {
         return this.#notify();
       })
       .catch((err: unknown) =>
-        this.#log.debug(
-          { err },
-          'could not store that links have ended; trying again when the lease is renewed',
-        ),
+        this.#log.debug({ err }, 'could not store ends of links; trying again when the lease is renewed'),
       );
   }
 
@@ -381,10 +378,7 @@ export class Cluster implements Owners {
     // The machines of a broker that has stopped are claimed without waiting for the next renewal.
     if (hasOtherBrokers && this.#stops.length > 0)
       await this.#claim().catch((err: unknown) =>
-        this.#log.debug(
-          { err },
-          'the machines of a stopped broker could not be claimed; trying again when the lease is renewed',
-        ),
+        this.#log.debug({ err }, 'could not claim machines; trying again when the lease is renewed'),
       );
     if (!isOther) return;
     for (const watcher of [...this.#watchers]) watcher();
