@@ -60,8 +60,8 @@ const version = 1;
 /** Milliseconds that a step waits if it need not be durable, so that several steps share one write. */
 const noteMs = 5;
 /**
- * The file is rewritten when it has grown by three times the size that it had after the last rewrite. That growth is
- * never taken as less than `leastGrowth` or more than `mostGrowth` bytes.
+ * The file is rewritten when it has grown by three times the size that it had after the last rewrite. The growth needed
+ * is at least `leastGrowth` and at most `mostGrowth` bytes.
  */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;

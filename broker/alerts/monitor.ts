@@ -246,7 +246,7 @@ export class Monitor {
     const left = tracked.since + rule.for - monotonic();
     if (left <= 0) this.#tracked.open(tracked);
     else if (!isMeasured(rule.kind)) {
-      // A condition that is not measured is checked again at the end of this time. A measured value needs no timer,
+      // The condition is checked again when it has lasted as long as the rule demands. A measured value needs no timer,
       // because the machine's next report checks it again.
       tracked.cancelCheck();
       tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
