@@ -2,6 +2,7 @@
 import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
+import { request } from 'undici';
 import { expect, test } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
@@ -372,6 +373,27 @@ test('a batch of many machines lists all of them at once, and DELETE ends all', 
   expect(cancelled.results.map(({ id }) => id)).toEqual(made.results.map(({ id }) => id));
   const rows = (await system.call('GET', '/audit?action=batches.create&limit=1')).body.meta.total;
   expect(rows).toBe(1_100);
+});
+
+test('a batch of many machines is answered in many turns, so that other requests need not wait', async () => {
+  const { system, ids } = await largeFleet(1_000);
+  const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
+  const { id } = await system.client.batches.create(many);
+  let turns = 0;
+  let hasEnded = false;
+  const count = (): void => {
+    turns += 1;
+    if (!hasEnded) setImmediate(count);
+  };
+  const headers = { authorization: `Bearer ${system.key}` };
+  const answered = request(`${system.url}/api/v1/batches/${id}`, { headers });
+  count();
+  const { statusCode, body } = await answered;
+  hasEnded = true;
+  expect(statusCode).toBe(200);
+  await body.dump();
+  // A hundred commands are read in one turn, and serialized in another. All in one turn would be 14 turns together.
+  expect(turns).toBeGreaterThan(18);
 });
 
 test('a limited key follows its own machines of a batch of more than 1,000, and does not learn the number', async () => {
