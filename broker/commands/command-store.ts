@@ -168,6 +168,17 @@ export class CommandStore {
       transaction.put('command_tails', 'id', { id, stdout, stderr });
   }
 
+  /**
+   * Writes that an agent may have the command. Other columns are not written, because SQLite would rewrite the indexes
+   * of each column that it sets.
+   */
+  dispatched({ id, machine_id, journal_id }: Command, transaction: HistoryTransaction): void {
+    transaction.about(machine_id);
+    const directory = this.#services.cluster?.directoryId ?? null;
+    const dispatched = 'UPDATE commands SET journal_id = ?, output_directory = ? WHERE id = ?';
+    transaction.run(dispatched, journal_id, directory, id);
+  }
+
   /** Emits command.started. */
   announce(command: Command, transaction: HistoryTransaction): void {
     transaction.about(command.machine_id);

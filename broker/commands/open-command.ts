@@ -142,7 +142,7 @@ export class OpenCommand {
       this.takeSlot();
       const spec = await store.history.write(async (transaction) => {
         if (this.batch && (await store.batches.isFull(this.batch, transaction))) return 'full';
-        store.update(this.record, transaction);
+        store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
       // Another broker has taken the last slot of the batch. The scheduler decides again after its next read.
