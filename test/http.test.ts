@@ -427,6 +427,30 @@ test('a chunked body is 413 as soon as it is over 1 MiB, while the client still 
   expect((await wire(system, head, chunk)).map(refusal)).toEqual(['413 payload_too_large']);
 });
 
+test.each([
+  ['a body that is too large', 'keep-alive', '413 payload_too_large'],
+  ['a wrong key, by a client that wants the connection closed', 'close', '401 unauthorized'],
+])('a client that sends 64 MiB before it reads gets the refusal of %s', async (_, connection, expected) => {
+  const { system, machine } = await quietSystem();
+  const socket = await dialHttp(system);
+  socket.pause();
+  const head = requestText({
+    method: 'PATCH',
+    target: `/api/v1${machine}`,
+    key: expected.startsWith('401') ? 'wrong' : system.key,
+    headers: {
+      'Content-Type': 'application/json',
+      'Content-Length': String(64 * mebibyte),
+      Connection: connection,
+    },
+  });
+  socket.write(head);
+  for (let n = 0; n < 64; n += 1) if (!socket.write(Buffer.alloc(mebibyte, ' '))) await once(socket, 'drain');
+  const answered = everything(socket);
+  socket.resume();
+  expect(answersIn(await answered).map(refusal)).toEqual([expected]);
+});
+
 test('a body of exactly 1 MiB is accepted, and file content of up to 16 MiB', async () => {
   const { system, machine } = await quietSystem();
   const full = '{"name":"full"}'.padEnd(mebibyte);

@@ -1,6 +1,8 @@
 // The Koa application of an HTTP server: adds a request id, timing, headers and the error envelope to every
 // request, then runs its route.
 import type { IncomingMessage } from 'node:http';
+import { Readable } from 'node:stream';
+import { finished } from 'node:stream/promises';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
@@ -17,6 +19,7 @@ import { publicError } from '../request-checks/public-error.ts';
 import type { RequestMetrics } from './about-broker.ts';
 import { serveConsole } from './console-files.ts';
 import { type Clients, type DispatchServices, dispatcher, requestIdOf } from './dispatch.ts';
+import { jsonType } from './reply.ts';
 import type { WebSocketServices, WebSocketUpgrades } from './websocket-upgrades.ts';
 
 export interface AppOptions extends DispatchServices, WebSocketServices {
@@ -142,7 +145,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
     } catch (error) {
       writeError(ctx, error, log);
     }
-    if (!ctx.req.complete) linger(ctx.req);
+    if (!ctx.req.complete) readRest(ctx);
     const ms = monotonic() - started;
     const { method, path, status } = ctx;
     const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
@@ -163,10 +166,32 @@ function assertFraming({ headers, httpVersion }: IncomingMessage): void {
     throw new AppError('invalid_request', 'send the body with no Transfer-Encoding other than chunked');
 }
 
-function linger(request: IncomingMessage): void {
+/** Reads the rest of a refused body for a while, so that its client receives the refusal. */
+function readRest(ctx: Context): void {
+  const { req: request } = ctx;
   request.resume();
   const cut = after(lingerMs, () => request.socket.destroy());
   request.once('close', cut);
+  const isLast =
+    ctx.response.get('connection') === 'close' ||
+    request.httpVersion === '1.0' ||
+    /\bclose\b/i.test(ctx.get('connection'));
+  if (!isLast || ctx.status < 400 || ctx.respond === false) return;
+  const answer = Buffer.from(JSON.stringify(ctx.body));
+  ctx.type = jsonType;
+  ctx.body = Readable.from(thenRest(answer, request));
+  ctx.length = answer.length;
+}
+
+/**
+ * Returns the last answer on a connection, and ends only when its request has been read. If the connection closed with
+ * unread data, the system would reset it, and the client could lose the answer (RFC 9112 section 9.6).
+ */
+async function* thenRest(answer: Buffer, request: IncomingMessage): AsyncGenerator<Buffer> {
+  yield answer;
+  // The client sees the end of the answers, and may still send.
+  request.socket.end();
+  await finished(request).catch(() => undefined);
 }
 
 function writeError(ctx: Context, error: unknown, log: Logger): void {
@@ -177,7 +202,7 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   ctx.status = status;
   if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
   ctx.set(retryHeaders({ status, details }));
-  // The connection is closed after an oversized body, because its rest is not read.
+  // The connection is closed after an oversized body, because only a part of its rest is read.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
 }
