@@ -20,6 +20,9 @@ export interface Upload {
   exists?: boolean;
 }
 
+/** All uploads in their order. They change in place, because a thousand files change thousands of times. */
+let all: Upload[] = [];
+/** The same for pages: a new array soon after a change. */
 export const uploads = signal<readonly Upload[]>([]);
 /** A counter that changes when uploads have ended. Open folders then load their list again. */
 export const arrivals = signal(0);
@@ -29,9 +32,11 @@ export const arrivals = signal(0);
  * be free for the pages.
  */
 const atOnce = 4;
+/** Milliseconds after a change until pages show it, together with other changes. */
+const untilShownMs = 30;
 /** Milliseconds between two loads of the list while many small files arrive. */
 const betweenListings = 2_000;
-const running = new Map<number, XMLHttpRequest>();
+const running = new Set<XMLHttpRequest>();
 let lastId = 0;
 
 /** A file with its path relative to a folder. */
@@ -54,43 +59,55 @@ export function upload(
     return { id: lastId, ...to, file, state: 'waiting', sent: 0 };
   });
   const isOver = ({ state }: Upload): boolean => state === 'done' || state === 'cancelled';
-  const before = uploads.value.every(isOver) ? [] : uploads.value;
-  uploads.value = [...before, ...added];
+  all = [...(all.every(isOver) ? [] : all), ...added];
   next();
 }
 
 export function cancelUploads(): void {
-  uploads.value = uploads.value.map((one) =>
-    one.state === 'waiting' ? { ...one, state: 'cancelled' } : one,
-  );
-  for (const request of [...running.values()]) request.abort();
+  for (const one of all) if (one.state === 'waiting') one.state = 'cancelled';
+  for (const request of [...running]) request.abort();
+  show();
 }
 
 /** Sends all failed uploads again. If an upload failed because the file exists, the file is replaced this time. */
 export function retryFailed(): void {
-  uploads.value = uploads.value.map((one) => {
-    const { error: _, exists = false, ...again } = one;
-    return one.state === 'failed'
-      ? { ...again, state: 'waiting', sent: 0, replace: one.replace || exists }
-      : one;
-  });
+  for (const one of all) {
+    if (one.state !== 'failed') continue;
+    one.replace ||= one.exists ?? false;
+    Object.assign(one, { state: 'waiting', sent: 0 });
+    delete one.error;
+    delete one.exists;
+  }
   next();
 }
 
 export function dismissUploads(): void {
-  uploads.value = [];
+  all = [];
+  show();
 }
 
-function change(id: number, changes: Partial<Upload>): void {
-  uploads.value = uploads.value.map((one) => (one.id === id ? { ...one, ...changes } : one));
+let cancelShowing: (() => void) | undefined;
+
+/** Shows the changes on the pages. */
+function show(): void {
+  cancelShowing ??= after(untilShownMs, () => {
+    cancelShowing = undefined;
+    uploads.value = [...all];
+  });
+}
+
+function change(upload: Upload, changes: Partial<Upload>): void {
+  Object.assign(upload, changes);
+  show();
 }
 
 function next(): void {
   while (running.size < atOnce) {
-    const waiting = uploads.value.find(({ state }) => state === 'waiting');
-    if (!waiting) return;
+    const waiting = all.find(({ state }) => state === 'waiting');
+    if (!waiting) break;
     send(waiting);
   }
+  show();
 }
 
 let cancelListing: (() => void) | undefined;
@@ -106,17 +123,18 @@ function listAgain(): void {
 }
 
 /** Sends a file. XMLHttpRequest is used because only it reports the progress of a body. */
-function send({ id, machine, path, file, replace }: Upload): void {
+function send(upload: Upload): void {
+  const { machine, path, file, replace } = upload;
   const request = new XMLHttpRequest();
-  running.set(id, request);
-  change(id, { state: 'sending' });
+  running.add(request);
+  change(upload, { state: 'sending' });
   const query = new URLSearchParams({ path, create_parents: 'true', overwrite: String(replace) });
   request.open('PUT', `/api/v1/machines/${encodeURIComponent(machine)}/files/raw?${query}`);
   request.setRequestHeader(...consoleHeader);
-  request.upload.addEventListener('progress', ({ loaded }) => change(id, { sent: loaded }));
+  request.upload.addEventListener('progress', ({ loaded }) => change(upload, { sent: loaded }));
   const end = (changes: Partial<Upload>): void => {
-    running.delete(id);
-    change(id, changes);
+    running.delete(request);
+    change(upload, changes);
     next();
     listAgain();
   };
