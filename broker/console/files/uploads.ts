@@ -33,7 +33,7 @@ export const arrivals = signal(0);
  */
 const atOnce = 4;
 /** Milliseconds after a change until pages show it, together with other changes. */
-const untilShownMs = 30;
+const showMs = 30;
 /** Milliseconds between two loads of the list while many small files arrive. */
 const betweenListings = 2_000;
 const running = new Set<XMLHttpRequest>();
@@ -86,12 +86,14 @@ export function dismissUploads(): void {
   show();
 }
 
-let cancelShowing: (() => void) | undefined;
+let isScheduled = false;
 
-/** Shows the changes on the pages. */
+/** Soon shows the changes on the pages. */
 function show(): void {
-  cancelShowing ??= after(untilShownMs, () => {
-    cancelShowing = undefined;
+  if (isScheduled) return;
+  isScheduled = true;
+  after(showMs, () => {
+    isScheduled = false;
     uploads.value = [...all];
   });
 }
