@@ -147,8 +147,8 @@ class Copier implements AsyncDisposable {
   }
 
   /**
-   * Throws if the source has changed during the copy. A copy may go on if the source only grew. A move may not,
-   * because it would lose the added bytes.
+   * Throws if the source has changed during the copy. A file that only grew is accepted for a copy, but not for a move,
+   * which would lose the added bytes.
    */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;

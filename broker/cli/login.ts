@@ -81,7 +81,7 @@ async function assertBroker(place: Where & { url: string }): Promise<void> {
 function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): string | undefined {
   if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
   if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
-  return 'if the broker made its own certificate, add --pin sha256//…; to print it, run farhand whoami --data-dir DIR on the broker’s machine';
+  return 'if the broker made its own certificate, add --pin sha256//…; farhand whoami --data-dir DIR on the broker’s machine prints it';
 }
 
 async function firstLine(): Promise<string> {

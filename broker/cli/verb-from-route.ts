@@ -54,7 +54,7 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
 }
 
 /** Flags that several lists have. */
-export const ofMachine = { '--machine <machine>': 'only items of this machine' };
+export const ofMachine = { '--machine <machine>': 'list only what belongs to this machine' };
 export const since = { '--since <time>': 'only items since this time: a date, or 2h for 2 hours ago' };
 export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
