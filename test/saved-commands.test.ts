@@ -81,6 +81,20 @@ test.each([
   expect((await system.client.savedCommands.list()).total).toBe(0);
 });
 
+test('the answer says why a default is refused', async () => {
+  const { system } = await started();
+  const defaults = [
+    [{ type: 'integer', default: 11, max: 10 }, 'must be at most 10'],
+    [{ type: 'string', default: 'A', pattern: '[a-z]+' }, 'must match [a-z]+'],
+    [{ type: 'string', default: 'a'.repeat(40), pattern: '(a+)+b' }, 'took too long to compare with (a+)+b'],
+  ] as const;
+  for (const [more, reason] of defaults) {
+    const body = { name: 'x', argv: ['echo', '{{x}}'], parameters: [{ name: 'x', ...more }] };
+    const answer = await system.call('POST', '/saved-commands', { body });
+    expect(answer.body.error.message).toContain(`parameters.0.default: ${reason}`);
+  }
+});
+
 test('a value is one argument or a part of one: no shell sees it, and it is never split', async () => {
   const { save, output } = await started();
   const { id } = await save({ argv: ['printf', '[%s]', '{{x}}', 'a={{x}}'] });

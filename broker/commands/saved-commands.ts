@@ -201,13 +201,9 @@ function assertSoundParameter(parameter: Parameter, path: string, time: PatternT
     throw fieldError('body', `${path}.min`, 'and max are only for the type integer: leave them out');
   if (pattern !== null && !isPattern(pattern))
     throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
-  if (parameter.default === null) return;
-  try {
-    textOf(parameter, parameter.default, time);
-  } catch (error) {
-    if (!(error instanceof AppError)) throw error;
-    throw fieldError('body', `${path}.default`, 'is not a value that the parameter allows');
-  }
+  const problem =
+    parameter.default === null ? undefined : problemOf(parameter, String(parameter.default), time);
+  if (problem !== undefined) throw fieldError('body', `${path}.default`, problem);
 }
 
 const refused = (name: string, message: string): AppError =>
@@ -215,18 +211,24 @@ const refused = (name: string, message: string): AppError =>
 
 /** Returns the text of a value; undefined if the parameter is left out. Throws validation_failed. */
 function textOf(parameter: Parameter, given: Value | undefined, time: PatternTime): string | undefined {
-  const { name, type, required, pattern } = parameter;
+  const { name, type, required } = parameter;
   const value = given ?? parameter.default;
   if (value === null) {
     if (required) throw refused(name, 'is missing');
     return undefined;
   }
   const text = String(value);
-  const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
-  const mismatch = problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
-  if (mismatch !== undefined) throw refused(name, mismatch);
+  const problem = problemOf(parameter, text, time);
+  if (problem !== undefined) throw refused(name, problem);
   // Numbers such as -0 and 007 are normalized, because a program may read them differently from the check above.
   return type === 'integer' ? String(Number(text)) : text;
+}
+
+/** Returns what is wrong with the text of a value; undefined if the parameter allows it. */
+function problemOf(parameter: Parameter, text: string, time: PatternTime): string | undefined {
+  const { type, pattern } = parameter;
+  const problem = text.length > longestValue ? 'is too long' : problems[type](text, parameter);
+  return problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
 }
 
 /** For each type, returns what is wrong with a text. The command line sends every value as text. */

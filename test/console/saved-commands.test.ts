@@ -23,7 +23,7 @@ browserTest('a saved command is made with typed parameters, run on tags, and del
   await count.getByLabel('Largest').fill('3');
   await count.getByLabel('Default').fill('4');
   await page.getByRole('button', { name: 'Create' }).click();
-  await page.getByRole('alert').getByText('is not a value that the parameter allows').waitFor();
+  await page.getByRole('alert').getByText('must be at most 3').waitFor();
   await count.getByLabel('Default').fill('2');
   await page.getByRole('button', { name: 'Create' }).click();
   await page.getByRole('row', { name: /count/ }).getByText('A whole number from 0 to 3').waitFor();
