@@ -111,8 +111,8 @@ export class BatchStore {
   }
 
   /**
-   * Counts one more change of a command of the batch `id`, so that streams of the batch send the change. Call it once
-   * the change is on disk.
+   * Counts one more change of a command of the batch `id`: live updates then count its commands again. Call it once the
+   * change is on disk.
    */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);

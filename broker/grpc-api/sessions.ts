@@ -53,7 +53,7 @@ const closeErrors = {
   forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),
   fell_behind: new AppError(
     'range_not_satisfiable',
-    'this client read too slowly, and the output that it has not read is no longer stored: attach again without offset',
+    'output that this client has not received is no longer stored: attach again without offset',
   ),
   stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };

@@ -72,7 +72,8 @@ type Find = (name: string) => Promise<Buffer | undefined>;
 
 /**
  * Reads each asset into memory once, and shares it among all answers. Otherwise clients without a key could fill the
- * memory with answers that they do not read. An asset's content never changes, because a new content has a new name.
+ * memory with answers that they do not read. An asset never changes under its name, because the name has a hash of the
+ * content.
  */
 function sharedAssets(directory: string): Find {
   const assets = new Map<string, Promise<Buffer | undefined>>();

@@ -28,7 +28,7 @@ interface LiveServices {
 const betweenMs = 1_000;
 /**
  * Maximum number of commands in one update: the oldest changes are left out. A batch can start thousands in a second,
- * and a client that gets this many loads its list again.
+ * and the client loads its list again anyway.
  */
 const mostCommands = 200;
 

@@ -98,8 +98,8 @@ async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();
   } catch (error) {
-    // If the broker no longer stores the output from this offset on, the error's cause is an Ending with `why:
-    // 'fell_behind'`.
+    // The error's cause is the Ending. It says fell_behind if the broker no longer stores the output from this offset
+    // on.
     const why: unknown = error instanceof Error && Reflect.get(Object(error.cause), 'why');
     if (why === 'fell_behind') return endOf({ why });
     const isOver =
