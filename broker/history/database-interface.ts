@@ -90,6 +90,11 @@ export interface Database extends RowReader {
    * newer broker wrote these tables.
    */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
+  /**
+   * Reads what is committed, on a connection of its own. Its reads wait neither for writes nor for other reads of this
+   * broker.
+   */
+  readonly committed: RowReader;
   /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */
   read(queries: readonly Query[]): Promise<Row[][]>;
   /** Freezes a view of the database, as History.snapshot() describes. */

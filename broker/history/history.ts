@@ -108,6 +108,11 @@ export class History implements RowReader {
     return this.#database.migrate(noun, steps, first);
   }
 
+  /** Reads what is committed, without waiting for writes and other reads of this broker. */
+  get committed(): RowReader {
+    return this.#database.committed;
+  }
+
   async get(sql: string, ...values: Value[]): Promise<Row | undefined> {
     if (this.#database.isRemote) await this.#writes.settled();
     return await this.#database.get(sql, ...values);

@@ -3,7 +3,7 @@
 import { Pool, type PoolClient } from 'pg';
 import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Database, Query, Row, Value } from './database-interface.ts';
+import type { Database, Query, Row, RowReader, Value } from './database-interface.ts';
 import { addressOf, type PostgresAddress, type PostgresSettings } from './postgres-settings.ts';
 import { PostgresSession, queryOf, types } from './postgres-write-connection.ts';
 import { countedTable } from './row-counts.ts';
@@ -12,6 +12,8 @@ import { stepToPostgres } from './translate-to-postgres.ts';
 
 /** Maximum number of connections for reads. */
 const mostReaders = 4;
+/** Milliseconds after which a read of what is committed fails, because the server may be frozen. */
+const committedMs = 10_000;
 
 const tables = [
   `CREATE TABLE installation (id TEXT NOT NULL, generation BIGINT NOT NULL, started TEXT);
@@ -31,20 +33,22 @@ export class PostgresDatabase implements Database {
   readonly name: string;
   readonly isRemote = true;
   readonly writer: PostgresSession;
+  readonly committed: RowReader;
   readonly #pool: Pool;
+  readonly #committedPool: Pool;
 
   private constructor(address: PostgresAddress, writer: PostgresSession, log: Logger) {
     this.name = address.name;
     this.writer = writer;
-    this.#pool = new Pool({
-      ...address.config,
-      types,
-      pipeline: true,
-      max: mostReaders,
-      allowExitOnIdle: true,
-    });
+    const config = { ...address.config, types, pipeline: true, allowExitOnIdle: true };
+    this.#pool = new Pool({ ...config, max: mostReaders });
+    // It connects at the first read, so a broker without others never uses this connection.
+    this.#committedPool = new Pool({ ...config, max: 1, query_timeout: committedMs });
     // A connection that fails while it is idle is replaced.
-    this.#pool.on('error', (err) => log.debug({ err }, 'a connection to the database was lost'));
+    for (const pool of [this.#pool, this.#committedPool])
+      pool.on('error', (err) => log.debug({ err }, 'a connection to the database was lost'));
+    const all: RowReader['all'] = (sql, ...values) => readFrom(this.#committedPool, sql, values);
+    this.committed = { all, get: async (...query) => (await all(...query))[0] };
   }
 
   /**
@@ -85,11 +89,7 @@ export class PostgresDatabase implements Database {
   }
 
   async all(sql: string, ...values: Value[]): Promise<Row[]> {
-    try {
-      return (await this.#pool.query<Row>(queryOf(sql, values))).rows;
-    } catch (error) {
-      throw requestErrorOf(error);
-    }
+    return await readFrom(this.#pool, sql, values);
   }
 
   /** Runs one statement that is committed at once, outside of the groups of writes. */
@@ -137,7 +137,7 @@ export class PostgresDatabase implements Database {
   async shrink(): Promise<void> {}
 
   async close(): Promise<void> {
-    await this.#pool.end();
+    await Promise.all([this.#pool.end(), this.#committedPool.end()]);
     await this.writer.close();
   }
 
@@ -153,5 +153,13 @@ export class PostgresDatabase implements Database {
       client.release(true);
       throw requestErrorOf(error);
     }
+  }
+}
+
+async function readFrom(pool: Pool, sql: string, values: readonly Value[]): Promise<Row[]> {
+  try {
+    return (await pool.query<Row>(queryOf(sql, values))).rows;
+  } catch (error) {
+    throw requestErrorOf(error);
   }
 }

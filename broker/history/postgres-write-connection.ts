@@ -24,7 +24,7 @@ const startLock = lock + 1;
  * readers that follow events would miss some. Two brokers that change the same counts could also wait for each other
  * forever.
  */
-const commitLock = lock + 2;
+export const commitLock = lock + 2;
 /**
  * The channel on which each commit notifies the other brokers. The payload is the id of the broker that has
  * committed.

@@ -22,6 +22,8 @@ export class SqliteDatabase implements Database {
   readonly name = 'history.db';
   readonly isReady = true;
   readonly isRemote = false;
+  /** Reads need no other connection, because they take microseconds. */
+  readonly committed = this;
   readonly #database: DatabaseSync;
   readonly #file: string;
   readonly #log: Logger;

@@ -12,7 +12,7 @@ import {
   textIn,
 } from '../history/history.ts';
 import { type Declared, type Documents, documents, names, newDocuments } from './document-types.ts';
-import type { Edited, StateStore } from './store-interface.ts';
+import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
  * Each commit of documents makes a generation. If a broker is more generations behind than this, the list of removed
@@ -22,12 +22,12 @@ export const knownGenerations = 10_000;
 
 export class PostgresStore implements StateStore {
   readonly isUndone = true;
+  readonly documents: Documents;
   readonly #history: History;
-  #documents: Documents;
 
   private constructor(history: History, stored: Documents) {
     this.#history = history;
-    this.#documents = stored;
+    this.documents = stored;
   }
 
   /** Reads the documents. In a database without an installation, a new one is created. Throws StartError. */
@@ -41,10 +41,6 @@ export class PostgresStore implements StateStore {
     return new PostgresStore(history, fresh);
   }
 
-  get documents(): Documents {
-    return this.#documents;
-  }
-
   get isReady(): boolean {
     return this.#history.isReady;
   }
@@ -54,52 +50,48 @@ export class PostgresStore implements StateStore {
   }
 
   /** Other brokers that change documents wait until this change is committed. */
-  async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
+  async change(current: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     let result = current;
-    let reached = this.#documents.generation;
     await this.#history.write(async (transaction) => {
       const row = await transaction.get('SELECT generation FROM installation FOR UPDATE');
-      const found = Number(row?.generation);
-      const newest = found === reached ? current : await this.#newest(current, found, transaction);
-      const { next, entries } = edit(newest);
-      result = next;
-      reached = found;
-      if (next === newest && entries.length === 0) return;
-      reached = found + 1;
-      transaction.run('UPDATE installation SET generation = ?', reached);
-      write(newest, next, reached, transaction);
+      const newest = await this.#newest(current, Number(row?.generation), transaction);
+      const { next, entries } = edit(newest.declared);
+      result = newest;
+      if (next === newest.declared && entries.length === 0) return;
+      const generation = newest.generation + 1;
+      result = { declared: next, generation };
+      transaction.run('UPDATE installation SET generation = ?', generation);
+      write(newest.declared, next, generation, transaction);
       for (const entry of entries) transaction.append(entry);
     });
-    this.#documents = { ...this.#documents, generation: reached };
     return result;
   }
 
-  async refresh(current: Declared): Promise<Declared> {
-    const row = await this.#history.get('SELECT generation FROM installation');
-    if (Number(row?.generation) === this.#documents.generation) return current;
-    const generation = Number(row?.generation);
-    const newest = await this.#newest(current, generation, this.#history);
-    // Changes that were committed after the first of these reads are read once more by the next refresh.
-    this.#documents = { ...this.#documents, generation };
-    return newest;
+  /** Does not wait for writes, because a revoked key must be refused soon even if writes take long. */
+  async refresh(current: Version): Promise<Version> {
+    const { committed } = this.#history;
+    const row = await committed.get('SELECT generation FROM installation');
+    // Changes that are committed after this read are read once more by the next refresh.
+    return await this.#newest(current, Number(row?.generation), committed);
   }
 
   /** Returns the documents, including the changes that other brokers have made since `current` was read. */
-  async #newest(current: Declared, reached: number, reader: RowReader): Promise<Declared> {
-    const { install_id, generation } = this.#documents;
+  async #newest(current: Version, reached: number, reader: RowReader): Promise<Version> {
+    const { declared, generation } = current;
+    if (reached === generation) return current;
     const changed = await reader.all(
       'SELECT collection, document FROM documents WHERE generation > ? ORDER BY position',
       generation,
     );
     const removed =
       reached - generation > knownGenerations
-        ? await missingFrom(current, reader)
+        ? await missingFrom(declared, reader)
         : await reader.all('SELECT collection, id FROM removed_documents WHERE generation > ?', generation);
-    const found = parse(install_id, generation, changed);
+    const found = parse(this.documents.install_id, generation, changed);
     const next = names.map((name) => {
       const gone = removed.filter(({ collection }) => collection === name).map((row) => textIn(row, 'id'));
-      if (found[name].length + gone.length === 0) return [name, current[name]];
-      const all = new Map<string, object>(current[name]);
+      if (found[name].length + gone.length === 0) return [name, declared[name]];
+      const all = new Map<string, object>(declared[name]);
       for (const document of found[name]) all.set(document.id, document);
       // A document that was changed before the first read and removed before the second is in both results. It is
       // removed, because no id is used twice.
@@ -107,7 +99,7 @@ export class PostgresStore implements StateStore {
       return [name, all];
     });
     // The cast is safe: the name of a collection decides the type of its documents.
-    return Object.fromEntries(next) as Declared;
+    return { declared: Object.fromEntries(next) as Declared, generation: reached };
   }
 
   /** Does nothing, because a commit in PostgreSQL includes the entries for history. */

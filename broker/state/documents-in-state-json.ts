@@ -9,7 +9,7 @@ import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, names, newDocuments } from './document-types.ts';
 import { commandBack, StateFile } from './state-file.ts';
-import type { Apply, Edited, StateStore } from './store-interface.ts';
+import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 
 /** Files that a broker creates. If one of them exists but state.json does not, state.json was lost. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
@@ -55,14 +55,14 @@ export class FileStore implements StateStore {
   /** Never calls the listener, because a file always answers. */
   onUnavailable(): void {}
 
-  async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
-    const { next, entries } = edit(current);
-    if (next !== current || entries.length > 0) await this.#write(next, entries);
-    return next;
+  async change({ declared }: Version, edit: (newest: Declared) => Edited): Promise<Version> {
+    const { next, entries } = edit(declared);
+    if (next !== declared || entries.length > 0) await this.#write(next, entries);
+    return { declared: next, generation: this.documents.generation };
   }
 
   /** No other broker can change the file, so `current` is up to date. */
-  async refresh(current: Declared): Promise<Declared> {
+  async refresh(current: Version): Promise<Version> {
     return current;
   }
 

@@ -6,7 +6,7 @@ import { databaseUnavailable } from '../history/group-commit.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names } from './document-types.ts';
 import { FileStore } from './documents-in-state-json.ts';
-import type { Apply, Edited, StateStore } from './store-interface.ts';
+import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 
 export type {
   AlertChannel,
@@ -53,10 +53,11 @@ export class State implements Declared {
   readonly saved_commands!: Declared['saved_commands'];
   readonly #store: StateStore;
   readonly #watchers = new Set<() => void>();
-  #committed: Declared;
+  #committed: Version;
   #queue: Pending[] = [];
-  /** The refresh that waits for the end of the running commit; undefined if no refresh waits. */
-  #refreshing: PromiseWithResolvers<void> | undefined;
+  /** The refresh that waits for the end of the running refresh; undefined if no refresh waits. */
+  #nextRefresh: PromiseWithResolvers<void> | undefined;
+  #isRefreshing = false;
   #running: Promise<void> | undefined;
   #cancelAgain = (): void => {};
 
@@ -65,8 +66,9 @@ export class State implements Declared {
     const data = store.documents;
     const collections = names.map((name) => [name, new Map(data[name].map((one) => [one.id, one]))]);
     // The cast is safe: the name of a collection decides the type of its documents.
-    this.#committed = Object.fromEntries(collections) as Declared;
-    Object.assign(this, this.#committed);
+    const declared = Object.fromEntries(collections) as Declared;
+    this.#committed = { declared, generation: data.generation };
+    Object.assign(this, declared);
     store.onUnavailable(() => this.#rejectWaiting());
   }
 
@@ -75,7 +77,7 @@ export class State implements Declared {
   }
 
   get generation(): number {
-    return this.#store.documents.generation;
+    return this.#committed.generation;
   }
 
   /**
@@ -97,13 +99,16 @@ export class State implements Declared {
     return promise;
   }
 
-  /** Reads what other brokers have changed. Resolves at once if no other broker can use the documents. */
+  /**
+   * Reads what other brokers have changed. Does not wait for commits of this broker. Resolves at once if no other
+   * broker can use the documents.
+   */
   refresh(): Promise<void> {
     if (!this.#store.isReady) return Promise.reject(databaseUnavailable());
-    const refreshing = this.#refreshing ?? Promise.withResolvers<void>();
-    this.#refreshing = refreshing;
-    this.#running ??= this.#run();
-    return refreshing.promise;
+    const refresh = this.#nextRefresh ?? Promise.withResolvers<void>();
+    this.#nextRefresh = refresh;
+    if (!this.#isRefreshing) void this.#refreshAll();
+    return refresh.promise;
   }
 
   /** Calls `look` once while no commit runs, with the bytes of state.json as it is stored. */
@@ -135,14 +140,14 @@ export class State implements Declared {
   }
 
   /**
-   * Rejects the changes and the refresh that wait for the running commit. That commit ends only when the store answers
-   * again.
+   * Rejects the changes that wait for the running commit, and the refresh that waits for the running one. These end
+   * only when the store answers again.
    */
   #rejectWaiting(): void {
     const rejects = this.#queue.map((member) => member.reject);
-    if (this.#refreshing) rejects.push(this.#refreshing.reject);
+    if (this.#nextRefresh) rejects.push(this.#nextRefresh.reject);
     this.#queue = [];
-    this.#refreshing = undefined;
+    this.#nextRefresh = undefined;
     for (const reject of rejects) reject(databaseUnavailable());
   }
 
@@ -150,16 +155,21 @@ export class State implements Declared {
     do {
       const group = this.#queue;
       this.#queue = [];
-      const refreshing = this.#refreshing;
-      this.#refreshing = undefined;
-      // A commit also reads what other brokers have changed, so it does the work of a refresh.
-      const run = refreshing && group.length === 0 ? this.#refresh() : this.#commit(group);
-      await run.then(refreshing?.resolve, (error: unknown) => {
+      await this.#commit(group).catch((error: unknown) => {
         for (const member of group) member.reject(error);
-        refreshing?.reject(error);
       });
-    } while (this.#queue.length > 0 || this.#refreshing);
+    } while (this.#queue.length > 0);
     this.#running = undefined;
+  }
+
+  /** Never rejects. */
+  async #refreshAll(): Promise<void> {
+    this.#isRefreshing = true;
+    for (let refresh = this.#nextRefresh; refresh; refresh = this.#nextRefresh) {
+      this.#nextRefresh = undefined;
+      await this.#refresh().then(refresh.resolve, refresh.reject);
+    }
+    this.#isRefreshing = false;
   }
 
   async #refresh(): Promise<void> {
@@ -180,7 +190,7 @@ export class State implements Declared {
     for (const resolve of done) resolve();
   }
 
-  async #change(edit: (newest: Declared) => Edited): Promise<Declared> {
+  async #change(edit: (newest: Declared) => Edited): Promise<Version> {
     try {
       return await this.#store.change(this.#committed, edit);
     } catch (cause) {
@@ -191,12 +201,16 @@ export class State implements Declared {
     }
   }
 
-  /** Sets the committed documents. Returns false if they are the same as before. */
-  #replace(next: Declared): boolean {
-    if (next === this.#committed) return false;
+  /**
+   * Sets the committed documents, unless a refresh and a commit that ran at the same time have already set newer ones.
+   * Returns false if the documents are the same as before.
+   */
+  #replace(next: Version): boolean {
+    const { declared, generation } = this.#committed;
+    if (next.generation <= generation) return false;
     this.#committed = next;
-    Object.assign(this, next);
-    return true;
+    Object.assign(this, next.declared);
+    return next.declared !== declared;
   }
 
   #callWatchers(): void {

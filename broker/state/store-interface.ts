@@ -12,8 +12,14 @@ export interface Edited {
   entries: readonly OutboxEntry[];
 }
 
+/** The documents after a commit. A later commit has a higher generation. */
+export interface Version {
+  declared: Declared;
+  generation: number;
+}
+
 export interface StateStore {
-  /** The documents as they are stored. */
+  /** The documents as they were read when the store was opened, or as this broker stored them later. */
   readonly documents: Documents;
   /** False while a failed change may still be stored. finish() then undoes it. */
   readonly isUndone: boolean;
@@ -23,11 +29,11 @@ export interface StateStore {
   onUnavailable(listener: () => void): void;
   /**
    * Calls `edit` once with the newest documents, and stores its changes. Resolves with the documents after these
-   * changes. `current` are the documents that change() or refresh() last returned.
+   * changes. `current` is any version that change() or refresh() has returned.
    */
-  change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared>;
-  /** Returns the newest documents: `current` itself unless another broker has changed some. */
-  refresh(current: Declared): Promise<Declared>;
+  change(current: Version, edit: (newest: Declared) => Edited): Promise<Version>;
+  /** Returns the newest version: `current` itself unless another broker has changed some. Does not wait for change(). */
+  refresh(current: Version): Promise<Version>;
   /**
    * Completes the last commit: undoes it if it failed, and writes the entries of the outbox to the history. If
    * finish() throws, it is called again later.

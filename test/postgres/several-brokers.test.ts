@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { enrollWith } from '../../agent/link/dial.ts';
 import { expiringTokens, pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
+import { commitLock } from '../../broker/history/postgres-write-connection.ts';
 import { parseJoinToken } from '../../shared/join-token.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
@@ -42,6 +43,13 @@ async function enroll({ grpc, dataDir }: TestSystem, token: string, name: string
 const becomeOwner = (machineId: string): string =>
   `UPDATE owners SET epoch = epoch + 1, changed = pg_current_xact_id(),
    broker_id = (SELECT id FROM brokers WHERE id <> owners.broker_id) WHERE machine_id = '${machineId}'`;
+
+/** Creates a key with the scope machines:read. */
+async function limitedKey(system: TestSystem): Promise<{ key: string; key_id: string }> {
+  const { key } = await system.keyed(['machines:read']);
+  const { items } = await system.client.keys.list();
+  return { key, key_id: items.find(({ name }) => name === 'limited')?.id ?? '' };
+}
 
 /** Finds statements that wait for a lock on this table. */
 const waitingFor = (table: string): string =>
@@ -89,12 +97,10 @@ withPostgres('two brokers', () => {
 
   test('accept a key of the other at once, and refuse it within a second after it is revoked', async () => {
     const { one, two } = await startTwo(await server());
-    const { key } = await one.keyed(['machines:read']);
+    const { key, key_id } = await limitedKey(one);
     const atTwo = () => call(`${two.url}/api/v1/machines`, 'GET', { key });
     expect(await atTwo()).toMatchObject({ status: 200 });
-    const { items } = await one.client.keys.list();
-    const limited = items.find(({ name }) => name === 'limited');
-    await one.client.keys.remove({ key_id: limited?.id ?? '' });
+    await one.client.keys.remove({ key_id });
     const revoked = performance.now();
     await expect.poll(async () => (await atTwo()).status, { interval: 10, timeout: 5_000 }).toBe(401);
     expect(performance.now() - revoked).toBeLessThan(1_000);
@@ -119,7 +125,7 @@ withPostgres('two brokers', () => {
   test('refuse a revoked key within a second while the open work of machines cannot be loaded', async () => {
     const { one, two, url, database } = await startTwo(await server());
     const { machineId } = await one.agent();
-    const { key } = await one.keyed(['machines:read']);
+    const { key, key_id } = await limitedKey(one);
     const atTwo = async () => (await call(`${two.url}/api/v1/machines`, 'GET', { key })).status;
     expect(await atTwo()).toBe(200);
     const { query } = await server();
@@ -129,12 +135,62 @@ withPostgres('two brokers', () => {
     // The second broker becomes the owner, and waits for the sessions of the machine.
     await query(becomeOwner(machineId), database);
     await soon(async () => (await query(waitingFor('sessions'), database)).length).toBeGreaterThan(0);
-    const { items } = await one.client.keys.list();
-    await one.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
+    await one.client.keys.remove({ key_id });
     const revoked = performance.now();
     await expect.poll(atTwo, { interval: 10, timeout: 10_000 }).toBe(401);
     expect(performance.now() - revoked).toBeLessThan(1_000);
     await blocker.query('ROLLBACK');
+  });
+
+  test('refuse a revoked key within a second while a write of their own waits for a slow commit of another broker', async () => {
+    const { one, two, url, database } = await startTwo(await server());
+    const { query } = await server();
+    const { key, key_id } = await limitedKey(one);
+    const atTwo = async () => (await call(`${two.url}/api/v1/machines`, 'GET', { key })).status;
+    expect(await atTwo()).toBe(200);
+    const [first, second] = [await clientOf(url), await clientOf(url)];
+    onTestFinished(async () => void (await Promise.all([first.end(), second.end()])));
+    const waiting = `SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted`;
+    const expectWaiting = (count: number) =>
+      soon(async () => (await query(waiting, database)).length).toBeGreaterThanOrEqual(count);
+    const lock = `BEGIN; SELECT pg_advisory_xact_lock(${commitLock})`;
+    // Commits take turns in the order in which they ask: the revocation, a slow one, and one of the second broker.
+    await first.query(lock);
+    const revoking = one.client.keys.remove({ key_id });
+    await expectWaiting(1);
+    const slow = second.query(lock);
+    await expectWaiting(2);
+    const writing = two.client.savedCommands.create({ name: 'waits', argv: ['true'] });
+    await expectWaiting(3);
+    await first.query('COMMIT');
+    await revoking;
+    const revoked = performance.now();
+    await slow;
+    await expect.poll(atTwo, { interval: 10, timeout: 5_000 }).toBe(401);
+    expect(performance.now() - revoked).toBeLessThan(1_000);
+    await expectWaiting(1);
+    await second.query('COMMIT');
+    await writing;
+  });
+
+  test('refuse a revoked key within a second while many lists of their own are being read', async () => {
+    const { one, two, url, database } = await startTwo(await server());
+    const { query } = await server();
+    const { key, key_id } = await limitedKey(one);
+    const atTwo = async () => (await call(`${two.url}/api/v1/machines`, 'GET', { key })).status;
+    expect(await atTwo()).toBe(200);
+    const blocker = await clientOf(url);
+    onTestFinished(() => blocker.end());
+    await blocker.query('BEGIN; LOCK TABLE commands IN ACCESS EXCLUSIVE MODE');
+    const lists = Array.from({ length: 8 }, () => two.call('GET', '/commands'));
+    // A broker reads over four connections. The first broker waits on one of its own too, for the commands of batches.
+    await soon(async () => (await query(waitingFor('commands'), database)).length).toBe(5);
+    await one.client.keys.remove({ key_id });
+    const revoked = performance.now();
+    await expect.poll(atTwo, { interval: 10, timeout: 5_000 }).toBe(401);
+    expect(performance.now() - revoked).toBeLessThan(1_000);
+    await blocker.query('ROLLBACK');
+    await Promise.all(lists);
   });
 
   test('refuse a revoked key within five seconds although no notification arrives', async () => {
@@ -142,12 +198,11 @@ withPostgres('two brokers', () => {
     // A broker reads what has changed before it answers with a list, so this request is about its own machine.
     const { machineId } = await two.agent();
     const pids = await listeners(database, 2);
-    const { key } = await one.keyed(['machines:read']);
+    const { key, key_id } = await limitedKey(one);
     const atTwo = async () => (await call(`${two.url}/api/v1/machines/${machineId}`, 'GET', { key })).status;
     expect(await atTwo()).toBe(200);
     await whileFrozen(pids, async () => {
-      const { items } = await one.client.keys.list();
-      await one.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
+      await one.client.keys.remove({ key_id });
       const revoked = performance.now();
       await expect.poll(atTwo, { interval: 10, timeout: 20_000 }).toBe(401);
       expect(performance.now() - revoked).toBeLessThan(5_000);
@@ -156,9 +211,7 @@ withPostgres('two brokers', () => {
 
   test('answer with what the other has just changed, although no notification has arrived', async () => {
     const { one, two, database } = await startTwo(await server());
-    const { key } = await one.keyed(['machines:read']);
-    const { items } = await one.client.keys.list();
-    const key_id = items.find(({ name }) => name === 'limited')?.id ?? '';
+    const { key, key_id } = await limitedKey(one);
     expect((await two.call('GET', '/commands', { key })).status).toBe(403);
     await whileFrozen(await listeners(database, 2), async () => {
       for (let n = 0; n < 5; n += 1) {
