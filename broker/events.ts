@@ -68,7 +68,8 @@ export class Events {
   readonly #listeners = new Set<(event: Event) => void>();
   readonly #recorders: Recorder[] = [];
   readonly #added = new Wake();
-  #stopped = false;
+  /** Aborted to end the event streams that are open. */
+  #streams = new AbortController();
   /** Sequence number of the last event that was passed to listeners. */
   #heard: number;
   /**
@@ -161,9 +162,16 @@ export class Events {
     return this.#follow(this.#table.last, {}, caller);
   }
 
-  /** Ends all event streams. */
+  /** Ends all event streams that are open, with this error. */
+  endStreams(error: unknown): void {
+    this.#streams.abort(error);
+    this.#streams = new AbortController();
+    this.#added.wake();
+  }
+
+  /** Ends all event streams, also those that begin later. */
   stop(): void {
-    this.#stopped = true;
+    this.#streams.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
     this.#added.wake();
   }
 
@@ -222,6 +230,7 @@ export class Events {
    * client.
    */
   async *#follow(from: number, input: StreamInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
+    const { signal } = this.#streams;
     for (let position = from; ; ) {
       const newest = this.#table.last;
       const [where, values] = allOf([
@@ -243,7 +252,7 @@ export class Events {
       // has not read yet.
       position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
-      if (this.#stopped) throw new AppError('unavailable', 'the broker is stopping: connect again');
+      signal.throwIfAborted();
       if (this.#table.last <= position) await this.#added.wait(caller.signal);
     }
   }

@@ -1,8 +1,9 @@
-// A broker that cannot reach the database, although another broker can, asks its agents to link to another broker. If
-// no broker can reach the database, the agents stay, because no other broker could take them.
+// A broker that cannot reach the database, although another broker can, asks its agents to link to another broker, and
+// ends the streams and terminals of its clients. If no broker can reach the database, all of them stay, because no other
+// broker could take them.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Presence } from '../presence/index.ts';
+import { databaseUnavailable } from '../history/group-commit.ts';
 import type { Cluster } from './owners.ts';
 import type { Peer } from './peers/owner-lookup.ts';
 
@@ -12,8 +13,9 @@ export const hasDatabasePath = '/peer/has-database';
 const askMs = 2_000;
 
 interface Services {
-  cluster: Pick<Cluster, 'isCutOff' | 'lastKnownPeers'>;
-  presence: Pick<Presence, 'count' | 'drain'>;
+  cluster: Pick<Cluster, 'isCutOff' | 'lastKnownPeers' | 'ownCount' | 'handOver'>;
+  /** Parts with streams to clients that are not about a single machine. */
+  streams: readonly { endStreams(error: unknown): void }[];
   /** Asks another broker whether it can reach the database. Never rejects. */
   ask(peer: Peer): Promise<boolean>;
   /** The agents link to another broker at random times within this number of milliseconds. */
@@ -22,19 +24,23 @@ interface Services {
 }
 
 /** Begins to watch for the loss of the database. Call the returned function to stop. */
-export function handOverWhenCutOff({ cluster, presence, ask, spreadMs, log }: Services): () => void {
+export function handOverWhenCutOff({ cluster, streams, ask, spreadMs, log }: Services): () => void {
   let isAsking = false;
+  let hasHandedOver = false;
   const look = async (): Promise<void> => {
-    if (isAsking || !cluster.isCutOff || presence.count === 0) return;
+    if (!cluster.isCutOff) hasHandedOver = false;
+    if (isAsking || !cluster.isCutOff || (hasHandedOver && cluster.ownCount === 0)) return;
     isAsking = true;
     const peer = await firstWithDatabase(cluster.lastKnownPeers(), ask);
     isAsking = false;
     if (!peer || !cluster.isCutOff) return;
     log.warn(
-      { peer: peer.brokerId, machines: presence.count },
-      'this broker cannot reach the database, but another broker can: the agents of this broker are asked to link to another broker',
+      { peer: peer.brokerId, machines: cluster.ownCount },
+      'this broker cannot reach the database, but another broker can: its agents and clients are asked to connect to another broker',
     );
-    presence.drain(spreadMs);
+    hasHandedOver = true;
+    cluster.handOver(spreadMs);
+    for (const part of streams) part.endStreams(databaseUnavailable());
   };
   return every(askMs, () => {
     look().catch((err: unknown) => log.error({ err }, 'agents could not be asked to link to another broker'));

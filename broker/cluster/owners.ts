@@ -22,12 +22,17 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Drops the open work of a machine from memory, because another broker owns the machine now. Writes nothing. */
-  drop(machineId: string): void;
+  /**
+   * Drops the open work of a machine from memory, because another broker owns the machine now. Writes nothing. The
+   * agent connects again at a random time within `spreadMs` milliseconds.
+   */
+  drop(machineId: string, spreadMs: number): void;
 }
 
 const renewMs = 2_000;
 const pollMs = 1_000;
+/** Longest time in milliseconds until an agent connects again after its machine got another owner. */
+const returnMs = 1_000;
 
 /** A machine that this broker owns. */
 interface Own {
@@ -56,7 +61,7 @@ export class Cluster implements Owners {
   readonly #lease: Lease;
   /** Tasks that one broker does for all brokers. */
   readonly claims: Claims;
-  /** Machines of this broker whose open work could not be loaded. The next read of owners tries to load it again. */
+  /** Machines of this broker whose open work is not loaded. The next read of owners loads it. */
   readonly #unloaded = new Set<string>();
   readonly #adopters: Adopter[] = [];
   /** Readers of the data that other brokers write, such as the owners of machines. follow() adds them. */
@@ -125,6 +130,23 @@ export class Cluster implements Owners {
   /** True if the lease of this broker is over, although this broker has not given it up. */
   get isCutOff(): boolean {
     return !this.#isClosed && !this.isAlive;
+  }
+
+  /** Number of machines that this broker owns. */
+  get ownCount(): number {
+    return this.#own.size;
+  }
+
+  /**
+   * Drops the open work of all machines, because this broker cannot reach the database and another one claims them. The
+   * agents connect again at random times within `spreadMs` milliseconds. If this broker reaches the database before a
+   * machine has another owner, it loads the work of the machine again.
+   */
+  handOver(spreadMs: number): void {
+    for (const id of [...this.#own.keys()]) {
+      this.#drop(id, spreadMs);
+      this.#unloaded.add(id);
+    }
   }
 
   /** True if the database answers this broker now, and has answered it for the length of a lease. Never rejects. */
@@ -345,9 +367,9 @@ export class Cluster implements Owners {
     await adopted.promise;
   }
 
-  #drop(machineId: string): void {
+  #drop(machineId: string, spreadMs = returnMs): void {
     this.#own.delete(machineId);
-    for (const adopter of this.#adopters) adopter.drop(machineId);
+    for (const adopter of this.#adopters) adopter.drop(machineId, spreadMs);
   }
 
   async #unlink(): Promise<void> {
@@ -373,6 +395,8 @@ export class Cluster implements Owners {
   async #readOwners(): Promise<void> {
     const { machineIds, isOther, hasOtherBrokers } = await this.#owners.read();
     for (const id of machineIds) this.#dropIfLost(id);
+    for (const id of this.#unloaded)
+      if (this.#owners.of(id)?.brokerId !== this.brokerId) this.#unloaded.delete(id);
     const own = machineIds.filter((id) => this.#owners.of(id)?.brokerId === this.brokerId);
     await this.#become([...new Set([...own, ...this.#unloaded])]);
     // The machines of a broker that has stopped are claimed without waiting for the next renewal.

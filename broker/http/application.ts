@@ -109,7 +109,7 @@ export function createApp(
   }
   const app = new Koa();
   app.silent = true;
-  app.use(envelope(options.log, options.metrics, headers));
+  app.use(envelope(options, headers));
   app.use(answerBrowser);
   app.use(serveConsole(options.consoleDirectory));
   app.use(router.routes());
@@ -133,7 +133,7 @@ function patternOf({ base, path }: Route): string {
 }
 
 /** Gives the request an id, measures its time, and turns any thrown error into the error envelope. */
-function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
+function envelope({ log, metrics, cluster }: AppOptions, headers: Headers) {
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
     const requestId = requestIdFrom(ctx.get('x-request-id'));
@@ -144,6 +144,8 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
       await next();
     } catch (error) {
       writeError(ctx, error, log);
+      // The next connection of the client may lead to another broker, which has the database.
+      if (ctx.status === 503 && cluster?.isAlive === false) ctx.set('Connection', 'close');
     }
     if (!ctx.req.complete) readRest(ctx);
     const ms = monotonic() - started;

@@ -41,7 +41,8 @@ const scopeOf: Readonly<Record<Topic['kind'], Scope>> = {
 
 export class LiveUpdates {
   readonly #services: LiveServices;
-  readonly #stopping = new AbortController();
+  /** Aborted to end the streams that are open. */
+  #streams = new AbortController();
 
   constructor(services: LiveServices) {
     this.#services = services;
@@ -50,7 +51,7 @@ export class LiveUpdates {
   readonly handlers: Handlers['live'] = {
     follow: async ({ topics }, caller) => {
       for (const topic of topics) await this.#assertAllowed(topic, caller);
-      const signal = AbortSignal.any([caller.signal, this.#stopping.signal, this.#lossOf(topics, caller)]);
+      const signal = AbortSignal.any([caller.signal, this.#streams.signal, this.#lossOf(topics, caller)]);
       // Watching begins before `ready` is sent, so that a client that loads a list after `ready` misses no
       // change.
       const sources = topics.map((topic) => this.#follow(topic, caller, signal));
@@ -58,9 +59,15 @@ export class LiveUpdates {
     },
   };
 
-  /** Ends all streams. */
+  /** Ends all streams that are open, with this error. */
+  endStreams(error: unknown): void {
+    this.#streams.abort(error);
+    this.#streams = new AbortController();
+  }
+
+  /** Ends all streams, also those that begin later. */
   stop(): void {
-    this.#stopping.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
+    this.#streams.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
   }
 
   /**

@@ -25,9 +25,6 @@ export interface Link {
   close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
-/** Maximum number of milliseconds until an agent connects again after its machine got another owner. */
-const returnMs = 1_000;
-
 type Watcher = (machineId: string, online: boolean) => void;
 
 export class Presence {
@@ -98,15 +95,17 @@ export class Presence {
     for (const id of [...this.#links.keys()]) if (!machines.has(id)) this.remove(id);
   }
 
-  /** Ends the link of a machine that another broker owns now. If the agent still runs, it connects again. */
-  lose(machineId: string): void {
-    this.#links.get(machineId)?.close({ drain: { retry_after_ms: Math.round(Math.random() * returnMs) } });
+  /**
+   * Ends the link of a machine that another broker owns now. If the agent still runs, it connects again at a random
+   * time within `spreadMs` milliseconds.
+   */
+  lose(machineId: string, spreadMs: number): void {
+    this.#links.get(machineId)?.close({ drain: { retry_after_ms: Math.round(Math.random() * spreadMs) } });
   }
 
   /** Ends every link. The agents reconnect at random times within `spreadMs` milliseconds. */
   drain(spreadMs: number): void {
-    for (const link of [...this.#links.values()])
-      link.close({ drain: { retry_after_ms: Math.round(Math.random() * spreadMs) } });
+    for (const machineId of [...this.#links.keys()]) this.lose(machineId, spreadMs);
   }
 
   /** Calls `watcher` when a machine goes online or offline. Call the returned function to stop. */

@@ -172,7 +172,7 @@ function followOthers(
   cluster.follow(() => events.refresh());
   // Parts drop a machine in the order in which they joined the cluster. The links join last, so that the work of a
   // machine is dropped before its link ends.
-  cluster.join({ adopt: async () => {}, drop: (machineId) => presence.lose(machineId) });
+  cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);
   });

@@ -13,7 +13,10 @@ export type Peering = Awaited<ReturnType<typeof createPeering>>;
 
 type ClientFinder = NonNullable<Parameters<StreamsService['addTo']>[1]['forwardedClient']>;
 
-type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster' | 'presence'> & {
+type Services = Pick<
+  Parts,
+  'authority' | 'lookups' | 'state' | 'cluster' | 'presence' | 'events' | 'live'
+> & {
   owners: Owners;
   clients: PeerClients;
   /** Agents that are asked to reconnect do so at random times within this number of milliseconds. */
@@ -23,7 +26,7 @@ type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster' | 'pre
 /** Creates the parts that forward requests to other brokers and accept requests from them. */
 export async function createPeering(
   { closers, log }: Opening,
-  { owners, clients, lookups, state, authority, cluster, presence, spreadMs }: Services,
+  { owners, clients, lookups, state, authority, cluster, presence, events, live, spreadMs }: Services,
 ) {
   const [{ Peers }, { listenForPeers }, forwarded, { machineHeader }, { addFileWriter }] = await Promise.all([
     import('../cluster/peers/route-to-owner.ts'),
@@ -35,7 +38,7 @@ export async function createPeering(
   const leaf = await authority.peer();
   if (cluster) {
     const ask = (peer: Peer): Promise<boolean> => clients.http.hasDatabase(peer);
-    closers.push(handOverWhenCutOff({ cluster, presence, ask, spreadMs, log }));
+    closers.push(handOverWhenCutOff({ cluster, streams: [events, live], ask, spreadMs, log }));
   }
   const peers = new Peers({ owners, lookups, state }, clients);
   const { clientHeader, describedClient } = forwarded;

@@ -1,5 +1,5 @@
-// A broker that cannot reach the database: it hands its agents over if another broker has the database, and keeps them
-// if none has it.
+// A broker that cannot reach the database: it hands its agents and clients over if another broker has the database, and
+// keeps them if none has it.
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { gate, soon } from '../commands-fixture.ts';
@@ -7,9 +7,12 @@ import { copyOf, createServer, databaseOf, withPostgres } from '../postgres/post
 import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { waitFor } from '../wait-for.ts';
 
 const leaseIsOver =
   'the lease of this broker is over, so other brokers may take over its machines: trying again in 2 s';
+const handsOver =
+  'this broker cannot reach the database, but another broker can: its agents and clients are asked to connect to another broker';
 
 /**
  * The broker `cut`, a separate process that reaches the database through a proxy, and the broker `other`, which reaches
@@ -33,7 +36,12 @@ async function startBoth() {
   toOther.forbid();
   const agent = await other.agent({ through: `${String(grpc)},${toOther.address}` });
   toOther.allow();
-  return { server, other, toDatabase, cut, client, toOther, agent, machine_id: agent.machineId };
+  const query = (sql: string) => server.query(sql, databaseOf(url));
+  const machine_id = agent.machineId;
+  return {
+    ...{ server, query, other, toDatabase, toOther, cut, client, agent, machine_id },
+    url: String(http),
+  };
 }
 
 withPostgres('a broker without the database', () => {
@@ -71,6 +79,70 @@ withPostgres('a broker without the database', () => {
       expect(await client.service.readyz()).toBe('ready\n');
     },
   );
+
+  test('ends streams and terminals when it hands over, and clients continue at the other broker without a gap', async () => {
+    const { other, toDatabase, url, machine_id } = await startBoth();
+    const toBroker = await startProxy(new URL(url).host);
+    onTestFinished(() => toBroker.close());
+    const client = new Farhand({ baseUrl: `http://${toBroker.address}`, apiKey: other.key });
+    const { wait, open } = gate();
+    const { id } = await client.commands.async({ machine_id, command: `seq 1 500; ${wait}; seq 501 1000` });
+    let output = '';
+    const following = (async () => {
+      for await (const { data } of await client.commands.stream({ command_id: id }))
+        if ('data' in data) output += data.data;
+    })();
+    const completed = (async () => {
+      for await (const { event, data } of await client.events.stream({ types: ['command.completed'] }))
+        if (event === 'command.completed') return data;
+      return undefined;
+    })();
+    const args = ['-c', 'echo ready; read line; echo "got $line"'];
+    const { session_id } = await client.sessions.create({ machine_id, shell: '/bin/sh', args });
+    const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
+    let screen = '';
+    const read = async (from: typeof terminal) => {
+      for await (const bytes of from.output) screen += Buffer.from(bytes).toString();
+    };
+    const reading = read(terminal);
+    await soon(() => screen).toBe('ready\r\n');
+    await soon(() => output.endsWith('\n500\n')).toBe(true);
+    toBroker.aim(new URL(other.url).host);
+    toDatabase.stall();
+    expect(await terminal.ended).toEqual({ why: 'stopping' });
+    await reading;
+    const { offset } = terminal;
+    const again = await waitFor(async () =>
+      client.sessions.terminal(await client.sessions.attach({ session_id, offset })),
+    );
+    const readingAgain = read(again);
+    await again.write('words\r');
+    expect(await again.ended).toMatchObject({ why: 'ended', exit_code: 0 });
+    await readingAgain;
+    expect(screen).toBe('ready\r\nwords\r\ngot words\r\n');
+    open();
+    await following;
+    expect(output).toBe(Array.from({ length: 1_000 }, (_, n) => `${n + 1}\n`).join(''));
+    expect(await completed).toMatchObject({ data: { command_id: id } });
+  }, 60_000);
+
+  test('has the work of its machines again if no other broker has claimed them meanwhile', async () => {
+    const { query, toDatabase, cut, client, agent, machine_id } = await startBoth();
+    await agent.close();
+    const { id: command_id } = await client.commands.async({
+      ...{ machine_id, command: 'true' },
+      queue_for: 600_000,
+    });
+    await query(
+      `CREATE FUNCTION stay() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RETURN CASE WHEN NEW.broker_id = OLD.broker_id THEN NEW END; END $$;
+       CREATE TRIGGER stay BEFORE UPDATE ON owners FOR EACH ROW EXECUTE FUNCTION stay()`,
+    );
+    toDatabase.forbid();
+    await cut.line(handsOver);
+    toDatabase.allow();
+    await soon(() => client.commands.cancel({ command_id })).toMatchObject({ status: 'cancelled' });
+  }, 60_000);
 
   test('keeps its agents while no broker has it, also if it reaches the database later than others', async () => {
     const { server, other, toDatabase, cut, client, agent, machine_id } = await startBoth();
