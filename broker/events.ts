@@ -203,7 +203,7 @@ export class Events {
    * event.
    */
   async #start({ last_event_id }: StreamInput, caller: Caller): Promise<number> {
-    if (last_event_id === undefined) return this.#table.last;
+    if (last_event_id === undefined) return this.#own ? this.#newestOfAll() : this.#table.last;
     const [where, values] = allOf([['id = ?', last_event_id], ...readableOnly(caller)]);
     const row = await this.#history.get(`SELECT seq FROM events WHERE ${where}`, ...values);
     if (row) return Number(row.seq);
@@ -212,6 +212,12 @@ export class Events {
       `the event log has no event ${last_event_id}, so later ones may be missing too: list events, then stream without last_event_id`,
       { last_event_id },
     );
+  }
+
+  /** Reads the sequence number of the newest event, of which this broker may not have heard yet. */
+  async #newestOfAll(): Promise<number> {
+    const row = await this.#history.get('SELECT max(seq) AS seq FROM events');
+    return Number(row?.seq ?? 0);
   }
 
   /**

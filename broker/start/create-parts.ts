@@ -178,6 +178,13 @@ function followOthers(
   });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
   cluster.watch(() => presence.changedElsewhere());
+  // The facts of a machine that another broker has registered are read at once, and later regularly.
+  state.watch(() => {
+    const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));
+    machineFacts
+      .readOthers(unread)
+      .catch((err: unknown) => log.debug({ err }, 'the facts of new machines could not be read'));
+  });
   // If a machine is removed at another broker, this broker ends its link.
   state.watch(() => presence.removeAllBut(state.machines));
 }

@@ -278,6 +278,34 @@ withPostgres('two brokers', () => {
     for (const { status } of await Promise.all(unknown)) expect(status).toBe(404);
   }, 30_000);
 
+  test('know the host of a machine that the other has just registered, also after it is removed', async () => {
+    const { one, two } = await startTwo(await server());
+    const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 1 })).token);
+    const machine_id = await enroll(one, secret, 'new-host');
+    const listed = async () => (await two.client.machines.list()).items.map(({ hostname: name }) => name);
+    // Reports of machines of other brokers are read every 15 s.
+    await expect.poll(listed, { timeout: 5_000 }).toEqual(['new-host']);
+    await one.client.machines.remove({ machine_id });
+    expect((await two.call('GET', `/commands?machine_id=${machine_id}`)).status).toBe(200);
+  });
+
+  test('begin a stream of events after those that the other has just recorded', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 10 })).token);
+    await whileFrozen(await listeners(database, 2), async () => {
+      for (let n = 0; n < 5; n += 1) {
+        await enroll(one, secret, `machine-${n}`);
+        const { items } = await one.client.events.list({ limit: 1, sort: '-created_at' });
+        const ending = new AbortController();
+        const headers = { Authorization: `Bearer ${two.key}` };
+        const url = `${two.url}/api/v1/events/stream`;
+        const { headers: answered } = await fetch(url, { headers, signal: ending.signal });
+        ending.abort();
+        expect(answered.get('x-last-event-id')).toBe(items[0]?.id);
+      }
+    });
+  });
+
   test('upgrade the machines of each other, a wave at a time', async () => {
     const { one, two } = await startTwo(await server());
     const key = signingKey();
