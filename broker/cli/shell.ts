@@ -190,7 +190,7 @@ const again = (session_id: string): string =>
 const endings = {
   forbidden: 'the API key may no longer use this session',
   fell_behind: 'this client read the output too slowly',
-  stopping: 'the broker is stopping',
+  stopping: 'the broker is stopping, or another one takes the machine over',
 };
 
 /** Returns the exit code for an ending, and prints its reason or how to attach again. */

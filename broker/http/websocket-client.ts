@@ -33,7 +33,7 @@ const stuckMs = 25_000;
 
 const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
   ended: 'the session ended',
-  stopping: 'the broker is stopping; attach again later',
+  stopping: 'the broker is stopping, or another one takes the machine over; attach again',
   detached: 'this client was detached; the session goes on',
   forbidden: 'this key is no longer allowed to attach to the session',
   fell_behind: 'this client read too slowly; attach again',

@@ -39,7 +39,7 @@ export type Notice =
 
 /**
  * Why a client is closed: the session ended, it was detached, its key lost the right to attach, it fell
- * behind, or the broker stops.
+ * behind, the broker stops, or another broker takes the machine over.
  */
 export type CloseReason =
   | { why: 'ended'; exit_code: number | null; signal: string | null; reason: string | null }
