@@ -2,6 +2,7 @@
 import type { Api, BytesReply, Input, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
+import { ownedElsewhere } from '../history/group-commit.ts';
 import type { Command } from './command-record.ts';
 import type { CommandStore } from './command-store.ts';
 import { serializeEnd } from './command-to-json.ts';
@@ -86,7 +87,10 @@ interface OutputServices {
   cluster?: { readonly directoryId: string } | undefined;
 }
 
-/** Finds the output of a command. The output grows while the command runs. */
+/**
+ * Finds the output of a command. The output grows while the command runs. Throws unavailable for a command that has not
+ * ended and is not open here, because its machine is getting another owner.
+ */
 export async function sourceOf(
   { scheduler, store, outputs, cluster }: OutputServices,
   id: string,
@@ -94,6 +98,7 @@ export async function sourceOf(
   const open = scheduler.get(id);
   if (open) return open;
   const ended = await store.get(id);
+  if (ended.finished_at === null) throw ownedElsewhere();
   const { kept_bytes, output_directory, stdout_start: stdout, stderr_start: stderr } = ended;
   const here = !cluster || output_directory === null || output_directory === cluster.directoryId;
   if (here || kept_bytes === 0) return { output: await outputs.ofEnded(ended), ended };

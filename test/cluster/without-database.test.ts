@@ -88,9 +88,11 @@ withPostgres('a broker without the database', () => {
     const { wait, open } = gate();
     const { id } = await client.commands.async({ machine_id, command: `seq 1 500; ${wait}; seq 501 1000` });
     let output = '';
+    const others: object[] = [];
     const following = (async () => {
       for await (const { data } of await client.commands.stream({ command_id: id }))
         if ('data' in data) output += data.data;
+        else others.push(data);
     })();
     const completed = (async () => {
       for await (const { event, data } of await client.events.stream({ types: ['command.completed'] }))
@@ -122,6 +124,7 @@ withPostgres('a broker without the database', () => {
     expect(screen).toBe('ready\r\nwords\r\ngot words\r\n');
     open();
     await following;
+    expect(others).toMatchObject([{ status: 'completed' }]);
     expect(output).toBe(Array.from({ length: 1_000 }, (_, n) => `${n + 1}\n`).join(''));
     expect(await completed).toMatchObject({ data: { command_id: id } });
   }, 60_000);

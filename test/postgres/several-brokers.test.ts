@@ -17,6 +17,7 @@ import { clientOf, type PostgresServer } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { packageOf, signingKey, upgradesOf } from '../upgrades-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 import { copyOf, createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
@@ -592,6 +593,29 @@ withPostgres('when the owner of a machine', () => {
     await soon(attach).toBe(200);
     expect([...statuses]).toEqual([503, 200]);
   });
+
+  test('is killed, the stream of its command gets 503 until another broker owns the machine, and then goes on', async () => {
+    const { two, owner, proxy, client, machine_id } = await startWithOwner(await server());
+    const { wait, open } = gate();
+    const { id } = await client.commands.async({ machine_id, command: `echo first; ${wait}; echo last` });
+    await soon(async () => (await client.commands.get({ command_id: id })).stdout).toBe('first\n');
+    owner.kill('SIGKILL');
+    const statuses = new Set<number>();
+    const headers = { Authorization: `Bearer ${two.key}`, 'Last-Event-ID': '6.0' };
+    const stream = () => fetch(`${two.url}/api/v1/commands/${id}/stream`, { headers });
+    const answer = await waitFor(async () => {
+      const one = await stream();
+      statuses.add(one.status);
+      expect(one.status).toBe(200);
+      return one;
+    });
+    proxy.aim(two.grpc);
+    open();
+    const text = await answer.text();
+    expect([...statuses]).toEqual([503, 200]);
+    expect(text.match(/(?<=^event: ).*/gm)).toEqual(['output', 'exit']);
+    expect(text).toContain('"data":"last\\n"');
+  }, 40_000);
 
   test('is killed, a command that waits for the machine runs once when the machine is back', async () => {
     const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
