@@ -12,6 +12,9 @@ const address = 'names the address of the broker that answers, unless --public-u
 const ticket = 'a ticket for a login is known only to the broker that made it';
 
 export const notWithSeveralBrokers: SkipReasons = {
+  'alerts.test.ts': [[clock, /^memory over 90 for a minute|^an alert repeats until/]],
+  'alerts-channels.test.ts': [[clock, /^a thousand machines that are offline/]],
+  'alerts-windows.test.ts': [[rights, /^a window by cron and tag/]],
   'audit.test.ts': [[each, /^repeated seventy times makes sixty rows/]],
   'batches.test.ts': [
     [
@@ -46,6 +49,12 @@ export const notWithSeveralBrokers: SkipReasons = {
   'machine-statuses.test.ts': [[reports, /no longer allows metrics|^an item has the values/]],
   'machines.test.ts': [[reports, /^a list item has exactly the fields/]],
   'openapi.test.ts': [[address, /names this broker as its server|are made once/]],
+  'prometheus.test.ts': [[address, /^each target is the path/]],
+  'rate-limits.test.ts': [[each, /wrong keys/]],
   'sdk.test.ts': [[address, /^routes without a JSON envelope/]],
   'sessions-clients.test.ts': [[clock, /^a client whose key is expired/]],
+  'webhooks.test.ts': [[inside, /^a broker that lost its key file/]],
+  'webhooks-address-guard.test.ts': [
+    ['starts with port 0, which the proxy cannot have', /^the broker’s own listeners are refused/],
+  ],
 };
