@@ -2,7 +2,7 @@
 // machine. The owner runs all work of the machine: commands, terminals and schedules. When a machine links to a broker,
 // that broker becomes its owner at once. The machines of a broker that has stopped are claimed by another broker.
 import { randomBytes } from 'node:crypto';
-import { every, nextTurn, sleep } from '../../shared/clock.ts';
+import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
 import type { History } from '../history/history.ts';
@@ -12,6 +12,7 @@ import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
 import * as sql from './broker-and-owner-tables.ts';
 import { deleteOutdatedRows } from './delete-outdated-rows.ts';
+import { EndsOfLinks } from './ends-of-links.ts';
 import { Lease } from './own-broker-lease.ts';
 import { OwnersAsLastRead } from './owners-as-last-read.ts';
 import type { Owners, Peer } from './peers/owner-lookup.ts';
@@ -22,10 +23,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /**
-   * Drops the open work of a machine from memory, because another broker owns the machine now. Writes nothing. The
-   * agent connects again at a random time within `spreadMs` milliseconds.
-   */
+  /** Drops the open work of a machine of another broker. Writes nothing. Its agent connects again within `spreadMs`. */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -71,9 +69,7 @@ export class Cluster implements Owners {
   readonly #own = new Map<string, Own>();
   readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
   #isTaking = false;
-  /** For each machine, its link that has ended, until this end is written to the database. */
-  readonly #unlinked = new Map<string, string>();
-  #isUnlinking = false;
+  readonly #endsOfLinks: EndsOfLinks;
   #stops: (() => void)[] = [];
   #isClosed = false;
 
@@ -84,6 +80,7 @@ export class Cluster implements Owners {
     this.#lease = new Lease(connection, options);
     this.#owners = new OwnersAsLastRead(connection, brokerId);
     this.claims = new Claims(connection, brokerId);
+    this.#endsOfLinks = new EndsOfLinks(connection, brokerId, () => this.#notify(), log);
     this.#log = log;
     this.#connection = connection;
     this.#state = state;
@@ -138,9 +135,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Drops the open work of all machines, because this broker cannot reach the database and another one claims them. The
-   * agents connect again at random times within `spreadMs` milliseconds. If this broker reaches the database before a
-   * machine has another owner, it loads the work of the machine again.
+   * Drops the open work of all machines, because this broker is cut off and another one claims them. The agents connect
+   * again within `spreadMs` milliseconds. The work of machines without another owner is loaded by the next read.
    */
   handOver(spreadMs: number): void {
     for (const id of [...this.#own.keys()]) {
@@ -243,11 +239,8 @@ export class Cluster implements Owners {
   unlinked(machineId: string): void {
     const owner = this.#owners.of(machineId);
     if (owner?.brokerId !== this.brokerId || owner.linkId === null) return;
-    this.#unlinked.set(machineId, owner.linkId);
+    this.#endsOfLinks.add(machineId, owner.linkId);
     owner.linkId = null;
-    // Links that end in the same turn of the event loop share one statement.
-    if (!this.#isUnlinking) void nextTurn().then(() => this.#unlink());
-    this.#isUnlinking = true;
   }
 
   /**
@@ -291,7 +284,7 @@ export class Cluster implements Owners {
     try {
       const renewedAt = await this.#lease.renew();
       if (this.#isClosed) return;
-      await this.#unlink();
+      await this.#endsOfLinks.write();
       await this.#claim();
       await this.claims.renew(renewedAt, this.#lease.isSteady);
     } catch (err) {
@@ -370,21 +363,6 @@ export class Cluster implements Owners {
   #drop(machineId: string, spreadMs = returnMs): void {
     this.#own.delete(machineId);
     for (const adopter of this.#adopters) adopter.drop(machineId, spreadMs);
-  }
-
-  async #unlink(): Promise<void> {
-    this.#isUnlinking = false;
-    if (this.#unlinked.size === 0) return;
-    const ended = new Map(this.#unlinked);
-    await this.#connection
-      .query(sql.unlinking, [this.brokerId, [...ended.keys()], [...ended.values()]])
-      .then(() => {
-        for (const [id, link] of ended) if (this.#unlinked.get(id) === link) this.#unlinked.delete(id);
-        return this.#notify();
-      })
-      .catch((err: unknown) =>
-        this.#log.debug({ err }, 'could not store ends of links; trying again when the lease is renewed'),
-      );
   }
 
   /** Reads the changes of other brokers soon. */

@@ -1,0 +1,46 @@
+// Writes to the database that links of this broker's machines have ended.
+import { nextTurn } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { PostgresListener } from '../history/postgres-listener.ts';
+import { unlinking } from './broker-and-owner-tables.ts';
+
+export class EndsOfLinks {
+  readonly #connection: PostgresListener;
+  readonly #brokerId: string;
+  /** Notifies the other brokers. */
+  readonly #notify: () => Promise<void>;
+  readonly #log: Logger;
+  /** For each machine, its link that has ended, until this end is written to the database. */
+  readonly #ended = new Map<string, string>();
+  #isPlanned = false;
+
+  constructor(connection: PostgresListener, brokerId: string, notify: () => Promise<void>, log: Logger) {
+    this.#connection = connection;
+    this.#brokerId = brokerId;
+    this.#notify = notify;
+    this.#log = log;
+  }
+
+  /** Writes soon that a link has ended. Links that end in the same turn of the event loop share one statement. */
+  add(machineId: string, linkId: string): void {
+    this.#ended.set(machineId, linkId);
+    if (!this.#isPlanned) void nextTurn().then(() => this.write());
+    this.#isPlanned = true;
+  }
+
+  /** Writes the ends that are not written yet. Never rejects. */
+  async write(): Promise<void> {
+    this.#isPlanned = false;
+    if (this.#ended.size === 0) return;
+    const ended = new Map(this.#ended);
+    await this.#connection
+      .query(unlinking, [this.#brokerId, [...ended.keys()], [...ended.values()]])
+      .then(() => {
+        for (const [id, link] of ended) if (this.#ended.get(id) === link) this.#ended.delete(id);
+        return this.#notify();
+      })
+      .catch((err: unknown) =>
+        this.#log.debug({ err }, 'could not store ends of links; trying again when the lease is renewed'),
+      );
+  }
+}
