@@ -16,8 +16,8 @@ const tiers = {
   cluster: 'test/cluster/*.test.ts',
 };
 
-/** Tiers whose files run in the same worker processes, one after another. */
-const sharedProcess = ['default', 'cli'];
+/** Tiers whose files run in the same worker processes, one after another, because they break nothing in the process. */
+const sharedProcess = ['default', 'cli', 'console', 'postgres', 'cluster'];
 
 /** Test files that take longest. They start first, so that none of them runs alone at the end. */
 const slowest = [

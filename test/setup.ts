@@ -5,6 +5,7 @@ import http from 'node:http';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeEach, type RunnerTestSuite } from 'vitest';
+import { closeShared } from './close-after-tests.ts';
 import { notOnPostgres } from './skip-on-postgres.ts';
 import { reasonIn } from './skip-reasons.ts';
 import { notWithSeveralBrokers } from './skip-with-several-brokers.ts';
@@ -19,6 +20,7 @@ for (const name of Object.keys(process.env)) if (!stays.test(name)) delete proce
 const home = mkdtempSync(join(tmpdir(), 'farhand-home-'));
 Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
+afterAll(closeShared);
 
 // With several brokers behind a proxy that passes on connections, each request has a connection of its own, so that the
 // next broker gets it.

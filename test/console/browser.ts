@@ -1,9 +1,9 @@
 // Opens pages of the console in Chromium, with a real broker: logged in, and with a list of all errors on
 // them.
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
-import { afterAll, inject, onTestFinished } from 'vitest';
+import { inject, onTestFinished } from 'vitest';
 import type { Tuning } from '../../broker/start/index.ts';
-import { shared } from '../close-after-tests.ts';
+import { atEnd, shared } from '../close-after-tests.ts';
 import { needs } from '../skip-without-programs.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
@@ -17,15 +17,13 @@ const needsChromium = needs('chromium');
 export const browserTest = (name: string, work: () => Promise<void>, ms = longest): void =>
   needsChromium(name, work, ms);
 
-let browser: Promise<Browser> | undefined;
-// This closes the connection and its windows. The browser itself is closed after the whole run.
-afterAll(async () => (await browser)?.close());
-
 /** The Chromium that all test files share. */
-const connect = (): Promise<Browser> => {
-  browser ??= chromium.connect(inject('chromiumAddress'));
+const connect = shared(async (): Promise<Browser> => {
+  const browser = await chromium.connect(inject('chromiumAddress'));
+  // This closes the connection and its windows. The browser itself is closed after the whole run.
+  atEnd(() => browser.close());
   return browser;
-};
+});
 
 /** Starts a broker that serves the built console. */
 export const startWithConsole = (flags: string[] = [], tuning: Tuning = {}): Promise<TestSystem> =>
