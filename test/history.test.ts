@@ -4,6 +4,7 @@ import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFi
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { AlertRecords } from '../broker/alerts/alert-records.ts';
 import { withSocket } from '../broker/cli/call-local-broker.ts';
 import { Events } from '../broker/events.ts';
 import type { History, HistoryTransaction, OutboxEntry, Row } from '../broker/history/history.ts';
@@ -614,6 +615,20 @@ describe('pruning', () => {
     expect(gone).toEqual(['older']);
     await history.prune();
     expect(gone).toEqual(['older']);
+  });
+
+  test('an alert is kept for its time from its end on, however long it was open', async () => {
+    const { history } = await createBench();
+    const events = await Events.open(history, 3_600_000);
+    const alerts = await AlertRecords.open({ state: { machines: new Map() }, history, events }, 3_600_000);
+    const insert = `INSERT INTO alerts (id, rule_id, name, kind, subject, status, message, created_at, repeats, resolved_at)
+      VALUES (?, ?, 'disk', 'metric', 'm', 'resolved', '', ?, 0, ?)`;
+    await history.write((transaction) => {
+      transaction.run(insert, 'ended now', 'long', now() - 7_200_000, now());
+      transaction.run(insert, 'ended then', 'old', now() - 7_200_000, now() - 3_700_000);
+    });
+    await history.prune();
+    expect([await alerts.has('rule_id', 'long'), await alerts.has('rule_id', 'old')]).toEqual([true, false]);
   });
 
   test('of rows in their order ends at the first that are younger', async () => {

@@ -62,7 +62,7 @@ const tables = [
 ];
 
 interface RecordContext {
-  state: State;
+  state: Pick<State, 'machines'>;
   history: History;
   events: Events;
 }
@@ -76,14 +76,12 @@ export class AlertRecords {
     this.#history = context.history;
   }
 
-  /** Opens the table. Resolved alerts are deleted `keepMs` milliseconds after they were opened. */
+  /** Opens the table. Alerts are deleted `keepMs` milliseconds after they were resolved. */
   static async open(context: RecordContext, keepMs: number): Promise<AlertRecords> {
     const { history } = context;
     await history.migrate('alerts', tables);
     history.count(counted);
-    history.retain({
-      ...{ table: 'alerts', column: 'created_at', keepMs, where: 'resolved_at IS NOT NULL' },
-    });
+    history.retain({ table: 'alerts', column: 'resolved_at', keepMs, where: 'resolved_at IS NOT NULL' });
     return new AlertRecords(context);
   }
 
