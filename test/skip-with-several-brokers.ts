@@ -9,6 +9,8 @@ const reports = 'a list has reports of the machines of other brokers that are up
 const move = 'a stream breaks off when its machine links to another broker';
 const rights = 'another broker knows a change of keys or machines within a second';
 const address = 'names the address of the broker that answers, unless --public-url is set';
+const body = 'the proxy loses an answer whose connection the broker resets';
+const packages = 'an uploaded package is in a file of one broker';
 const ticket = 'a ticket for a login is known only to the broker that made it';
 
 export const notWithSeveralBrokers: SkipReasons = {
@@ -25,6 +27,7 @@ export const notWithSeveralBrokers: SkipReasons = {
     [inside, /^a batch of many machines|^a batch whose (first|second) part cannot be stored/],
   ],
   'batches-follow.test.ts': [[each, /^a key follows at most 100 batches/]],
+  'commands-on-busy-machine.test.ts': [[clock, /^waiting commands survive a minute/]],
   'commands-output.test.ts': [
     [inside, /^removed or shortened output files/],
     [move, /^a command that has not started yet can be followed/],
@@ -32,10 +35,13 @@ export const notWithSeveralBrokers: SkipReasons = {
   'commands-queue.test.ts': [
     [move, /^a request that waits for a queued command|^secrets of a spec are in the database only/],
   ],
-  'files.test.ts': [
-    ['the proxy loses an answer whose connection the broker resets', /^a PUT accepts 12 MiB/],
-  ],
+  'files.test.ts': [[body, /^a PUT accepts 12 MiB/]],
   'filters.test.ts': [[reports, /^every list is filtered by its fields/]],
+  'http.test.ts': [
+    [body, /^a declared body over 1 MiB|^a body of exactly 1 MiB/],
+    [each, /^a path without parameters is its own route/],
+  ],
+  'http2-windows.test.ts': [[inside, /^32 downloads that stop/]],
   'key-changes.test.ts': [
     [rights, /^takes effect with its answer|^may remove the rights|^ends the old secret|^the last admin key/],
     [clock, /^with a grace leaves|^the last use of a key/],
@@ -53,6 +59,14 @@ export const notWithSeveralBrokers: SkipReasons = {
   'rate-limits.test.ts': [[each, /wrong keys/]],
   'sdk.test.ts': [[address, /^routes without a JSON envelope/]],
   'sessions-clients.test.ts': [[clock, /^a client whose key is expired/]],
+  'tls.test.ts': [['asks each broker over HTTPS without its authority', /^a terminal works over TLS/]],
+  'upgrades.test.ts': [
+    [
+      packages,
+      /^an uploaded package is listed|limited to machines adds and deletes no packages|^uploaded packages take 4 GiB/,
+    ],
+    [reports, /^machines that cannot be upgraded/],
+  ],
   'webhooks.test.ts': [[inside, /^a broker that lost its key file/]],
   'webhooks-address-guard.test.ts': [
     ['starts with port 0, which the proxy cannot have', /^the broker’s own listeners are refused/],
