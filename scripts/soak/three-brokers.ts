@@ -69,6 +69,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
       ? undefined
       : await FleetOfAgents.start({
           ...{ brokers: addresses, agents: simulated, processes, dialsAtOnce: 0, joinToken: token },
+          hasOwnPriority: true,
         });
   return {
     ...{ postgres, brokers, proxy, fleet, key, real: rows.map(({ id }) => String(id)) },

@@ -12,6 +12,10 @@ export interface FleetParams {
   /** Maximum number of dials at once of the whole fleet; with 0 there is no limit, as in a real fleet. */
   dialsAtOnce: number;
   joinToken: string;
+  /**
+   * True if the agents do not yield to the broker. On a busy machine, agents that yield take minutes to link again.
+   */
+  hasOwnPriority?: boolean;
 }
 
 /** Sums of what the processes with simulated agents have counted. */
@@ -36,12 +40,12 @@ export class FleetOfAgents {
   /** Starts the processes and lets all agents join. Resolves when all are linked. */
   static async start(params: FleetParams): Promise<FleetOfAgents> {
     const fleet = new FleetOfAgents();
-    const { processes, brokers, joinToken, dialsAtOnce } = params;
+    const { processes, brokers, joinToken, dialsAtOnce, hasOwnPriority = false } = params;
     const agents = agentParams(params.agents);
     const atOnce = dialsAtOnce === 0 ? Number.MAX_SAFE_INTEGER : Math.ceil(dialsAtOnce / processes);
     for (let n = 0; n < processes; n += 1) {
       const own = agents.filter((_, index) => index % processes === n);
-      fleet.#order(fleet.#fork(), { kind: 'join', agents: own, brokers, joinToken, atOnce });
+      fleet.#order(fleet.#fork(), { kind: 'join', agents: own, brokers, joinToken, atOnce, hasOwnPriority });
     }
     await fleet.linked(params.agents, 600);
     return fleet;

@@ -9,7 +9,14 @@ import { type Counts, dialSession, enroll, SimulatedAgent, type Way } from './si
 
 /** Messages to a process of simulated agents. */
 export type Order =
-  | { kind: 'join'; agents: AgentParams[]; brokers: string[]; joinToken: string; atOnce: number }
+  | {
+      kind: 'join';
+      agents: AgentParams[];
+      brokers: string[];
+      joinToken: string;
+      atOnce: number;
+      hasOwnPriority: boolean;
+    }
   | { kind: 'cut' };
 
 export interface AgentParams {
@@ -37,10 +44,6 @@ const enrolWidth = 64;
 const enrolTries = 5;
 /** Multiples of this number, modulo 1, are spread evenly, however many there are. */
 const goldenShare = 0.618_033_988_75;
-
-// Real agents run on other machines. These simulated agents share the cores of the broker, so they yield to the
-// broker and its clients.
-setPriority(10);
 
 const agents: SimulatedAgent[] = [];
 const counts: Counts = { dials: 0, refused: 0, welcomes: 0, calls: 0, ends: {} };
@@ -74,7 +77,11 @@ async function pinned(broker: string, joinToken: string): Promise<Omit<Way, 'sou
   return { host, port: Number(port), context, fingerprint };
 }
 
-async function join({ agents: params, brokers, joinToken, atOnce }: Order & { kind: 'join' }): Promise<void> {
+async function join(order: Order & { kind: 'join' }): Promise<void> {
+  const { agents: params, brokers, joinToken, atOnce, hasOwnPriority } = order;
+  // Real agents run on other machines. These simulated agents share the cores of the broker, so they yield to the
+  // broker and its clients.
+  if (!hasOwnPriority) setPriority(10);
   const ways = await Promise.all(brokers.map((broker) => pinned(broker, joinToken)));
   const token = joinToken.replace(/^farhand_join_/, '').split('.')[0] ?? '';
   const waiting = [...params.entries()];
