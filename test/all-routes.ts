@@ -394,8 +394,8 @@ export function refusalIn(answer: Answer): string {
   return `${answer.status} ${code}`;
 }
 
-/** Tables that record the calls themselves, reports of machines, or the leases of several brokers. */
-const byThemselves = /^(audit|brokers|key_|machine_facts|metrics|announced|sqlite_)/;
+/** Tables that record the calls themselves, reports of machines, or that brokers are alive. */
+const byThemselves = /^(alert_marks|audit|brokers|key_|machine_facts|metrics|announced|sqlite_)/;
 
 /** Returns everything that is stored. Refused calls must not change it. */
 async function kept({ system, folder, agents }: Scene): Promise<Record<string, unknown>> {
