@@ -19,10 +19,10 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { version } from '../../shared/version.ts';
-import { shared } from '../close-after-tests.ts';
+import { atEnd, shared } from '../close-after-tests.ts';
 import { has, needs } from '../skip-without-programs.ts';
 import { call, temporaryFolder } from '../start-farhand.ts';
 import { buildPackages, built } from './build-packages.ts';
@@ -78,9 +78,12 @@ async function startBox(...flags: string[]): Promise<Box> {
   };
 }
 
+/** A broker without flags, for tests that change nothing that another one sees. */
+const anyBox = shared(() => startBox());
+
 function run(file: string, args: string[]): ChildProcess {
   const child = spawn(file, args, { env: plain, stdio: ['ignore', 'ignore', 'pipe'] });
-  onTestFinished(() => void child.kill('SIGKILL'));
+  atEnd(() => child.kill('SIGKILL'));
   return child;
 }
 
@@ -99,7 +102,7 @@ async function received(child: ChildProcess, message: string): Promise<Record<st
 
 describe('a broker from its package', () => {
   test('refuses names of files that it does not serve, however they are written', async () => {
-    const { url } = await startBox();
+    const { url } = await anyBox();
     for (const name of [
       'nothing.tar.gz',
       '..%2fpackage.json',
@@ -114,7 +117,7 @@ describe('a broker from its package', () => {
   });
 
   test('serves its agents without a key, each as in SHA256SUMS, with 304 for a client that has it', async () => {
-    const { url } = await startBox();
+    const { url } = await anyBox();
     const sums = await (await fetch(`${url}/packages/SHA256SUMS`)).text();
     const [hash, name] = sums.trim().split(/\s+/);
     expect(name).toBe(`${agentName}.tar.gz`);
@@ -129,14 +132,14 @@ describe('a broker from its package', () => {
   });
 
   test('serves its reference page and its OpenAPI document', async () => {
-    const { url } = await startBox();
+    const { url } = await anyBox();
     for (const path of ['/docs', '/docs/page.js', '/docs/redoc.standalone.js', '/api/v1/openapi.json']) {
       expect([path, (await fetch(`${url}${path}`)).status]).toEqual([path, 200]);
     }
   });
 
   test('and an agent from its package link, run a command and open a terminal', async () => {
-    const { client, grpc } = await startBox();
+    const { client, grpc } = await anyBox();
     const { token } = await client.joinTokens.create({});
     const dataDir = temporaryFolder('packaged-agent');
     const where = ['--broker', grpc, '--join-token', token, '--data-dir', dataDir];
@@ -158,7 +161,7 @@ describe('a broker from its package', () => {
   });
 
   test('has a CLI that creates tokens while no broker runs, without an install line for a broker that is not reachable', async () => {
-    const box = await startBox();
+    const box = await anyBox();
     const dataDir = temporaryFolder('quiet-broker');
     const token = JSON.parse(await box.farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json'));
     expect(token.token).toMatch(/^farhand_join_\w{43}\.[0-9a-f]{64}\.[0-9a-f]{64}$/);
@@ -190,7 +193,7 @@ describe('a broker from its package', () => {
   });
 
   test('puts the name of the machine into the line of a token for one machine, whatever the name', async () => {
-    const { client } = await startBox();
+    const { client } = await anyBox();
     const name = "it's $(one) --broker";
     const many = await client.joinTokens.create({ name: 'web', uses: 2 });
     expect(many.install).toMatch(/ \| sudo sh$/);
@@ -200,7 +203,7 @@ describe('a broker from its package', () => {
   });
 
   needs('curl')('gives a line that fails where the script cannot be fetched', async () => {
-    const { client } = await startBox();
+    const { client } = await anyBox();
     const { install } = await client.joinTokens.create({});
     const line = install?.replace('/install.sh', '/nothing.sh').replace('sudo sh', 'sh') ?? '';
     await expect(execute('sh', ['-c', line])).rejects.toMatchObject({
@@ -304,7 +307,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
   });
 
   test('runs nothing of a script that was cut off, wherever that was', async () => {
-    const { url } = await startBox();
+    const { url } = await anyBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
     // The script is cut at some places, and at every byte after its last function. Only the last brace makes
@@ -321,7 +324,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
   });
 
   test('installs the agent, and installs it again over itself', async () => {
-    const { client } = await startBox();
+    const { client } = await anyBox();
     const { install } = await client.joinTokens.create({});
     expect(install).toMatch(/^\{ echo FARHAND_JOIN_TOKEN=/);
     const line = asRoot(install ?? '', '--no-service');
@@ -340,7 +343,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
   });
 
   test('restores the old version if the new one cannot become a service', async () => {
-    const { client } = await startBox();
+    const { client } = await anyBox();
     const { install } = await client.joinTokens.create({});
     const good = asRoot(install ?? '', '--no-service');
     const bad = asRoot(install ?? '', '--no-such-flag');
