@@ -22,16 +22,23 @@ const sharedProcess = ['default', 'cli', 'console', 'postgres', 'cluster'];
 /** Test files that take longest. They start first, so that none of them runs alone at the end. */
 const slowest = [
   'box/upgrades',
-  'box/installed-packages',
   'postgres/several-brokers',
-  'box/service-container',
   'console/pages-accessibility',
+  'box/service-container',
+  // These two need the packages that the first file builds.
+  'box/installed-packages',
   'box/service-packages',
   'faults/upgrade-fleet',
-  'faults/commands-survive-failures',
   'faults/schedules-survive-kills',
-  'console/broker-restart',
+  'cluster/without-database',
   'agent/processes',
+  'cli/programs',
+  'postgres/alerts-of-several-brokers',
+  'console/broker-restart',
+  'box/inventory-package-managers',
+  'test/schedules-on-change',
+  'faults/commands-survive-failures',
+  'agent/terminals',
 ];
 
 class SlowestFirst extends BaseSequencer {
