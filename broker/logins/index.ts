@@ -223,7 +223,7 @@ function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>
 function assertPrivate({ secure }: Caller): void {
   if (secure) return;
   const message =
-    'logging in needs an encrypted connection, because others could read a cookie that is sent over plain HTTP. Start the broker with --tls or --tls-cert; or set --trusted-proxy to your TLS proxy, which must send X-Forwarded-Proto; or open the console on the broker’s own machine';
+    'logging in needs an encrypted connection, because others could read a cookie that is sent over plain HTTP. Use https (start the broker with --tls or --tls-cert); or set --trusted-proxy to your TLS proxy, which must send X-Forwarded-Proto; or open the console on the broker’s own machine';
   throw new AppError('forbidden', message);
 }
 
