@@ -77,8 +77,8 @@ class Copier implements AsyncDisposable {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);
         else {
-          // The walk leaves only directories that it has entered, so the first directory is always on the
-          // stack.
+          // The walk reports the exit from a directory only after the entry into it. So the copy of the start directory
+          // is always on the stack.
           const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
           await this.one(step, at, below);
           if (step.stats.isDirectory()) made.push(await fs.pin(at));

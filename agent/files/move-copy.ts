@@ -111,8 +111,8 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // This directory is created beside the source. That fails if the agent may not remove the source, so a move that
-  // must fail copies nothing.
+  // To create this directory beside the source, the agent needs the same permission as to remove the source. So a move
+  // that is not permitted fails here, before anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);

@@ -31,7 +31,8 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);
-  // Opening a device or a pipe may have effects, and the O_PATH handle cannot set times.
+  // Other files are refused: opening a device or a pipe may have effects, and an O_PATH handle, which has no effects,
+  // cannot set times.
   if (!stats.isFile() && !stats.isDirectory())
     throw fault('unsupported_file', target.path, 'is neither a regular file nor a directory');
   using file = await pin(at, readOnly);

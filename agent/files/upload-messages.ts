@@ -74,7 +74,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
    */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;
-    if (!commit) throw new Error('the upload has not been read to its end');
+    if (!commit) throw new Error('finish() was called before all chunks of the upload were read');
     const sha256 = this.hash.digest('hex');
     if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return { commit, sha256 };
     const message = 'does not match the bytes that arrived';

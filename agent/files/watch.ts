@@ -20,7 +20,10 @@ const mostWaiting = 10_000;
 const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
-/** Number of names that each watched directory adds to the quota, for its kernel watch and open handle. */
+/**
+ * Each watched directory counts in the quota as this many names more than it contains, because its kernel watch and its
+ * open handle use memory too.
+ */
 const folderNames = 15;
 
 /** Quota of names that all watches together have in memory. A directory watched twice counts twice. */

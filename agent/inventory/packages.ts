@@ -95,8 +95,8 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   // Exit code 100 means that there are updates. If another dnf has the lock, this one fails at once.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   const text = await runProgram('dnf', args, { signal, codes: [100] });
-  // Several versions of a package may be installed, such as of the kernel; the last installed one counts. An update
-  // may have another architecture than the installed package, so a version is also found by the name alone.
+  // Several versions of a package may be installed, such as of the kernel; the last installed one counts. An update may
+  // have another architecture than the installed package, so the map also has each version under the name alone.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
       [`${name}`, version],

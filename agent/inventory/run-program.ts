@@ -78,6 +78,6 @@ function killGroup(pid: number | undefined): void {
   try {
     if (pid !== undefined) process.kill(-pid, constants.signals.SIGKILL);
   } catch {
-    // All processes of the group have ended.
+    // ESRCH: all processes of the group have ended, so there is nothing to kill.
   }
 }

@@ -31,7 +31,7 @@ export interface Identity {
   privateKey: KeyObject;
   /** PEM of the only CA certificate that this agent trusts. */
   caCertificate: string;
-  /** SHA-256 of that certificate, hexadecimal. */
+  /** SHA-256 of `caCertificate` in hexadecimal digits. */
   fingerprint: string;
 }
 

@@ -26,7 +26,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // While the disk hangs, the wait is repeated, so that no output of the process is lost.
+    // While the disk hangs, the loop waits again: cut() would lose output that is not read yet.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );

@@ -132,15 +132,16 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   }
 }
 
-// Version 0.1.0 wrote each "accepted" line first into a ring file, and later into the journal. If a ring file
-// of a crashed agent has a line for an id, the command of this id may have run.
+// The spawners of version 0.1.0 wrote each "accepted" line into a ring file, before the agent wrote it into the
+// journal. If a ring file of a crashed agent has a line for an id, the command of this id may have run.
 
 /**
- * Returns the "accepted" lines that are only in ring files (see above) and not in the journal. Must be called after
+ * Returns the "accepted" lines that are in the ring files of version 0.1.0 and not in the journal. Must be called after
  * the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
  */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // If the journal has a line for an id, any line in a ring file is older, because it was written first.
+  // A ring file's line is ignored if the journal has a line for the same id, because version 0.1.0 wrote the journal's
+  // line later.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
   const texts = await Promise.all((await ringsIn(directory)).map(read));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));

@@ -57,7 +57,7 @@ interface Batch {
 const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
-/** Milliseconds that a step waits if it need not be durable, so that several steps share one write. */
+/** Milliseconds that a line waits if it need not be durable at once, so that several lines share one write. */
 const noteMs = 5;
 /**
  * The file is rewritten when it has grown by three times the size that it had after the last rewrite. The growth needed
@@ -131,8 +131,8 @@ export class Journal {
   #cancelLater: (() => void) | undefined;
 
   /**
-   * Opens the journal and rewrites its file. `seenMs`: milliseconds for which a request with an id that was accepted
-   * before starts nothing.
+   * Opens the journal and rewrites its file. For `seenMs` milliseconds after an id was accepted, the journal remembers
+   * the id, and a repeated request with the id starts nothing.
    */
   static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
     const journal = new Journal(directory, stored, seenMs, log);
@@ -238,8 +238,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // Waits until accept(), whose write has failed, has removed its entry. The next batch then rewrites the file
-        // without that entry.
+        // First lets each accept() call of this batch remove its entry from memory, which takes one microtask. The next
+        // batch then rewrites the file without these entries.
         await Promise.resolve();
       }
     }

@@ -91,7 +91,7 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
 }
 
 /**
- * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot
+ * Plans a command that runs as another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot
  * do. It executes a shell, which executes the program.
  */
 async function switched(
@@ -101,7 +101,9 @@ async function switched(
 ): Promise<Plan> {
   const setpriv = await find('setpriv', '/', defaultPath);
   if (!setpriv)
-    throw new NotStarted('commands of another user need setpriv; install util-linux on the machine');
+    throw new NotStarted(
+      'to run a command as another user, the agent needs setpriv; install util-linux on the machine',
+    );
   // The directory and the program are checked here. Otherwise the shell would print errors about them on the stderr
   // of the command.
   const bad = mustEnter && (await badDirectory(cwd));
@@ -121,10 +123,11 @@ async function switched(
 }
 
 /**
- * Builds the shell command that setpriv(1) runs as the user. It sets the directory and the environment, and then
- * becomes the program. setpriv(1) itself starts as root, so it must not get this environment: LD_PRELOAD and similar
- * variables (ld.so(8), environ(7)) would make it run code of the user. The values are in variables with other names,
- * and not in arguments, because every user can read those.
+ * Builds the shell command that setpriv(1) runs as the user. The shell enters the directory, sets the command's
+ * environment variables, and then replaces itself by the program. setpriv(1) itself starts as root, and variables such
+ * as LD_PRELOAD (ld.so(8), environ(7)) would make it run code of the user. So the shell gets each variable inside
+ * another one, such as FARHAND_ENV_0. It does not get them as arguments, because every user can read the arguments of a
+ * process.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },

@@ -105,7 +105,7 @@ function openFreePipe(path: string): number | undefined {
     // (pipe(7)).
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // EAGAIN: another process has the pipe open.
+    // EAGAIN: another process has the pipe open for writing, so the pipe is not free.
   }
   closeSync(reader);
   return undefined;

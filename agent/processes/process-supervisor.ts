@@ -152,7 +152,7 @@ export class Running {
   /** Aborted when the grace period ends and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
-  /** Resolves when a kill has ended, even if a process has survived SIGKILL. The command can then end too. */
+  /** Resolves when a kill is over. The command then counts as ended, even if a process has survived SIGKILL. */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
   #cause: KillCause | undefined;

@@ -67,8 +67,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * True if too many directories are open. The caller then calls dispose() as soon as it writes no file, because
-   * dispose() closes the directories of these files.
+   * True if too many directories are open. The caller must then call dispose(), but only while it writes no file:
+   * dispose() also closes the directories of files that are being written.
    */
   get full(): boolean {
     return this.#open.size > mostHeld;

@@ -91,9 +91,8 @@ export class Flushes implements AsyncDisposable {
 
 /**
  * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node takes a
- * negative number for the present time. Most whole milliseconds have no exact floating point number. Half of these
- * numbers are slightly too small and would be stored as the millisecond before. Half a microsecond is therefore added
- * to them.
+ * negative number for the present time. Most whole milliseconds have no exact floating point number and could be stored
+ * as the millisecond before. Such a time is therefore moved half a microsecond away from zero.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;

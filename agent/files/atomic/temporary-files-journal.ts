@@ -153,8 +153,8 @@ export class Journal {
 }
 
 /**
- * Returns the files that a killed agent left, with their marks. A line cut off by the crash is ignored: its
- * file was never made.
+ * Returns the temporary files and directories that a killed agent left. The value for a directory is its mark (see
+ * markOf), and empty for a file. A line cut off by the crash is ignored: its file was never made.
  */
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
@@ -169,8 +169,8 @@ async function leftovers(path: string): Promise<Map<Bytes, string>> {
 }
 
 /**
- * Removes a leftover only if it is a file or directory with the agent's prefix, owned by the agent's user. Returns
- * false if it is not, or is missing.
+ * Removes a leftover if it is a file or directory with the agent's prefix, owned by the agent's user. Returns false if
+ * nothing was removed.
  */
 async function remove(path: Bytes, mark: string): Promise<boolean> {
   const name = posix.basename(path);

@@ -167,7 +167,7 @@ export class Boundary {
    * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // A regular file contains none of these. The caller has checked already that it is no protected file itself.
+    // A regular file contains no other file. The caller has checked already that the file itself is not protected.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];

@@ -17,7 +17,7 @@ export interface ProtectedInode {
    */
   parent: string | undefined;
   name: Bytes;
-  /** True if the parent directory of the protected path exists. */
+  /** True if `name` is the name of the protected path itself; false if it is that of a missing directory above it. */
   whole: boolean;
 }
 
@@ -44,8 +44,8 @@ export class ProtectedInodes {
 
   /**
    * Reads all inodes again if the last full read is at least a second ago. Otherwise reads only the protected paths
-   * whose parent directory was missing, because that directory may exist now. With `name`, reads only those of them
-   * that contain this name. Never rejects.
+   * whose parent directory was missing, because that directory may exist now. With `name`, leaves out paths that have
+   * no component with this name. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

@@ -24,7 +24,7 @@ export interface Step {
    * file.
    */
   stats: fs.BigIntStats;
-  /** True for the second step of a directory, after its content. */
+  /** A walk yields a directory twice: before and after its content. True the second time. */
   left: boolean;
 }
 

@@ -36,8 +36,7 @@ export function compileGlob(glob: string, ignoreCase: boolean): Glob {
   };
 }
 
-const invalid = (reason: string): AppError =>
-  new AppError('invalid_request', `name: invalid glob: it is ${reason}`);
+const invalid = (reason: string): AppError => new AppError('invalid_request', `name: the glob is ${reason}`);
 const fitsSegment = (name: string[], segment: Segment): boolean =>
   segment !== '**' && matches(name, segment, '*', fitsPiece);
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);

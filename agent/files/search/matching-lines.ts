@@ -24,7 +24,10 @@ type Find = (bytes: Buffer) => number;
 
 export interface Text {
   find: Find;
-  /** Maximum number of bytes of a hit, which must stay in memory because a hit may lie in two pieces of a line. */
+  /**
+   * Maximum number of bytes of a hit. A hit may begin in one piece of a long line and end in the next, so at least this
+   * many bytes of a piece stay in memory.
+   */
   overlap: number;
 }
 
@@ -75,7 +78,10 @@ export async function* linesWith(
 
 interface State {
   buffer: Buffer;
-  /** Bytes of the buffer in use: the start of a line, or the end of a long line. */
+  /**
+   * Number of bytes in use in the buffer: a line whose end is not read yet, or the last bytes of such a line if it is
+   * long.
+   */
   held: number;
   number: number;
   /** True if the current line has been reported. */

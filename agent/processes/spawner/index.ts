@@ -53,7 +53,8 @@ export class Spawners {
   readonly #marks: string[];
   readonly #options: SpawnersOptions;
   /**
-   * Spawners by mark. A dead spawner is removed after all processes that it had begun to start are killed.
+   * Each spawner under its value of the marker variable (see marksOf). A dead spawner is removed after all processes
+   * that it had begun to start are killed.
    */
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
@@ -113,8 +114,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // The error is ignored while another spawner is connected. The next command goes to that spawner; if it hangs,
-      // the command waits.
+      // The failure is ignored if another spawner is connected. The next command is sent to that spawner, even if it
+      // hangs: the command then waits.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
@@ -237,8 +238,8 @@ class SpawnerProcess {
     log.error(
       'a spawner (the process that starts commands) died; its commands and terminals are killed and count as lost',
     );
-    // A child that was forked has the spawner's mark in its environment until it executes its program. This therefore
-    // kills children that were only half started.
+    // A forked child has the spawner's mark in its environment until it executes its program. So only children that
+    // have not executed their program yet are killed here.
     await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
       (error: unknown) =>
         log.error(

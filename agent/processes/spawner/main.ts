@@ -155,7 +155,7 @@ function closeInherited(): void {
       const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
       if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
-      // This error needs no handling: the descriptor of the directory listing itself is already closed.
+      // ENOENT: the list also contains the descriptor with which it was read, and that descriptor is closed by now.
     }
   }
 }
@@ -166,7 +166,7 @@ function resetOomScore(): void {
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // A failure is ignored: a kernel without this file has no such protection.
+    // A kernel without oom_score_adj has no protection to undo.
   }
 }
 

@@ -20,10 +20,7 @@ export class Scrollback {
   readonly #blocks: Block[] = [];
   #end = 0;
 
-  /**
-   * Stores at least the last `windowBytes` bytes, and at most a sixteenth more. Every append wakes all waits for
-   * `changed`.
-   */
+  /** Stores at least the last `windowBytes` bytes, and at most a sixteenth more. Each append calls `changed.wake()`. */
   constructor(windowBytes: number, changed: Wake) {
     this.#windowBytes = windowBytes;
     this.#blockBytes = Math.ceil(windowBytes / 16);

@@ -39,8 +39,8 @@ export class Terminal extends Tracked {
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
   /**
-   * Clients whose link was lost. The program still waits until they have read its output, and their counts of
-   * input are stored.
+   * Clients whose link was lost and that may return. Until then, the program still waits for them to read its output,
+   * and the terminal remembers how many bytes of input it has received from each.
    */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
@@ -224,8 +224,9 @@ export class Client {
   }
 
   /**
-   * Collects output for a larger message: if more than `sentAtOnce` bytes were sent in the present period of
-   * `collectMs` milliseconds, waits for its end. After a full message it does not wait, because more output is ready.
+   * Waits for more output, so that the next message is larger. If more than `sentAtOnce` bytes were sent in the present
+   * period of `collectMs` milliseconds, waits until the period ends. Does not wait after a full message, because more
+   * output is ready.
    */
   async #collect(sent: number, signal: AbortSignal): Promise<void> {
     const now = monotonic();

@@ -77,8 +77,9 @@ class Upgrade {
   }
 
   /**
-   * Takes a request and prepares the new version. A failure changes nothing. A success leaves a state file, because
-   * of which systemd starts the unit again. The unit then runs the present version from `rescue`, and calls finish().
+   * Takes a request and prepares the new version. If that fails, nothing is changed. Otherwise begin() leaves a state
+   * file, which makes systemd start the unit once more. That second start runs the version installed until now, from
+   * `rescue`, and calls finish().
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);

@@ -85,7 +85,8 @@ async function copyVerified(
     const { bytesRead } = await source.read(buffer, 0, pieceBytes);
     if (bytesRead === 0) break;
     copied += bytesRead;
-    // Root does not trust the agent, which may let the file grow while it is copied.
+    // The agent may let the file grow during the copy. Root then stops copying, and refuses the package below for its
+    // wrong size.
     if (copied > size) break;
     const piece = buffer.subarray(0, bytesRead);
     hash.update(piece);

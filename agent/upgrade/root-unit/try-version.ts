@@ -23,8 +23,9 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Runs `install` of a version, which writes its unit files and restarts the service. If the service does not start or
- * link, returns what `install` printed; the caller then looks at the state of the service.
+ * Runs `install` of a version, which writes its unit files and restarts the service. Returns what `install` printed if
+ * the service did not start or link, otherwise an empty text. The caller must look at the state of the service in both
+ * cases.
  */
 async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
