@@ -197,7 +197,7 @@ describe('logging in', () => {
       'X-Forwarded-For': '192.0.2.7',
     });
     expect([said(answer), answer.headers.get('set-cookie')]).toEqual(['403 forbidden', null]);
-    expect(answer.body.error.message).toContain('https');
+    expect(answer.body.error.message).toContain('needs an encrypted connection');
     const encrypted = await logIn(system, system.key, {
       'X-Forwarded-Proto': 'https',
       'X-Forwarded-For': '192.0.2.7',
