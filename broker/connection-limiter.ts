@@ -56,7 +56,7 @@ interface Connection {
 const mostRequests = 16;
 /** Maximum number of calls on a gRPC connection that has not authenticated. A hello or an enrolment is one call. */
 const mostCalls = 32;
-/** Maximum number of bytes from such a connection. A hello or an enrolment is a few KiB. */
+/** Maximum number of bytes from a gRPC connection that has not authenticated. A hello or an enrolment is a few KiB. */
 const mostBytes = 256 * 1024;
 const checkBytesMs = 10;
 /**

@@ -188,9 +188,9 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message as Frame{message}. `chunk` is the number of the message's field `chunk`, if
- * it has one. A message with a chunk is encoded without protobufjs: in protobuf, a field of bytes is a tag, a length and
- * the bytes (protobuf.dev, Encoding). So the tags and lengths of `Frame.message` and of `chunk` go before the chunk.
+ * Returns a function that encodes a message as Frame{message}. `chunk`: number of the message's field `chunk`, if it
+ * has one. A message with a chunk is encoded without protobufjs. The result is the tag and length of `Frame.message`, the
+ * tag and length of `chunk`, and the bytes of the chunk (protobuf.dev, Encoding).
  */
 function framerOf(
   chunk: number | undefined,

@@ -43,8 +43,8 @@ export function newId(kind: IdKind): string {
 const timeLength = 8;
 
 /**
- * Returns a new id that begins with a time in milliseconds. By this time a row is found in a table that is sorted by
- * time.
+ * Returns a new id that begins with a time in milliseconds. If a table is sorted by this time, the row of an id can be
+ * found without an index of ids.
  */
 export function newTimedId(kind: IdKind, ms: number): string {
   let time = '';

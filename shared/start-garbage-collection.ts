@@ -15,7 +15,7 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
  */
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
-/** A process is idle if it was busy for less than this share of the time before each of the last `idleChecks` checks. */
+/** An idle process was busy for at most this share of the time between two checks, `idleChecks` times in a row. */
 const restful = 0.03;
 const idleChecks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */

@@ -148,7 +148,10 @@ async function readRings(directory: string, journal: readonly Line[]): Promise<L
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/** Removes the ring files of version 0.1.0. Must be called after their lines were copied into the journal. */
+/**
+ * Removes the files into which version 0.1.0 wrote "accepted" lines (ring files). Must be called after these lines were
+ * copied into the journal.
+ */
 async function removeRings(directory: string): Promise<void> {
   for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
 }

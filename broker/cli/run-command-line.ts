@@ -51,7 +51,7 @@ function refusal(error: FarhandError): string {
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
 
-/** Returns the issues of fields that are not in the message, one line each. */
+/** Returns one line for each invalid field whose issue is not yet part of `text`, the message of the error. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
   // The cast is safe, because the values are only printed.

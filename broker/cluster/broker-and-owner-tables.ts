@@ -66,7 +66,7 @@ export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::t
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
 
-/** Reads the owner of one machine. Not for PostgresListener, because its parameter is a question mark. */
+/** Reads the owner of one machine. PostgresListener cannot run this statement: it expects `$1` instead of `?`. */
 export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
 /** Stores encrypted secrets for `$3` seconds. */

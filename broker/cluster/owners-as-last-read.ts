@@ -109,7 +109,8 @@ export class OwnersAsLastRead {
     this.#readAt = at;
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The horizon is read first, so that a transaction that commits between the two reads is read again.
+    // The oldest transaction in progress is read before the owners. The next call starts from this transaction, so that
+    // it finds changes that were not committed yet when this call read the owners.
     const [horizon] = await this.#connection.query(readingHorizon);
     const rows = await this.#connection.query(readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);

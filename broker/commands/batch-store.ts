@@ -35,7 +35,7 @@ const pollMs = 100;
 export class BatchStore {
   readonly #history: History;
   readonly #log: Logger;
-  /** Number of changes of members since the broker started, by open batch. */
+  /** For each open batch, how many changes to its commands were stored since the broker started. */
   readonly #changes = new Map<string, number>();
 
   readonly #brokerId: string | undefined;

@@ -49,7 +49,10 @@ export function followMembers(
  */
 const mostOfKey = 5 * mostFollowed;
 
-/** A stream of few commands counts as this many commands. A key can thus have at most 100 streams. */
+/**
+ * A stream of fewer commands than this counts as this many commands toward `mostOfKey`. A key can thus have at most
+ * 100 streams.
+ */
 const leastCost = mostOfKey / 100;
 
 /** Limits the commands that each key follows in its streams of batches. */

@@ -168,8 +168,8 @@ export class OpenCommand {
   }
 
   /**
-   * Puts a command back into the queue after its machine certainly did not run it. Returns false if the command may not
-   * wait, or if its spec is not stored.
+   * Puts a command back into the queue. Call it only if the machine certainly did not run the command. Returns false if
+   * the command may not wait, or if its spec is not stored.
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler } = this.#context;
@@ -278,7 +278,7 @@ export class OpenCommand {
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
-    // The agent was too busy, or its reports stopped before the end of the command. follow() tries again.
+    // The agent was too busy, or it stopped reporting before the command ended. follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
     await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }

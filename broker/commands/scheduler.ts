@@ -39,7 +39,10 @@ export class Scheduler {
   #isDecisionPlanned = false;
   /** Number of reads of open commands that are in progress. */
   #loads = 0;
-  /** Ids of commands that ended during these reads: a read may still return them as open. */
+  /**
+   * Ids of commands that ended while open commands were being read from the database. The result of the read may still
+   * contain them as open.
+   */
   readonly #endedWhileLoading = new Set<string>();
   #cancelExpiry = (): void => {};
 

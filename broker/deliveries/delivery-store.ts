@@ -46,7 +46,10 @@ export interface Delivery extends EventKind {
 /** An attempt that has ended. */
 export interface Attempted {
   webhookId: string;
-  /** Number of times that the receiver had been enabled when the attempt began. */
+  /**
+   * Number of times that the receiver had been enabled when the attempt began. If this number has grown by the end of
+   * the attempt, a failure no longer counts.
+   */
   armed: number;
   delivery: Delivery;
   outcome: Outcome;

@@ -83,7 +83,7 @@ function uploadFile(services: FileServices, input: Input<Route<'upload'>>, calle
   const { path, content, create_parents, overwrite } = input;
   if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
   const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
-  // Form fields that come after the file are used as well.
+  // Called after the whole file was read, because form fields may come after the file.
   const commit = (): Commit => {
     const fields = content.fields();
     assertBeforeFile(input, fields);

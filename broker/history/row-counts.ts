@@ -208,8 +208,8 @@ function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): s
 }
 
 /**
- * Returns a condition on sequence numbers that all rows of an ordered table with a time before `until` meet. A query
- * with this condition needs no index of times.
+ * Returns an SQL condition on `seq` for an ordered table. All rows with a time before `until` meet it, and some later
+ * rows may. A query with this condition needs no index of times.
  */
 export function numberedBefore(counted: CountedTable, until: Date): string {
   const at = until.getTime();

@@ -11,7 +11,7 @@ type Mark = 'unfinished' | 'moved';
 
 const tables = ['CREATE TABLE copy_marks (mark TEXT NOT NULL)'];
 
-/** Returns the mark of a PostgreSQL database; undefined if there is none, and a broker may use the database. */
+/** Returns the mark of a PostgreSQL database. Undefined means that there is no mark: a broker may use the database. */
 export async function copyMarkOf(history: History): Promise<Mark | undefined> {
   await history.migrate('copies', tables);
   const row = await history.get('SELECT mark FROM copy_marks');

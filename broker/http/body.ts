@@ -302,12 +302,12 @@ export async function createSpool(directory: string) {
       });
       for await (const chunk of chunks) {
         if (size + chunk.length > maxSpooled) {
-          const message = `the file is larger than ${maxSpooled} bytes, the limit if the field path comes after the file: send path first, or in the query`;
+          const message = `a file before the form field "path" may have at most ${maxSpooled} bytes: send "path" before the file, or in the query`;
           throw new AppError('payload_too_large', message, { limit: maxSpooled });
         }
         if (spooledBytes + chunk.length > maxSpooled) {
           const message =
-            'too many uploaded files wait for the field path: send path before the file, or in the query';
+            'too many uploaded files wait for their form field "path": send "path" before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         spooledBytes += chunk.length;

@@ -64,7 +64,7 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))
     throw refusal(
-      'a page may not load scripts or styles with the cookie of a login, because they may be files of a machine: send an API key',
+      'scripts and styles cannot be loaded with the cookie of a login, because a file of a machine could then run in the console: send an API key',
     );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';

@@ -18,7 +18,7 @@ import { WebSocketClient } from './websocket-client.ts';
 export interface Attachment {
   readonly attached: { readonly session_id: string; readonly client_id: string };
   serve(port: ClientPort): Promise<void>;
-  /** Called instead of serve() when the client did not connect. */
+  /** Called instead of serve() if the ticket was used, but the WebSocket was not opened. */
   leave(): void;
 }
 

@@ -144,8 +144,7 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // Whether the caller may let a command print the environment is checked last. So a caller who may not use the
-        // machine learns nothing but that.
+        // This check comes last, so that a caller who may not use the machine gets only the error that says so.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });

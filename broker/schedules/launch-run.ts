@@ -98,7 +98,8 @@ export class Launcher {
   }
 
   /**
-   * True if all these runs may have ended while the broker was down, and their machines may still have to report it.
+   * True if each of these runs may have ended without this broker knowing: the run began before this broker started or
+   * took over the machine, and the machine may still have to report its end.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>

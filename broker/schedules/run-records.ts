@@ -93,8 +93,8 @@ export class ScheduleRecords {
 
   /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
-    // Only putMark() checks that this broker owns the machine. A run by hand has no due time and no mark: as a part
-    // of a batch, it may be on a machine of another broker.
+    // putMark() makes the write fail if another broker owns the machine. Runs without a due time are not checked: a run
+    // by hand may, as a part of a batch, be on a machine of another broker.
     const { schedule_id, machine_id, scheduled_for: at } = run;
     // A row for the same time is replaced. It exists if the clock was set back after the time was recorded as missed
     // or skipped.
@@ -354,7 +354,7 @@ export function newRun(
   };
 }
 
-/** Returns a copy of a run as it is stored if the run ends before it has a command. */
+/** Returns the record of a run that ends before it has a command. */
 export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
   const at = now();
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };

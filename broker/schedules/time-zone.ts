@@ -30,8 +30,8 @@ export function findTimeZone(text: string): TimeZone | undefined {
 }
 
 /**
- * A time zone. A wall time is the date and time on a clock in the zone, as the milliseconds since 1970 at which a
- * clock in UTC has the same date and time.
+ * A time zone. A wall time is the date and time that a clock in the zone shows. It is written as a number: the
+ * milliseconds since 1970 that this date and time would have in UTC.
  */
 export class TimeZone {
   readonly #format: Intl.DateTimeFormat;

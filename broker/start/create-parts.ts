@@ -72,7 +72,7 @@ export interface Tuning {
   alerts?: Partial<DigestTimes>;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
-  /** If there is no database: which broker owns each machine, and the address of the peer port. */
+  /** For tests of several brokers without a shared database: the owners of machines, and the peer port. */
   cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 

@@ -71,7 +71,8 @@ export class PostgresStore implements StateStore {
   async refresh(current: Version): Promise<Version> {
     const { committed } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');
-    // Changes that are committed after this read are read once more by the next refresh.
+    // #newest() may also return documents that are newer than this generation. The next refresh then reads these
+    // documents again, because it starts from this generation.
     return await this.#newest(current, Number(row?.generation), committed);
   }
 

@@ -1,4 +1,5 @@
-// Sends the same JSON as the broker with bare koa and router, without any checks: the most answers that REST could reach.
+// Sends the same JSON as the broker with bare koa and router, without any checks. Its requests per second are the most
+// that the broker's REST API could reach.
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import Router from '@koa/router';

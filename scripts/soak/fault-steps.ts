@@ -323,7 +323,7 @@ async function revoke(system: System, print: Print): Promise<string[]> {
     }),
   );
   print(
-    `  ${revocations} keys revoked: accepted for at most ${most} ms, or ${deaf} ms while ${pids.length} connections for notifications were stopped`,
+    `  ${revocations} revoked keys were accepted for at most ${most} ms; a further key for ${deaf} ms, while ${pids.length} connections for notifications were stopped`,
   );
   const failures: string[] = [];
   if (most > revokedMs) failures.push(`a key was accepted for ${most} ms after it was revoked`);

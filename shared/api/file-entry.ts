@@ -19,7 +19,10 @@ export const pathEncoding = z
   .literal('base64')
   .optional()
   .describe('`base64` if the path is sent in base64, for names that are not UTF-8');
-/** Fields of a path: in an answer (absolutePath), in a request, and in a request that may omit the path. */
+/**
+ * The fields with which an answer gives a path. Requests use `requestedPath`, or `optionalPath` if they may omit the
+ * path.
+ */
 export const absolutePath = { path: z.string().describe('Absolute path'), path_encoding: pathEncoding };
 export const requestedPath = { path, path_encoding: pathEncoding };
 export const optionalPath = {

@@ -138,8 +138,8 @@ const point = z.object({
 });
 
 const metrics = named('MachineMetrics', {
-  since: timestamp.describe('Start of the first point'),
-  until: timestamp.describe('End of the last point'),
+  since: timestamp.describe('Start of the period; its reports are averaged in `points`'),
+  until: timestamp.describe('End of the period; reports from this time on are left out'),
   step: z.number().describe('Seconds per point'),
   points: z.array(point).describe('Averages, oldest first'),
 });

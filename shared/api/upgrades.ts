@@ -168,7 +168,7 @@ const upgrade = named('Upgrade', {
   status: z
     .enum(['running', 'completed', 'failed', 'cancelled'])
     .describe(
-      '`completed`: all machines are done and none failed; `failed`: at least one machine failed, also one that the key may not use',
+      '`completed`: all machines are done and none failed; `failed`: at least one machine failed (machines that the key may not use count too)',
     ),
   version: z.string().describe('Version that the machines get'),
   ...choices,

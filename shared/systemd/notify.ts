@@ -6,8 +6,9 @@ import { version } from '../version.ts';
 
 export interface Notify {
   /**
-   * Reports that the program is ready, with `text` as its status. systemd ends the program as soon as `alive`
-   * returns false. Later calls only change the text.
+   * Reports that the program is ready, with `text` as its status. If systemd watches the program, also reports
+   * regularly that the program is alive, as long as `alive` returns true. Without these reports systemd ends the
+   * program. Later calls only change the text.
    */
   up(text: string, alive: () => boolean | Promise<boolean>): void;
   /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */

@@ -40,7 +40,7 @@ export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise
     throw fault(
       'not_supported',
       path,
-      'cannot be created, because this file system has no hard links; set overwrite to true',
+      'cannot be created without overwrite, because its file system has no hard links; set overwrite to true',
     );
   }
 }

@@ -162,7 +162,7 @@ export class Client {
   #queued = 0;
   /** Start of the present period of `collectMs` milliseconds, by the monotonic clock. */
   #periodAt = Number.NEGATIVE_INFINITY;
-  /** Bytes of output sent in this period. */
+  /** Bytes of output sent since `#periodAt`. */
   #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
   readonly #known: boolean;

@@ -1,4 +1,5 @@
-// The upper limit of files over HTTP: bare node:http streams the files of one folder, by GET and PUT.
+// Streams the files of one folder with bare node:http, by GET and PUT. Its speed is the most that the broker's file
+// transfers over HTTP could reach.
 import { createReadStream, createWriteStream, statSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';

@@ -80,7 +80,7 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   figures.profile(what, top);
 }
 
-/** Measures CPU and memory a minute after all agents are linked again after the last cut or kill. */
+/** Waits a minute after the agents have linked again, then measures CPU and memory. Runs after all cuts and kills. */
 export async function restAfterInterruptions(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
   await restRow(fleet, 'a minute after the agents were back for the last time');
