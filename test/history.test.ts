@@ -511,9 +511,8 @@ describe('an event', () => {
   });
 });
 
-test('a request and its repeat run once, even if the repeat arrives while the answer is being stored', async () => {
-  const { history } = await createBench();
-  const idempotency = await Idempotency.open(history);
+/** Returns a request with an Idempotency-Key, which ends with `answer`, and the number of times that it has run. */
+function touchOnce() {
   const answer = Promise.withResolvers<unknown>();
   let runs = 0;
   const request = {
@@ -525,15 +524,39 @@ test('a request and its repeat run once, even if the repeat arrives while the an
       return answer.promise;
     },
   };
+  return { request, answer, runs: () => runs };
+}
+
+test('a request and its repeat run once, even if the repeat arrives while the answer is being stored', async () => {
+  const { history } = await createBench();
+  const idempotency = await Idempotency.open(history);
+  const { request, answer, runs } = touchOnce();
   const first = idempotency.answer(request);
-  await waitFor(() => expect(runs).toBe(1));
+  await waitFor(() => expect(runs()).toBe(1));
   // The read of the repeat is queued before the first answer is written, in the same transaction.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
   await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });
   expect(await first).toEqual({ created: true });
   expect(await idempotency.answer(request)).toEqual({ created: true });
-  expect(runs).toBe(1);
+  expect(runs()).toBe(1);
+});
+
+test('a repeat that fails in the database does not let a later repeat run beside the first request', async () => {
+  const { history } = await createBench();
+  const idempotency = await Idempotency.open(history);
+  const { request, answer, runs } = touchOnce();
+  const first = idempotency.answer(request);
+  await waitFor(() => expect(runs()).toBe(1));
+  const rename = (from: string, to: string): Promise<unknown> =>
+    history.write((transaction) => transaction.run(`ALTER TABLE ${from} RENAME TO ${to}`));
+  await rename('idempotency', 'away');
+  await expect(idempotency.answer(request)).rejects.toThrow('no such table');
+  await rename('away', 'idempotency');
+  await expect(idempotency.answer(request)).rejects.toMatchObject({ code: 'conflict' });
+  answer.resolve({ created: true });
+  expect(await first).toEqual({ created: true });
+  expect(runs()).toBe(1);
 });
 
 test('a stream has each event once and in order while events are written, some of which are undone', async () => {

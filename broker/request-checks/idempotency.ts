@@ -119,18 +119,19 @@ export class Idempotency {
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
     // One transaction looks for an earlier request and stores this one. So only the first of two requests with the
     // same Idempotency-Key runs.
+    let isNew = false;
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
       const earlier = await this.#earlier(id, fingerprint, transaction);
       if (earlier) return earlier;
       const row = { id, owner, key, fingerprint, created_at: now(), resource_id: null, answer: null };
       transaction.put('idempotency', 'id', { ...row, running: this.#brokerId });
       this.#underWay.add(id);
+      isNew = true;
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // An AppError of #earlier() means that an earlier request has this Idempotency-Key, and may still run. After any
-      // other error this request was not stored, so it does not run.
-      if (!(error instanceof AppError)) this.#underWay.delete(id);
+      // This request was not stored, so it does not run. An earlier one with this Idempotency-Key may still run.
+      if (isNew) this.#underWay.delete(id);
       throw error;
     });
   }
