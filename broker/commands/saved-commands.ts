@@ -268,6 +268,8 @@ function isPattern(pattern: string): boolean {
 }
 
 const test = new Script('new RegExp(pattern, "u").test(text)');
+/** The code of the error with which Node ends a script at its timeout. */
+const timedOut = 'ERR_SCRIPT_EXECUTION_TIMEOUT';
 const sandbox = createContext({ pattern: '', text: '' });
 
 /** Returns what is wrong if a pattern does not match the whole text in the time that is left. */
@@ -277,9 +279,10 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
   try {
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
-  } catch {
+  } catch (error) {
     // The comparison took longer than the time left, or the pattern is nested so deeply that the stack overflows. Both
-    // count as no match.
+    // count as no match. The timeout may come a moment before the clock shows that no time is left.
+    if (error instanceof Error && 'code' in error && error.code === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;
   }
