@@ -123,8 +123,9 @@ function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Conditio
 }
 
 /**
- * Returns a page of rows of a history table. If the background counts cover the conditions, the total comes
- * from them. `sort` becomes part of the SQL text, so it must be from the route's list of fields.
+ * Returns a page of rows of a history table. Takes the total from the counts that the broker makes in the background
+ * (row-counts.ts), if these suffice for the conditions; otherwise counts the rows. `sort` becomes part of the SQL text,
+ * so it must be from the route's list of fields.
  */
 export async function pageOfRows(
   history: History,

@@ -63,7 +63,10 @@ export interface ListenerServices
   rates: Rates;
 }
 
-/** Adds another service to the server. The service calls `authenticate` for a peer with a valid key. */
+/**
+ * Adds another service to the server. That service checks the keys of its clients itself. It calls `authenticate` with
+ * the address of a client whose key is valid, so that the client is not disconnected as unauthenticated.
+ */
 type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
 const headerBytes = 16 * 1024;

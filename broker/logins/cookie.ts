@@ -3,9 +3,9 @@
 
 const name = '__Host-farhand';
 /**
- * Finds the cookie in the header Cookie. Only blanks and tabs are trimmed around its name. Browsers protect a name only
- * if it begins with `__Host-`. So a neighbouring host could set a cookie whose name is this one after other white
- * space.
+ * Finds the cookie in the header Cookie. Trims only blanks and tabs around its name. Otherwise a neighbouring host
+ * could set a cookie whose name is other white space followed by `__Host-farhand`. Browsers accept such a cookie,
+ * because its name does not begin with `__Host-`.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

@@ -44,8 +44,8 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // A login with `secret_until` was made with a secret that had already been replaced before. Such logins end now,
-    // even within the grace period of their secret.
+    // The secret of a login with `secret_until` was already replaced earlier. Such a login ends now, even within the
+    // grace period of its secret.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

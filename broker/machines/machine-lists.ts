@@ -114,8 +114,9 @@ export class MachineLists {
   }
 
   /**
-   * Returns a text that differs once a machine has another status, hostname, os or arch, if the selection uses that
-   * field. These fields are not part of the state, so their change makes no new object in #lists.
+   * Returns a text that changes when the status, hostname, os or arch of any machine changes, as far as the selection
+   * uses these fields. The state does not contain these fields, so a change of the state does not show when they
+   * change.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;

@@ -130,8 +130,8 @@ is_running() {
   [ "$service" = yes ] && systemctl is-active --quiet farhand-agent
 }
 
-# knows_broker: true if the settings of this machine name a broker, and if the machine has joined the broker that the
-# token, if any, pins.
+# knows_broker: true if the settings of this machine name a broker. If there is a token, the machine must also have
+# joined the broker that the token pins.
 knows_broker() {
   grep -q '^broker = ' /etc/farhand/agent.toml 2>/dev/null || return 1
   [ -z "$token" ] || has_joined

@@ -213,7 +213,8 @@ export class MachineFacts {
   assertAllows(machine_id: string, capabilities: readonly string[]): void {
     const allowed = this.of(machine_id)?.capabilities ?? [];
     const capability = capabilities.find((one) => !allowed.includes(one));
-    // The capabilities of a machine that was never linked are unknown. The agent itself then checks the call.
+    // The broker does not know the capabilities of a machine that was never linked. For such a machine it refuses
+    // nothing here: the agent itself checks the call.
     if (allowed.length === 0 || capability === undefined) return;
     const message = `the owner of machine ${machine_id} does not allow ${capability}: see --allow of its agent`;
     throw new AppError('permission_denied', message, { machine_id, capability });

@@ -79,13 +79,16 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows have the same ids as those of commit(). If its transaction is on disk although it reported an
-          // error, no second row is added.
+          // The rows have the same ids as those that commit() added to its transaction. So no second row is added if
+          // that transaction is on disk although it failed with an error.
           await write(deeds, id);
         },
       };
     },
-    /** Records the number of refusals that were left out. */
+    /**
+     * Records at the end how many refusals of the present minute are missing in the audit log because of
+     * `mostRefusals`.
+     */
     close: () => refusals.close(),
   };
 }
@@ -116,8 +119,7 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // A schedule with tags (only this has an `ownKey`) can have thousands of machines, so the record names none of
-  // them.
+  // Only a schedule with tags has an `ownKey`. It can have thousands of machines, so the audit row names none of them.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
   );
@@ -139,7 +141,10 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
   return { machines, what };
 }
 
-/** Cuts a value to the length that a row may have; undefined for objects, which are not recorded. */
+/**
+ * Cuts a text to `longestText` characters, and a list to `longestList` items of as many characters in all. Returns
+ * undefined for objects, which are not recorded.
+ */
 function cut(value: unknown): unknown {
   if (typeof value === 'string') return value.slice(0, longestText).toWellFormed();
   if (typeof value === 'number' || typeof value === 'boolean' || value === null) return value;

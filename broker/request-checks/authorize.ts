@@ -208,8 +208,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * With several brokers: true if the check does not throw. With a single broker: true without a check, because a
-   * refresh of the state would change nothing.
+   * True if the state need not be refreshed before the request is refused or admitted: `check` throws no error, or this
+   * broker is the only one, whose state is always current.
    */
   #passes(check: () => void): boolean {
     if (!this.#guard.services.cluster) return true;
@@ -248,8 +248,8 @@ export class AuthorizedRequest<R extends Route> {
     try {
       this.#check(this.#find(services.state), services.state);
     } catch (error) {
-      // A request that waits for a result has already created an object, such as a command. It is answered even if
-      // the machine of the object was removed meanwhile.
+      // A request that waits for a result has already created an object, such as a command. Only a lost right refuses
+      // such a request; the removal of the object's machine does not.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
     }
@@ -374,7 +374,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `${noun}.${operation} must answer repeated requests, but the route table has no such route with a path parameter`,
+        `${noun}.${operation} is to answer repeated requests, but the route table has no such route with an id in its path`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

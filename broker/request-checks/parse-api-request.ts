@@ -36,7 +36,8 @@ export interface Subject extends FoundId {
 const longestId = 1_000;
 
 /**
- * A step of the path to an id in a request: the name of a field or, for an array, how many of its items are searched.
+ * One step of the path to an id in a request. A string is the name of a field. A number stands for the items of an
+ * array, of which at most so many are searched.
  */
 type Step = string | number;
 

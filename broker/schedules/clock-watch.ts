@@ -30,9 +30,9 @@ export class ClockWatch {
   }
 
   /**
-   * Compares the wall clock with the monotonic clock. `drift` is the number of milliseconds by which the wall clock
-   * was set since the last call, or 0. `corrected` is the time of the last call, as a clock
-   * with the present setting would have had it.
+   * Compares the wall clock with the monotonic clock. `drift`: milliseconds by which the wall clock was set since the
+   * last call, or 0. `corrected`: the time of the last call plus `drift`. The wall clock would have shown that time if
+   * it had already been set then.
    */
   compare(): { drift: number; corrected: number } {
     // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.

@@ -7,7 +7,7 @@ import { monotonic } from '../../shared/clock.ts';
 const mostSettles = 10;
 /** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;
-/** Maximum total length of these paths in bytes. */
+/** Maximum total length in bytes of the changed paths that are passed to a command. */
 const mostBytes = 32 * 1024;
 
 export class Changes {
@@ -34,7 +34,7 @@ export class Changes {
     }
   }
 
-  /** Records that some of the changed paths are unknown. */
+  /** Drops the changed paths, because not all of them are known or can be passed to the command. */
   forgetPaths(): void {
     this.#paths = undefined;
   }

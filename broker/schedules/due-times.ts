@@ -72,7 +72,8 @@ export class Timetable {
   }
 
   /**
-   * Returns the wall time of an instant. In the second pass of a repeated hour, returns the end of that hour.
+   * Returns the wall time of an instant. When clocks are set back, an hour is repeated. For an instant in the second
+   * pass of that hour, returns the end of the hour, because each wall time was already due in the first pass.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
@@ -102,7 +103,10 @@ export class Timetable {
     }
   }
 
-  /** If the instant is in the first pass of a repeated hour, returns the first match in the second pass. */
+  /**
+   * When clocks are set back, an hour is repeated. For an instant in the first pass of that hour, returns the first due
+   * time from the start of the second pass on.
+   */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];
     if (later >= offset) return undefined;

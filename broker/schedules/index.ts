@@ -218,8 +218,9 @@ export class Schedules {
 
   /**
    * Throws conflict if the key of a schedule with tags is revoked or expired. Two kinds of changes are allowed
-   * nevertheless. A change that sets both the machines and the command gives the schedule the key of the request. A
-   * change after which the schedule is disabled, with its machines and command as before, runs nothing.
+   * nevertheless:
+   * - A change that sets both the machines and the command. The schedule then gets the key of the request.
+   * - A change that leaves the schedule disabled, and does not change where or what it runs.
    */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
@@ -309,7 +310,7 @@ export class Schedules {
     return runs.map((run) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
-      // If a run has never started, its stderr contains the reason.
+      // A run that never started has no output. Its field stderr has the reason instead.
       const reason = run.duration === 0 && !command?.started_at ? run.reason : undefined;
       return {
         ...run,

@@ -218,8 +218,9 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which a filled-in saved command is reused, long enough for all machines of one due time. An error
- * is not reused for longer either: the check of a pattern may have timed out only because the computer was busy.
+ * Milliseconds for which the result of fillIn() is reused: long enough for all machines of one due time. The result can
+ * be an error. It is not reused for longer, because the check of a pattern may have timed out only while the computer
+ * was busy.
  */
 const filledInMs = 10_000;
 
@@ -274,5 +275,5 @@ const keyRevoked = new AppError(
 /** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
-  'the path of this schedule is not watched, because its key is no longer allowed to read files and run commands on the machine (key_revoked): change the schedule with another key; if the schedule has tags, this change must contain its tags and its command',
+  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). Change the schedule with another key. If it has tags, send its tags and its command in the same request',
 );

@@ -140,7 +140,7 @@ export class DueTimes {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'the clock was set back, but the history rows of runs that are now in the future could not be removed',
+        'the clock was set back, but the rows and marks of schedules that were written while it was ahead could not be removed',
       ),
     );
   }
@@ -194,7 +194,8 @@ export class DueTimes {
     // A manual run that starts during this read is not noticed. The due time then runs, as if the manual run had
     // started a moment later.
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
-    // If the machine is offline, the command fails, and its row then has the reason.
+    // A run on an offline machine does not wait for earlier runs: its command fails at once, and the row of the run has
+    // the reason.
     if (open.length === 0 || this.#launcher.isAway(machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -258,7 +259,10 @@ export class DueTimes {
 const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/** Returns the end of the reason of a row that stands for several due times; an empty text for a single due time. */
+/**
+ * Returns the words that say for how many due times a row stands; they follow its reason. Returns an empty text for a
+ * single due time.
+ */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';

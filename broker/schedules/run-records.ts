@@ -43,8 +43,8 @@ export interface OnMachine {
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
 /**
- * Maximum number of future due times of a schedule that have run already, while the clock was ahead, and that
- * next_run leaves out.
+ * Maximum number of future due times of a schedule that next_run leaves out because their runs took place already. That
+ * happens when the clock was ahead and is then set back.
  */
 export const mostRan = 1000;
 
@@ -83,7 +83,7 @@ export class ScheduleRecords {
   /** Opens the tables. Deletes runs that were decided more than `keepMs` milliseconds ago. */
   static async open(context: RecordContext, keepMs: number): Promise<ScheduleRecords> {
     const { history } = context;
-    // Version 0.1.0 created these tables in two steps.
+    // Version 0.1.0 created these tables in two steps. These are merged into one, which therefore has the number 2.
     await history.migrate('schedules', tables, 2);
     history.count(counted);
     const where = 'finished_at IS NOT NULL';
@@ -237,7 +237,7 @@ export class ScheduleRecords {
 
   /**
    * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any.
-   * At most `mostRan` times are returned for one schedule, and on average as many for each of several.
+   * Returns at most `mostRan` times the number of schedules; one schedule may have more due times than another.
    */
   async ran(
     scheduleIds: readonly string[],

@@ -46,7 +46,7 @@ export const decidesRun = (changes: Changes): boolean =>
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `must be sent too (null for none): a key without the scope schedules:read may change ${exposed.join(', ')} only together with env, because the command could print the stored environment`;
+  const message = `must be sent too (null for no environment): this key has no scope schedules:read, and after a change of ${exposed.join(', ')} the command could print the stored environment`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 
@@ -69,9 +69,9 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. Sets `since` if the times, the path or `enabled` change, so that earlier due times
- * and changes of the path do not start a run later. It is also set if tags replace the machine or a machine replaces
- * the tags.
+ * Applies the changes of a request. Sets `since` to the present if the times, the watched path, its machine or
+ * `enabled` change, or if tags replace a machine or a machine replaces tags. Due times and file changes before `since`
+ * start no run.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
@@ -85,8 +85,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // A schedule with tags runs only on machines that `requested_by` may use. So a request that changes only the cron
-    // does not replace `requested_by`: another key could add machines.
+    // A schedule with tags runs on all machines with these tags that the key `requested_by` may use. With another key,
+    // these could be more machines. So a request that changes only the cron, for example, keeps `requested_by`.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

@@ -237,9 +237,10 @@ export class TrackedSchedules {
   }
 
   /**
-   * Sets the time up to which due times of a schedule count as handled, and returns the mark. The time is the mark
-   * or, for a machine that has just got the tags of the schedule, now. It is not before `since`, and not in the
-   * future: such a mark was written while the clock was ahead.
+   * Sets the time up to which the due times of a schedule count as handled, and returns the mark. That time is the
+   * mark; for a machine without a mark that has just got the tags of the schedule, it is the present. It is never
+   * before `since`. It is never in the future either, as a mark can be if the clock was ahead when the mark was
+   * written.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
@@ -250,8 +251,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Stores marks for machines that have just got the tags, so that earlier due times do not count after a restart
-   * either.
+   * Stores marks for machines that have just got the tags of a schedule. Otherwise the broker would handle due times
+   * from before a machine had the tags, after a restart.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
@@ -288,9 +289,9 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine by which earlier runs of a schedule are selected; undefined selects the runs on all machines. If
- * the schedule has tags, it is the machine of this entry. Without tags all runs are selected, because the machine of
- * the schedule may have changed.
+ * Returns the machine to which a search for earlier runs of a schedule is limited. If the schedule has tags, this is
+ * the machine of `tracked`. Otherwise returns undefined, so the runs on all machines are found, because the schedule's
+ * machine may have changed.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;

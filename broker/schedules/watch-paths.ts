@@ -352,9 +352,9 @@ function succeeded(watch: PathWatch): void {
 }
 
 /**
- * Returns the milliseconds until a path is watched again after a directory was created at it: 0, or `soonMs` if the
- * last such wait was less than `soonMs` ago. Otherwise an agent that reports new directories all the time would keep
- * the broker busy.
+ * A directory was created at a watched path. Returns the milliseconds to wait before the path is watched again: 0, or
+ * `soonMs` if the last such event was less than `soonMs` ago. The wait prevents an agent that reports new directories
+ * all the time from keeping the broker busy.
  */
 function waitBeforeRenewal(watch: PathWatch): number {
   const passed = monotonic() - watch.renewedAt;

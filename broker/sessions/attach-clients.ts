@@ -100,7 +100,7 @@ export class Attachment {
     this.#client = client;
   }
 
-  /** True while the client is attached but not connected yet. */
+  /** True from the attachment of the client until it opens its connection, such as a WebSocket, or is detached. */
   get waiting(): boolean {
     return !this.#served && !this.#left;
   }

@@ -16,7 +16,7 @@ import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';
 import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.ts';
 
-/** The client that a conversation serves. */
+/** A client that is attached to a session, and that a Conversation serves. */
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;
@@ -168,8 +168,8 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The output has ended, but that of an open session never does. So the session has ended, which this broker
-      // learns in a moment, or the agent has detached this client.
+      // The agent ends the output only if the session has ended or this client was detached. If the session has ended,
+      // this broker learns that in a moment.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
@@ -220,9 +220,8 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes until the client has received them. Waits while more than `mostUnreceived` bytes are counted,
-   * because many notices could fill the memory. With fewer bytes it does not wait, so that a slow client falls behind
-   * and is closed.
+   * Counts bytes as on their way until the client has received them. Waits while more than `mostUnreceived` bytes are
+   * on their way, because output and notices for a slow client could otherwise fill the memory.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;

@@ -64,7 +64,7 @@ export const columns = `id, machine_id, machine_hostname, shell, status, created
   grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows, requested_by, instance_id, ending`;
 const clientColumns = 'client_id, session_id, key_id, key_name, mode, attached_at, request_id';
 
-/** Reads and writes both tables. */
+/** Reads and writes the two tables: sessions, and their attached clients. */
 export class SessionRecords {
   readonly #history: History;
 

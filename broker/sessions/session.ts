@@ -379,8 +379,8 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // These errors do not rule out that the agent has the terminal. The exception is `unavailable` as the answer to the
-  // first OpenTerminal: the machine has too many terminals.
+  // After these errors the agent may have the terminal nevertheless. Only `unavailable` as the answer to the first
+  // OpenTerminal is certain: the machine has too many terminals, so the agent opened none.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

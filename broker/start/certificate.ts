@@ -40,7 +40,10 @@ export async function certificateOf(
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
-/** Returns when the certificate of --tls-cert and the certificate of the broker's own authority expire. */
+/**
+ * Returns the expiry times of the certificate of --tls-cert, if there is one, and of the certificate of the broker's
+ * own authority.
+ */
 export async function expiryDates(
   { tls_cert }: BrokerSettings,
   authority: Authority,

@@ -125,8 +125,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // Events, machine facts and idempotency are created before createNouns(). That function writes changes of an earlier
-  // broker process to the history, with functions that these parts register.
+  // createNouns() writes to the history what an earlier process of the broker left in the outbox. That needs functions
+  // that events, machine facts and idempotency register, so these three parts are created first.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);

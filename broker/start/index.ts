@@ -33,9 +33,11 @@ import { createPeering, type Peering } from './peering.ts';
 export type { Tuning } from './create-parts.ts';
 
 export interface Broker {
-  /** URL of the REST API; undefined with `local`. */
+  /**
+   * URL of the REST API; undefined if the setting `local` is on, because the broker then serves only its socket file.
+   */
   url: string | undefined;
-  /** HOST:PORT to which agents connect; undefined with `local`. */
+  /** HOST:PORT to which agents connect; undefined if the setting `local` is on. */
   grpc: string | undefined;
   socket: string;
   /** Attaches terminal clients of any transport to sessions. */

@@ -47,8 +47,8 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // `since` of every schedule is set before a new history is created. If the broker stopped between the two in the
-  // other order, the next start would find no earlier runs, and repeat them.
+  // The broker may stop between the next two steps. With a new history but the old `since` of the schedules, the next
+  // start would find no earlier runs and repeat them. So `since` is set first.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -99,7 +99,10 @@ async function createInDatabase(
   };
 }
 
-/** Returns the URL that other brokers get for the peer port until the port listens and its number is known. */
+/**
+ * Returns the URL of the peer port that other brokers get at first. It is replaced once the port listens and its number
+ * is known.
+ */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};
   return peer_url ?? `https://${host.includes(':') ? `[${host}]` : host}:${port}`;

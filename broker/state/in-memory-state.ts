@@ -111,7 +111,7 @@ export class State implements Declared {
     return refresh.promise;
   }
 
-  /** Calls `look` once while no commit runs, with the bytes of state.json as it is stored. */
+  /** Waits until no commit runs, then calls `look` with the bytes of state.json as it is stored. */
   between<T>(look: (bytes: Buffer) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
     this.change(() => resolve(look(this.#store.bytes()))).catch(reject);
@@ -304,7 +304,8 @@ export class StateTransaction implements Journal {
 }
 
 /**
- * Returns the documents that a change of the state started from; undefined if `journal` belongs to the history alone.
+ * Returns the documents as they were before the change of the state that `journal` belongs to. Returns undefined if
+ * `journal` is a transaction of the history alone.
  */
 export function foundBy(journal: Journal): Declared | undefined {
   return journal instanceof StateTransaction ? journal.before : undefined;

@@ -105,7 +105,10 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   }
 }
 
-/** True if a missing checksum is an error. A file of version 0.1.0 has no checksum and is accepted once. */
+/**
+ * True if a missing checksum is an error. A state of version 1 may lack one, because version 0.1.0 of the broker wrote
+ * none. But if the previous generation has a checksum, this file must have one too.
+ */
 function mustHaveOne(data: Documents, file: string): boolean {
   if (data.version !== 1) return true;
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';

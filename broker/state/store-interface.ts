@@ -21,7 +21,7 @@ export interface Version {
 export interface StateStore {
   /** The documents as they were read when the store was opened, or as this broker stored them later. */
   readonly documents: Documents;
-  /** False while a failed change may still be stored. finish() then undoes it. */
+  /** False while the store may still contain a change whose commit failed. finish() removes that change. */
   readonly isUndone: boolean;
   /** False while the store does not answer. Changes that begin then reject at once. */
   readonly isReady: boolean;

@@ -345,8 +345,8 @@ function endOf({ code, message, details }: AppError): End {
 }
 
 /**
- * Refusals of agents, by their reason or code, after which a machine counts as skipped and not as failed, because
- * nothing went wrong on it.
+ * Reasons and error codes with which an agent refuses an upgrade although nothing went wrong on its machine. The
+ * machine then counts as skipped, not as failed.
  */
 const skipReasons: Readonly<Record<string, Refusal['reason'] | 'busy' | 'in_other_upgrade'>> = {
   processes_running: 'busy',
