@@ -42,8 +42,8 @@ const icons: Plugin = {
 };
 
 /**
- * Returns code that runs `once` at the end of the present task of the browser, however often the code itself runs in
- * that task.
+ * Returns code for a handler of xterm. However often the handler is called during one task of the browser, `once` runs
+ * only one time, at the end of the task.
  */
 const onceATask = (once: string): string => `{this._soon||=!queueMicrotask(()=>{this._soon=!1;${once}})}`;
 

@@ -24,19 +24,20 @@ const nearBytes = mebibyte / 2;
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
 /**
- * Bytes that the distant peers whose data is read quickly share for their windows. Unread bytes beyond `nearBytes` for
- * each stream leave less to share.
+ * Maximum sum in bytes of the windows of all distant peers whose data is read quickly. If the unread bytes of a peer
+ * exceed `nearBytes` per stream, the excess is subtracted from this sum.
  */
 const allBytes = largestBytes;
 /**
- * Maximum sum of the windows of a distant peer in bytes, if it has more than `fewStreams` open calls. From `someStreams`
- * calls on, twice the calls halve the maximum, because the readers of all calls may stall at once.
+ * Maximum sum in bytes of the windows of a distant peer with more than `fewStreams` open calls. Beyond `someStreams`
+ * calls the maximum falls: with twice as many calls it is half as large, because the readers of all calls may stall at
+ * once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 const someStreams = 8;
 /**
- * Sum that the windows of a distant peer may always reach, in bytes, even if unread bytes of other peers use up
+ * The windows of each distant peer may always have this sum in bytes, even if unread bytes of other peers use up
  * `allBytes`.
  */
 const leastBytes = 4 * mebibyte;
@@ -107,7 +108,10 @@ function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls, or whose calls have ended but whose window is not `firstBytes` again yet. */
+  /**
+   * Distant peers whose window may have to change: they have open calls, or their window has not yet shrunk to
+   * `firstBytes` after the last call.
+   */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
@@ -195,7 +199,7 @@ const statusOf = (peer: Peer): Status => ({
   unread: unreadOf(peer),
 });
 
-/** Sum of the windows, in bytes, with which a peer can send as fast as this process reads its data now. */
+/** Sum in bytes of the windows that a peer needs to send its data as fast as this process now reads it. */
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**

@@ -16,9 +16,9 @@ export class LogLimiter<T> {
   readonly #periods = new Map<string, Period<T>>();
 
   /**
-   * Allows `most` lines of each kind in a period of `ms` milliseconds. If lines were dropped, `report` is called at the
-   * end of the period. Its arguments are the value that take() got with the first line of the period, and the number of
-   * dropped lines. Kinds beyond `mostKinds` share one period, so that new kinds cannot fill the memory.
+   * Allows `most` lines of each kind in a period of `ms` milliseconds. If lines were dropped, calls `report` at the end
+   * of the period. `first` is the value `one` of the first take() in the period, `more` the number of dropped lines.
+   * Kinds beyond `mostKinds` share one period, so that new kinds cannot fill the memory.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;

@@ -275,8 +275,8 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between opening the file and adding its segment: readers take the open file for that of
-    // the last segment.
+    // Nothing may be awaited between opening the file and adding its segment. Readers assume that the open file belongs
+    // to the last segment, so they would read from the wrong file meanwhile.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 

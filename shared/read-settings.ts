@@ -186,7 +186,7 @@ function readFlags(
   try {
     const { values } = parseArgs({ args: [...argv], options, allowNegative: true });
     // The cast is safe: parseArgs returns arrays only for options with `multiple`, whose values are texts. Each text
-    // may be a list with commas, as in a variable.
+    // may itself be a comma-separated list, as the value of the setting's environment variable may be.
     const entries = Object.entries(values).map(([name, value]): [string, string | boolean] => [
       name.replaceAll('-', '_'),
       Array.isArray(value) ? value.join(',') : (value as string | boolean),

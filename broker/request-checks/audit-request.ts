@@ -79,16 +79,13 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows have the same ids as those that commit() added to its transaction. So no second row is added if
-          // that transaction is on disk although it failed with an error.
+          // These rows have the ids of those that commit() added to its transaction. So no second row is added if that
+          // transaction is on disk although it failed with an error.
           await write(deeds, id);
         },
       };
     },
-    /**
-     * Records at the end how many refusals of the present minute are missing in the audit log because of
-     * `mostRefusals`.
-     */
+    /** Records how many refusals of the present minute `mostRefusals` has kept out of the audit log. */
     close: () => refusals.close(),
   };
 }

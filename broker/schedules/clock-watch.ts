@@ -31,8 +31,8 @@ export class ClockWatch {
 
   /**
    * Compares the wall clock with the monotonic clock. `drift`: milliseconds by which the wall clock was set since the
-   * last call, or 0. `corrected`: the time of the last call plus `drift`. The wall clock would have shown that time if
-   * it had already been set then.
+   * last call, or 0. `corrected`: the time of the last call plus `drift`, as if the clock had been set before that
+   * call.
    */
   compare(): { drift: number; corrected: number } {
     // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.

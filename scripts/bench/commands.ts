@@ -249,7 +249,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   };
   const who = `broker + agent${agents.length > 1 ? ' + its helper' : ''}`;
   table.row(
-    `peak memory during this output over idle (${parted(meter.idle())}), ${who}`,
+    `peak memory during this output, minus memory at idle (${parted(meter.idle())}), ${who}`,
     parted(meter.peak()),
     '',
     '',
@@ -321,8 +321,8 @@ async function history(commandsBench: CommandsBench): Promise<void> {
       `${beside}: ${bothOf(theirs)}`,
       `${rounded(p50(ours) / p50(theirs))} (p50)`,
     );
-  row(`in turns with a broker that has ${other}`, after.get('short'));
-  row(`the same broker before, with ${few}`, before.get('long'));
+  row(`a second broker with ${other} commands, measured in turns`, after.get('short'));
+  row(`the same broker earlier, with ${few} commands`, before.get('long'));
   const speed = `${rounded(filled.times.length / filled.seconds)}/s`;
   table.row(`${kept.toLocaleString('en')} commands, 32 at once, to fill that history`, speed, '', '');
 }
@@ -363,7 +363,7 @@ async function steps(commandsBench: CommandsBench): Promise<void> {
     ['broker stores the end of the command', ms('row'), 'as the accepted command'],
   ];
   const rest = whole - rows.reduce((sum, [, value]) => sum + value, 0);
-  rows.push(['rest', rest, 'whole, less the steps above']);
+  rows.push(['rest', rest, 'time of the whole command, minus the steps above']);
   rows.push(['whole', whole, 'POST /commands']);
   for (const [step, value, how] of rows) {
     table.row(step, `${rounded(value)} ms`, `${((value / whole) * 100).toFixed(0)} %`, how);

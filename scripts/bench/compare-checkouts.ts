@@ -1,17 +1,18 @@
-// Compares the speed and memory of two checkouts of this project in turns, to find the cost of a change. Measures the
-// checkout of --before twice, to find how reliable the figures are.
+// Compares the speed and memory of two checkouts of this project, to find the cost of a change. Measures the checkout of
+// --before twice, to find how reliable the figures are.
 //
-//   npx node scripts/bench/compare-checkouts.ts --before DIR                     this checkout beside another, fifteen turns
+//   npx node scripts/bench/compare-checkouts.ts --before DIR                     this checkout and another, fifteen rounds
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs bundled and started as in packages
 //
 // Each checkout must have its node_modules. Needs Linux and Debian's curl. Everything runs on loopback. When the
 // bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
-// The rules: a broker and an agent of each side run all the time. In a round the sides take turns; each round begins
-// with another side. The table has the median of the ratios of all rounds, and the range of the middle half of them.
-// "before again" is a second pair of processes of the checkout "before". If its ratio is not within 3 % of 1, the
-// machine was not quiet enough.
+// There are three sides: "now" is this checkout; "before" and "before again" are two pairs of processes of the checkout
+// of --before. A broker and an agent of each side run all the time. Each round measures the sides one after another,
+// beginning with another side than the round before; --turns is the number of rounds. The table has the median of the
+// ratios of all rounds, and the range of the middle half of them. If the ratio of "before again" is not within 3 % of
+// 1, the machine was not quiet enough.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, resolve } from 'node:path';

@@ -134,7 +134,7 @@ async function download(
   }
   const ratios = (speeds.forwarded ?? []).map((speed, n) => speed / (speeds.local?.[n] ?? 0));
   console.log(
-    `1 GiB forwarded over local: ${median(ratios).toFixed(2)} (${ratios.map((one) => one.toFixed(2)).join(', ')})`,
+    `1 GiB: speed of a forwarded download divided by that of a local one: ${median(ratios).toFixed(2)} (${ratios.map((one) => one.toFixed(2)).join(', ')})`,
   );
 }
 

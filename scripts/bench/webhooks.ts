@@ -3,8 +3,9 @@
 //   npx node scripts/bench/webhooks.ts                          half a minute
 //   npx node scripts/bench/webhooks.ts --rate 500 --seconds 5
 //
-// Each event is one transaction with its five deliveries; each delivery is signed twice, sent to another
-// process on loopback and recorded. Beside it: bare undici, which sends the same bytes and records nothing.
+// Each event is one transaction with its five deliveries. Each delivery gets two signatures (Farhand's own, and that of
+// Standard Webhooks), is sent to another process on loopback, and is recorded. For comparison, bare undici sends the
+// same bytes and records nothing.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';

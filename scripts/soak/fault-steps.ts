@@ -10,7 +10,10 @@ type Step = (system: System, print: Print) => Promise<string[]>;
 /** Milliseconds within which the agents of a lost or frozen broker must be linked to another one. */
 const vanishedMs = 75_000;
 const frozenMs = 60_000;
-/** Milliseconds within which the agents of a broker without the database must be linked to another one. */
+/**
+ * If a broker loses its connection to the database, its agents must be linked to another broker within this number of
+ * milliseconds.
+ */
 const handedOverMs = 20_000;
 /**
  * Duration of a lease in milliseconds. A broker that has been without the database for longer must not answer any
@@ -153,7 +156,9 @@ async function freeze(system: System, print: Print): Promise<string[]> {
   );
   return [
     ...checkRelinks([relinks], vanishedMs, print),
-    ...(changed.length === 0 ? [] : [`rows of commands that had ended changed, such as ${changed[0]}`]),
+    ...(changed.length === 0
+      ? []
+      : [`the rows of commands that had already ended were changed, such as ${changed[0]}`]),
   ];
 }
 
@@ -219,7 +224,7 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
     ]);
     if (near.status !== 201)
       failures.push(
-        `the machine's owner must run commands while it is cut from the other brokers, but answered ${near.status} ${near.text}`,
+        `the broker that owns the machine must run its commands while cut off from the other brokers, but answered ${near.status} ${near.text}`,
       );
     if (far.status !== 503)
       failures.push(
@@ -328,6 +333,8 @@ async function revoke(system: System, print: Print): Promise<string[]> {
   const failures: string[] = [];
   if (most > revokedMs) failures.push(`a key was accepted for ${most} ms after it was revoked`);
   if (deaf > revokedWithoutNewsMs)
-    failures.push(`while notifications were stopped, a key was accepted for ${deaf} ms after it was revoked`);
+    failures.push(
+      `a broker that got no notifications from the database accepted a key for ${deaf} ms after the key was revoked`,
+    );
   return failures;
 }

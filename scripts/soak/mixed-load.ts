@@ -18,9 +18,15 @@ export interface LoadSettings extends Access {
 export interface Load {
   /** The file to which every command of a real machine appends a line, its marker. */
   counter: string;
-  /** Commands of real machines that a broker has accepted: by id, the marker that the command appends. */
+  /**
+   * Commands of real machines that a broker has accepted. Key: id of the command. Value: the marker that it appends to
+   * `counter`.
+   */
   commands: Map<string, string>;
-  /** Batches of real machines that a broker has accepted: by id, the marker that each command of the batch appends. */
+  /**
+   * Batches of real machines that a broker has accepted. Key: id of the batch. Value: the marker that each of its
+   * commands appends to `counter`.
+   */
   batches: Map<string, string>;
   /** Ids of the commands of simulated machines that a broker has accepted. */
   simulatedCommands: string[];

@@ -73,7 +73,7 @@ export async function startPostgres(folder: string) {
       if (!server) return;
       const { pid } = server;
       const ended = once(server, 'exit');
-      // While the server is stopped, it cannot start a process that is missing in this list.
+      // SIGSTOP freezes the server, so that it cannot start another process after its child processes were listed.
       server.kill('SIGSTOP');
       const others = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean);
       server.kill('SIGKILL');

@@ -41,7 +41,7 @@ export async function insist(
       if (answer.status !== 503 && answer.status !== 500 && !underWay && !isLate)
         return { status: answer.status, body: received };
     } catch {
-      // The broker was killed before or during its answer.
+      // The broker was killed before or during its answer. The loop sends the request again.
     }
     count();
     await sleep(betweenMs);

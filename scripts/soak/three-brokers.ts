@@ -23,7 +23,10 @@ export interface SoakBroker {
   http: string;
   grpc: string;
   peer: string;
-  /** Proxies to the database, from agents and from other brokers; undefined unless `hasProxies` is set. */
+  /**
+   * TCP proxies for the connections to the database, for those of agents, and for those of other brokers. Undefined
+   * unless `hasProxies` is set.
+   */
   proxies: { database: StallingProxy; grpc: StallingProxy; peer: StallingProxy } | undefined;
   running: Running;
   /** Starts the program of this repository, or of another checkout. */
@@ -46,7 +49,7 @@ interface SystemSettings {
   folder: string;
   agents: number;
   simulated: number;
-  /** True for proxies between each broker and the database, its agents and the other brokers. */
+  /** True if TCP proxies are put between each broker and the database, its agents and the other brokers. */
   hasProxies: boolean;
   /** Directory of the checkout whose brokers are started; this repository by default. */
   checkout?: string | undefined;

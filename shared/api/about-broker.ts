@@ -60,7 +60,7 @@ export const service = {
       port: queryNumber(1, 65_535)
         .optional()
         .describe(
-          'Port of an exporter that runs on every machine, such as 9100. The targets then have the host names that the machines report. Default: the targets have this broker’s address',
+          'Port of an exporter that runs on every machine, such as 9100. Each target is then the host name that a machine reports, with this port. Default: each target is the address of this broker',
         ),
     },
   }),
@@ -70,9 +70,9 @@ export const service = {
       'For a machine that is offline, or whose owner allows no metrics, the answer has only `farhand_machine_up`.',
     types: ['text/plain'],
   }),
-  docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),
+  docs: raw('/docs', 'everybody', { summary: 'Show the page of the API reference', types: ['text/html'] }),
   docsFile: raw('/docs/{file}', 'everybody', {
-    summary: 'Get a script of the reference page',
+    summary: 'Get a script or stylesheet of the API reference page',
     types: ['text/javascript', 'text/css'],
     errors: ['route_not_found'],
   }),

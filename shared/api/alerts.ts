@@ -145,7 +145,7 @@ const alert = named('Alert', {
   acknowledged_by: z.string().nullable().describe('Id of the key that acknowledged the alert'),
   note: z.string().nullable().describe('Note of the acknowledgement'),
   repeats: z.number().describe('Number of times that the alert was repeated'),
-  repeated_at: timestamp.nullable().describe('Time of the last repeat'),
+  repeated_at: timestamp.nullable().describe('Time when the alert was last repeated'),
   resolved_at: timestamp.nullable().describe('Time when the alert was resolved'),
   reason: z
     .enum(['recovered', 'rule_removed', 'rule_changed', 'subject_removed'])
@@ -160,7 +160,8 @@ export const alerts = {
     reply: alert,
   }),
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
-  // The path cannot be /alerts/{alert_id}/acknowledge, because /alerts/rules/{rule_id} would match that too.
+  // The path cannot be /alerts/{alert_id}/acknowledge. A request to /alerts/rules/acknowledge would match both this
+  // path and /alerts/rules/{rule_id}.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
     summary: 'Acknowledge an alert, so that its notification is not repeated',
     body: z.strictObject({

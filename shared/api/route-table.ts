@@ -82,7 +82,7 @@ export type Input<R> =
       >
     : never;
 
-/** Reply of a bytes route. */
+/** What the handler of a route of the kind `bytes` returns: a file, or a part of one. */
 export interface BytesReply {
   status?: 200 | 206 | 304;
   /** Name under which clients save the file. Its extension decides the media type. */

@@ -75,7 +75,10 @@ export interface Route<
   filters?: readonly string[];
   /** Schema of further fields in `meta` of a list. */
   listMeta?: z.ZodObject;
-  /** Name of the array in the answer. Set for growing routes, and for single routes whose answer may be long. */
+  /**
+   * Name of the array in the answer that is sent in batches. Set for routes of the kind `growing`, and for routes of
+   * the kind `single` whose answer may be long.
+   */
   grows?: string;
   /** Schemas of the array's items, and of the object without the array. Set together with `grows`. */
   parts?: { items: z.ZodType; rest: z.ZodType };
@@ -85,7 +88,10 @@ export interface Route<
    * an error with the id of the object that the first request created, because an answer with a secret is never stored.
    */
   idempotency?: 'replay' | 'secret';
-  /** The operation that answers a repeated request after a crash of the broker; `get` by default. */
+  /**
+   * Name of the operation of the same noun that answers a repeated request if the broker crashed before it stored its
+   * first answer; `get` by default.
+   */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */
   bodyLimit?: number;

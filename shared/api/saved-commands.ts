@@ -19,7 +19,7 @@ const described = {
   name: 'Name; in `argv`, `{{name}}` stands for the value',
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
   required:
-    'False if a caller may leave out the parameter. Without a `default`, the parameter must then be a whole argument, which is left out too. Default: true if there is no `default`, otherwise false',
+    'True if every caller must give a value. Default: true, or false if the parameter has a `default`. If it is false and there is no `default`, the parameter must be a whole argument; without a value, this argument is left out',
   default: 'Value that the parameter has if a caller gives none',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',

@@ -99,7 +99,7 @@ const detailed = listed
     requested_by: z
       .string()
       .describe(
-        'Id of the API key whose rights the schedule has: the key that changed it last; with `tags`, the key that last changed where or what it runs',
+        'Id of the API key with whose rights the schedule runs: the key that last changed the schedule. If the schedule has `tags`: the key that last changed where or what the schedule runs',
       ),
     updated_at: timestamp.describe('Time of the last change'),
   })
@@ -262,7 +262,7 @@ export const schedules = {
     description:
       'If `utc_offset` changes between two runs, daylight saving time begins or ends between them.',
     query: {
-      from: instant.optional().describe('Start; default and earliest: now'),
+      from: instant.optional().describe('Start of the period; default: now. An earlier time counts as now'),
       until: instant.optional().describe('End; default: 24 hours after the start'),
       limit: queryNumber(1, 1_000).default(200).describe('Largest number of runs in the answer'),
       schedule_id: scheduleId.optional().describe('Only runs of this schedule'),
@@ -271,7 +271,7 @@ export const schedules = {
     reply: named('UpcomingRuns', {
       from: timestamp.describe('Start'),
       until: timestamp.describe('End'),
-      runs: z.array(upcoming).describe('Runs, the next first'),
+      runs: z.array(upcoming).describe('Future runs, soonest first'),
       more: z.boolean().describe('True if there are more runs before `until`'),
     }),
   }),

@@ -86,7 +86,7 @@ const disabledReason = z.enum(['attempts_failed', 'key_revoked', 'secret_unreada
 const webhook = named('Webhook', {
   id: webhookId,
   url: z.string().describe(receiver),
-  events: z.array(z.string()).describe('Event types and families'),
+  events: z.array(z.string()).describe('Event types, and families of event types such as `command.*`'),
   enabled: z.boolean().describe('True if a user has enabled delivery and the broker has not disabled it'),
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
   disabled_reason: disabledReason

@@ -49,7 +49,11 @@ export async function must(file: string, args: readonly string[]): Promise<strin
 }
 
 /** Throws StartError on a machine without systemd, or if `root` is required and this user is not root. */
-export function needSystemd(verb: string, root: boolean, otherWay = 'start the program another way'): void {
+export function needSystemd(
+  verb: string,
+  root: boolean,
+  otherWay = 'run the program without a service',
+): void {
   if (!existsSync('/run/systemd/system')) {
     throw new StartError(`${verb} needs systemd, which does not run on this machine; ${otherWay}`, 1);
   }

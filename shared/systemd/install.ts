@@ -204,8 +204,8 @@ async function rollBack(undo: Undo): Promise<string[]> {
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 /**
- * Throws if the unit would hide the program from its own service. Otherwise only the journal would explain
- * why it cannot start.
+ * Throws if a file of the command is in a directory that the unit hides from the service, for example by ProtectHome.
+ * The service could not start, and only the systemd journal would say why.
  */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {

@@ -60,7 +60,7 @@ const tour = [
 /** Another broker with one machine, for comparison. No browser uses this broker. */
 export interface Control {
   broker: BrokerProcess;
-  /** The id of the broker's machine. */
+  /** Id of the only machine that is linked to this broker. */
   machine: string;
 }
 
@@ -100,10 +100,10 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const [withConsole = 0, without = 0] = brokers.map((one, n) => one.memory() - (before[n] ?? 0));
   figures.line(
-    `broker: ${withConsole.toFixed(1)} MiB more after the tour in a browser, ${without.toFixed(1)} after the same requests alone`,
+    `broker: ${withConsole.toFixed(1)} MiB more after a browser opened all pages, ${without.toFixed(1)} MiB more after the same requests without a browser`,
   );
   figures.most(
-    'private memory of the broker at rest: growth by a tour of all pages, less growth by the same requests with a key',
+    'private memory of the broker at rest: growth when a browser opens all pages, minus growth by the same requests without a browser',
     withConsole - without,
     5,
     'MiB',

@@ -149,7 +149,7 @@ export class Tab {
   /** Measures the frames while `work` runs. */
   async frames(work: () => Promise<void>): Promise<Frames> {
     const browser = this.page.context().browser();
-    if (!browser) throw new Error('the tab has no browser');
+    if (!browser) throw new Error('this tab belongs to no browser, so its frames cannot be traced');
     await browser.startTracing(this.page, { categories: ['viz'] });
     await this.page.evaluate('probe.countFrames()');
     await work();

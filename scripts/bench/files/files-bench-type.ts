@@ -18,8 +18,9 @@ export interface FilesBench {
   commands: Commands;
   /** URL of the file routes of the broker's first machine. */
   files: string;
-  /** The large file, and the directory of its copies. */
+  /** Path of the large file. */
   source: string;
+  /** Path to which the copies of the large file are written. */
   copy: string;
   /** The bare server, which serves the folder with the source and its copies. */
   plain: Running;

@@ -144,7 +144,7 @@ function topOf({ nodes, samples }: Profile): string[] {
     const name = names.get(id) ?? '';
     counts.set(name, (counts.get(name) ?? 0) + 1);
   }
-  // These samples belong to no function: they are waiting, and work of Node's C++ code.
+  // These entries of the profile are not functions. They stand for waiting and for work of Node's C++ code.
   for (const outside of ['(idle)', '(program)', '(root)']) counts.delete(outside);
   const all = [...counts.values()].reduce((sum, count) => sum + count, 0);
   return [...counts]

@@ -22,7 +22,7 @@ type Columns = Record<string, string>;
  * tables.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** Of this many successive commands, every tenth belongs to the same batch of a hundred commands. */
+/** Number of successive commands of which every tenth belongs to one batch. So a batch has a hundred commands. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;

@@ -7,7 +7,7 @@ import type { Figures } from './print-figures.ts';
 export interface FleetSettings {
   /** Number of machines. */
   scale: number;
-  /** Seconds of each load. */
+  /** Seconds for which each load test sends requests. */
   seconds: number;
   /** Seconds over which CPU at rest is measured. */
   restSeconds: number;

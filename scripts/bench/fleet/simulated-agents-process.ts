@@ -31,7 +31,7 @@ export interface Progress extends Counts {
   linked: number;
   /** Number of times that machines ran a command. */
   runs: number;
-  /** Number of these runs that repeated a command which the machine had already run. */
+  /** Number of times that a machine ran a command which it had already run. */
   runsTwice: number;
   machineIds: string[];
   failure?: string;
