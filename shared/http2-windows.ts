@@ -108,10 +108,7 @@ function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /**
-   * Distant peers whose window may have to change: they have open calls, or their window has not yet shrunk to
-   * `firstBytes` after the last call.
-   */
+  /** Distant peers with open calls, and those whose window has not shrunk to `firstBytes` after their last call. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 

@@ -115,8 +115,8 @@ export class MachineLists {
 
   /**
    * Returns a text that changes when the status, hostname, os or arch of any machine changes, as far as the selection
-   * uses these fields. The state does not contain these fields, so a change of the state does not show when they
-   * change.
+   * uses these fields. A new version of the state makes new lists in #lists, but the state does not contain these
+   * fields.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;

@@ -105,7 +105,7 @@ export class Timetable {
 
   /**
    * When clocks are set back, an hour is repeated. For an instant in the first pass of that hour, returns the first due
-   * time from the start of the second pass on.
+   * time from the start of the second pass on. Returns undefined for any other instant.
    */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];

@@ -219,8 +219,8 @@ interface FilledIn {
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
  * Milliseconds for which the result of fillIn() is reused: long enough for all machines of one due time. The result can
- * be an error. It is not reused for longer, because the check of a pattern may have timed out only while the computer
- * was busy.
+ * be an error. An error must not be reused for longer: the check of a pattern may have timed out only because the
+ * computer was busy.
  */
 const filledInMs = 10_000;
 

@@ -260,8 +260,8 @@ const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
 /**
- * Returns the words that say for how many due times a row stands; they follow its reason. Returns an empty text for a
- * single due time.
+ * Returns the words that follow the reason of a row and say for how many due times the row stands. Returns an empty
+ * text for a single due time.
  */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);

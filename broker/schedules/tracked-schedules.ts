@@ -239,7 +239,7 @@ export class TrackedSchedules {
   /**
    * Sets the time up to which the due times of a schedule count as handled, and returns the mark. That time is the
    * mark; for a machine without a mark that has just got the tags of the schedule, it is the present. It is never
-   * before `since`. It is never in the future either, as a mark can be if the clock was ahead when the mark was
+   * before `since`. It is never in the future, although a mark can be, if the clock was ahead when the mark was
    * written.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
@@ -251,8 +251,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Otherwise the broker would handle due times
-   * from before a machine had the tags, after a restart.
+   * Stores marks for machines that have just got the tags of a schedule. Otherwise the broker would handle, after a
+   * restart, due times from before the machines had the tags.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
