@@ -654,3 +654,23 @@ test('a file call after a second without calls needs a few dozen system calls to
   // If each path were checked separately with its parents, there would be four hundred.
   expect(afterQuiet - busy).toBeLessThan(100);
 });
+
+test('a protected file that cannot be examined does not unprotect the hard links of its neighbours', async () => {
+  const base = temporaryFolder('neighbours');
+  const secret = join(base, 'secret');
+  const levels = Array.from({ length: 15 }, () => 'd'.repeat(250));
+  const filled = join(secret, ...levels);
+  // The path of the directory has 3,990 bytes, and the path of its first file more than the 4,096 that lstat() takes.
+  const deep = join(filled, 'e'.repeat(3_989 - filled.length));
+  mkdirSync(deep, { recursive: true });
+  execFileSync('touch', ['a'.repeat(200), 'key'], { cwd: deep });
+  // rmSync() cannot remove a file with so long a path.
+  onTestFinished(() => void execFileSync('rm', ['-r', secret]));
+  const files = await createFiles({
+    ...{ roots: ['/'], home: base, forbidden: [secret], directory: join(base, 'data'), log: quiet },
+  });
+  const path = Buffer.from(linked(join(deep, 'key'), join(base, 'hard')));
+  await expect(files.statFile({ path, sha256: false }, asCall())).rejects.toEqual(
+    refused('permission_denied'),
+  );
+});

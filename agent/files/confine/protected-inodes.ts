@@ -137,15 +137,26 @@ function prefixes(path: Bytes): Bytes[] {
   return above === path ? [path] : [path, ...prefixes(above)];
 }
 
-/** Yields the inodes of all files below a directory. Called only to check files with several hard links. */
+/**
+ * Yields the inodes of all files below a directory, except those that are removed meanwhile. Called only to check files
+ * with several hard links.
+ */
 function* insideOf(path: Bytes): Generator<string> {
-  try {
-    for (const entry of readdirSync(bytes(path), { withFileTypes: true, encoding: 'latin1' })) {
-      const below = `${path}/${entry.name}`;
-      if (entry.isDirectory()) yield* insideOf(below);
-      else yield identityOf(lstatSync(bytes(below), { bigint: true }));
+  const options = { withFileTypes: true, encoding: 'latin1' } as const;
+  for (const entry of unlessFailed(() => readdirSync(bytes(path), options)) ?? []) {
+    const below = `${path}/${entry.name}`;
+    if (entry.isDirectory()) yield* insideOf(below);
+    else {
+      const stats = unlessFailed(() => lstatSync(bytes(below), { bigint: true }));
+      if (stats) yield identityOf(stats);
     }
+  }
+}
+
+function unlessFailed<T>(look: () => T): T | undefined {
+  try {
+    return look();
   } catch {
-    // The directory or file was removed while it was listed.
+    return undefined;
   }
 }
