@@ -30,7 +30,7 @@ function plainRoutes() {
 
 const readers = ['/shared/sdk/index.ts', '/broker/cli/verb-from-route.ts'];
 
-/** Plugin that gives the modules in `readers` plain data instead of the table of routes, which imports all schemas. */
+/** Plugin that gives the modules in `readers` plain data instead of the table of routes with its schemas. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {
