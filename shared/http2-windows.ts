@@ -37,7 +37,7 @@ const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 const someStreams = 8;
 /**
- * The windows of each distant peer may always have this sum in bytes, even if unread bytes of other peers use up
+ * Each distant peer may always have windows of this sum in bytes, even if unread bytes of other peers use up
  * `allBytes`.
  */
 const leastBytes = 4 * mebibyte;

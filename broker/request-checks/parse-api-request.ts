@@ -36,8 +36,8 @@ export interface Subject extends FoundId {
 const longestId = 1_000;
 
 /**
- * One step of the path to an id in a request. A string is the name of a field. A number stands for the items of an
- * array, of which at most so many are searched.
+ * One step of the path to an id in a request. A string is the name of a field. A number stands for an array: the
+ * maximum number of its items that are searched.
  */
 type Step = string | number;
 

@@ -159,7 +159,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Why a number is null for a key that may not use all machines of the upgrade: it would reveal how many they are. */
+/** Why a number of the upgrade is null for some keys: it would reveal how many machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

@@ -205,7 +205,7 @@ const messageOf = (error: unknown): string => (error instanceof Error ? error.me
 
 /**
  * Throws if a file of the command is in a directory that the unit hides from the service, for example by ProtectHome.
- * The service could not start, and only the systemd journal would say why.
+ * Otherwise the service would not start, and only the systemd journal would say why.
  */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
