@@ -10,8 +10,9 @@ import type { State } from './state/in-memory-state.ts';
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
 /**
- * Returns a function that makes backups. First removes the copy that a killed broker or client left behind.
- * `keyFiles` are further files to copy; they never change once created.
+ * Returns make(), which makes a backup. First removes a copy that was left in the data directory. Such a copy remains
+ * if the broker is killed during a backup, or `farhand broker backup` before it has moved the copy away. `keyFiles` are
+ * further files to copy; they never change once created.
  */
 export async function createBackups(
   dataDir: string,

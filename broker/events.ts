@@ -73,8 +73,8 @@ export class Events {
   /** Sequence number of the last event that was passed to listeners. */
   #heard: number;
   /**
-   * Ids of this broker's own events that #heard does not include yet: its listeners already have them. Undefined with a
-   * single broker.
+   * Ids of events that this broker wrote and has passed to its listeners already. refresh() does not pass them again
+   * when it reads them from the database. Undefined with a single broker.
    */
   #own: Set<string> | undefined;
 

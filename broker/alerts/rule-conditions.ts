@@ -99,7 +99,7 @@ export class Conditions {
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
     if (!this.#runs) return;
-    // The former owner has recorded runs that this broker has not seen.
+    // The former owner has recorded runs that this broker has not seen, so the runs of these machines are read again.
     const adopted = new Set(machineIds);
     for (const [key, { machine_id }] of this.#runs) if (adopted.has(machine_id)) this.#runs.delete(key);
     await this.#readRuns(this.#scheduled().filter(({ machineId }) => adopted.has(machineId)));

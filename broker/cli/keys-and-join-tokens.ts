@@ -152,7 +152,9 @@ interface LeftByKey {
 function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByKey): void {
   const next = 'with another key';
   if (schedules.length > 0)
-    hint(`schedules of the key have stopped; change them ${next}: ${schedules.join(', ')}`);
+    hint(
+      `schedules of the key have stopped; to start them again, set their machines and command ${next}: ${schedules.join(', ')}`,
+    );
   if (webhooks.length > 0)
     hint(`webhooks of the key have stopped; enable them ${next}: ${webhooks.join(', ')}`);
   const check = 'the key was the last to change these saved commands; check that they are right';

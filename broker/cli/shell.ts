@@ -131,8 +131,8 @@ async function drive(
 
 interface Typing {
   /**
-   * Must be called with all output of the terminal. Once the local input has ended, sends the end of input again
-   * after each prompt.
+   * Must be called with all output of the terminal, to find prompts in it. Once the local input has ended, sends the
+   * end of input again after each prompt: a program other than the shell may have read the end sent before.
    */
   answer(bytes: Uint8Array): void;
   stop(): void;

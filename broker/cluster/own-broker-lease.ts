@@ -47,9 +47,8 @@ export class Lease {
   }
 
   /**
-   * Renews the lease now. True if this renewal and all other renewals in the length of a lease before it have
-   * succeeded. After an outage of the database, this gives all other brokers that much time to reach the database
-   * again.
+   * Renews the lease now. True if this renewal and all others of the last `leaseMs` milliseconds have succeeded. So
+   * after an outage of the database, the other brokers have that long to reach the database again too.
    */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});

@@ -22,7 +22,7 @@ export class OwnersAsLastRead {
   #brokers = new Map<string, { url: string; directoryId: unknown; until: number }>();
   /** Monotonic time at which the table of brokers was last read. */
   #readAt = 0;
-  /** The brokers that were alive then, as JSON. */
+  /** The brokers that were alive at `#readAt`, as JSON. */
   #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
@@ -94,8 +94,8 @@ export class OwnersAsLastRead {
 
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `hasOtherBrokers`: a broker has started or ended since the last read. `isOther`: this, or an owner or link
-   * has changed.
+   * link. `hasOtherBrokers` is true if a broker has started or ended since the last read. `isOther` is true if anything
+   * has changed: a broker, an owner or a link.
    */
   async read(): Promise<{ machineIds: readonly string[]; isOther: boolean; hasOtherBrokers: boolean }> {
     const at = monotonic();

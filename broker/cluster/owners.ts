@@ -89,7 +89,7 @@ export class Cluster implements Owners {
     this.follow(() => state.refresh());
   }
 
-  /** Creates the tables and the first lease. From then on, changes about machines of other brokers fail. */
+  /** Creates the tables and this broker's lease. Changes about machines that this broker does not own then fail. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
@@ -365,7 +365,7 @@ export class Cluster implements Owners {
     for (const adopter of this.#adopters) adopter.drop(machineId, spreadMs);
   }
 
-  /** Reads the changes of other brokers soon. */
+  /** Makes all readers (see follow()) read soon, because other brokers may have changed something. */
   #read(): void {
     for (const reader of this.#readers) reader.wake();
   }

@@ -47,8 +47,9 @@ export class Claims {
   }
 
   /**
-   * Claims tasks (work that only one of several brokers does) whose broker has stopped. Call it after each renewal of
-   * the lease, with the time of that renewal. With `isSteady`, also claims tasks of brokers whose lease is over.
+   * Claims the tasks that no broker has, or whose broker has stopped. A task is work that only one of several brokers
+   * does. With `isSteady`, also claims tasks of brokers that have not renewed their lease in time. Call it after each
+   * renewal of this broker's lease, with the time of that renewal.
    */
   async renew(renewedAt: number, isSteady: boolean): Promise<void> {
     const names = [...new Set(this.#claimants.flatMap((one) => [...one.names()]))];

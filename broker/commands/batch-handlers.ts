@@ -175,8 +175,8 @@ export class Batches {
   }
 
   /**
-   * Number of stored changes to the commands of a batch; undefined if all of its commands have ended, or if other
-   * brokers may change it too.
+   * Returns a number that grows with each stored change to the commands of a batch. Undefined if the changes are not
+   * counted: all commands of the batch have ended, or other brokers may change them too.
    */
   changesOf(id: string): number | undefined {
     const { scheduler, store, cluster } = this.#context;

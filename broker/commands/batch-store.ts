@@ -178,8 +178,9 @@ export class BatchStore {
   }
 
   /**
-   * Returns the batches with a number above `last`, and the batches in `incomplete`. `isComplete` is true if all
-   * commands of a batch are stored, and `isOpen` if some of them have not ended.
+   * Returns the batches with a row number above `last`, and those with an id in `incomplete` (batches that were not
+   * complete before). `isComplete` is true if all commands of a batch are stored, and `isOpen` if some of them have not
+   * ended.
    */
   async since(last: number, incomplete: readonly string[]) {
     const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id AND finished_at IS NULL)';

@@ -101,7 +101,8 @@ export class CommandStore {
     { keepMs, keepBytes }: CommandSettings,
   ): Promise<CommandStore> {
     const { history } = services;
-    // Version 0.1.0 created these tables in three steps.
+    // Version 0.1.0 created these tables in the steps 1 to 3. The first step in `tables` replaces them all, so it has
+    // the number 3.
     await history.migrate('commands', tables, 3);
     history.count(countedCommands);
     await BatchStore.migrate(history, keepMs);
@@ -274,7 +275,7 @@ export class CommandStore {
     const [where, values] = allOf([[isOpen], reachableOnly(machineIds), ofBatches]);
     const open = `FROM commands WHERE ${where}`;
     const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`, ...values);
-    // The commands of a batch share one command line in memory too.
+    // The command line of a batch is read once. The commands of the batch share it in memory, as they do in the table.
     const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
     const batches = await this.history.all(lines, ...values);
     const shared = new Map(batches.map((row) => [textIn(row, 'id'), lineIn(row)]));

@@ -26,7 +26,8 @@ export function followMembers(
   async function* follow({ id: command_id, machine_id }: Command): AsyncGenerator<Sent> {
     const source = await sourceOf(command_id);
     const { output, away } = source;
-    // Output that is only in files of another broker is left out.
+    // `away` is set if another broker has the output files. Only the output from `start` on, which is in the database,
+    // is then sent.
     const firstOf = ({ start, end }: OutputLog): number => Math.max(away ? start : 0, end - tail);
     const from = { stdout: firstOf(output.stdout), stderr: firstOf(output.stderr) };
     for await (const part of partsFrom(source, from, caller.signal, true, pieceBytes)) {

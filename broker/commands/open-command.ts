@@ -183,7 +183,7 @@ export class OpenCommand {
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
     this.queueTimeout.awaitReturn();
-    const { record } = this; // Before the write runs, the scheduler may send the command, which sets another record.
+    const { record } = this; // Sending the command replaces this.record, and may happen before the write runs.
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
@@ -249,7 +249,7 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Returns the end of a command that certainly never ran; stores any other end. */
+  /** Handles one report. Stores an end. Returns it instead if the command never ran, so that it may be queued again. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

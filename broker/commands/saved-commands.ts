@@ -129,7 +129,7 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
 
 /**
  * Throws forbidden for a key that is limited to some machines. Keys and schedules with more rights may run the saved
- * command, so this key could act on machines that it may not use.
+ * command. So what this key writes into it could run on machines that this key may not use.
  */
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
@@ -169,7 +169,7 @@ function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedComma
       throw fieldError(
         'body',
         `argv.${at}`,
-        'has {{ that does not begin a {{NAME}} of one of the parameters',
+        'must use {{ only in {{NAME}}, where NAME is the name of one of the parameters',
       );
     if (at === 0 && (rest !== argument || argument === ''))
       throw fieldError('body', 'argv.0', 'must be the name of a program, without a parameter');
@@ -179,7 +179,7 @@ function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedComma
     // An optional parameter must be a whole argument. As a part of one, such as /srv/{{x}}, a missing value would leave
     // /srv/.
     if (optional && argument !== `{{${optional.name}}}`) {
-      const message = `has the optional parameter ${optional.name} as a part: give the parameter a default, make it required, or make it a whole argument`;
+      const message = `has the optional parameter ${optional.name} beside other text: give the parameter a default, make it required, or use it as an argument of its own`;
       throw fieldError('body', `argv.${at}`, message);
     }
   }
@@ -280,8 +280,8 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // The comparison took longer than the time left, or the pattern is nested so deeply that the stack overflows. Both
-    // count as no match. The timeout may come a moment before the clock shows that no time is left.
+    // The match took longer than the time left, or the pattern is nested so deeply that the stack overflows. Both count
+    // as no match. The timeout may come a moment before the clock shows that no time is left.
     if (error instanceof Error && 'code' in error && error.code === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

@@ -39,8 +39,8 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // A mapped address is checked by the IPv4 address inside it. A mapped network must therefore contain
-  // nothing but IPv4 addresses.
+  // An IPv4-mapped IPv6 address is checked as the IPv4 address inside it. So a network of mapped addresses becomes an
+  // IPv4 network. A network that also contains other addresses is refused.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }

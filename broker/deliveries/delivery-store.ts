@@ -88,8 +88,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * Webhooks for which all attempts of a delivery have failed. The value says how often the webhook had been enabled by
-   * then (`armed`): once enabled again, it does not count as failed.
+   * Webhooks for which all attempts of a delivery have failed. The value is how often the webhook had been enabled by
+   * then (`armed`). The failure no longer counts once the webhook is enabled again, because its `armed` then differs.
    */
   readonly #failed = new Map<string, number>();
 
@@ -201,8 +201,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Records that all attempts of a delivery have failed. `armed` says how often the webhook has been enabled: once
-   * enabled again, it does not count as failed.
+   * Records that all attempts of a delivery have failed, which disables the webhook. `armed` is how often the webhook
+   * has been enabled. The record no longer counts once the webhook is enabled again, because its `armed` then differs.
    */
   saveFailed(webhook_id: string, armed: number, transaction: HistoryTransaction): void {
     transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });

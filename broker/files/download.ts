@@ -138,8 +138,8 @@ async function open(
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== part.length) {
-    // Some files of the kernel, such as those in /proc, are shorter than their reported size. Such a file is sent
-    // whole.
+    // The file is shorter than its reported size, as some files in /proc are. A range of it cannot be sent, so the
+    // whole file is sent.
     return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)

@@ -106,8 +106,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * The machine got the fields `early` before the file. Throws if one of them has another value once the whole form has
- * arrived.
+ * The fields that came before the file in the form (`early`) were sent to the machine already. Throws if a field after
+ * the file gives one of them another value.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {

@@ -30,7 +30,10 @@ import { forwardCall } from './forward-call-to-owner.ts';
 
 /** Longest wait in milliseconds for the first message of a call that begins with one. */
 const firstMs = 30_000;
-/** Longest time in milliseconds between the two frames of a cancelled call: half-close and cancel. */
+/**
+ * Milliseconds to wait after a half-close for a cancel. A client that cancels a call sends both, and they may arrive
+ * separately.
+ */
 const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call has ended');

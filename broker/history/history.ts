@@ -38,9 +38,9 @@ export interface Retention {
   /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
-   * The column with the numbers of the rows. Set it if later rows have higher numbers and later times in `column`. Rows
-   * with times in the future may break this order, and are skipped. The deletion of old rows then reads only the rows
-   * with the lowest numbers, and needs no index.
+   * The column with the row numbers. Set it only if rows with higher numbers have later times in `column`. The deletion
+   * of old rows then reads only the rows with the lowest numbers, and needs no index. It skips rows with times in the
+   * future, because these may break the order.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -75,7 +75,7 @@ export class History implements RowReader {
         this.countRows().catch((err: unknown) =>
           log.error(
             { err },
-            'history rows could not be counted in advance: until the next try, lists count them',
+            'history rows could not be counted in advance; trying again in 5 s. Until then lists are slower, because they count the rows',
           ),
         );
       }),

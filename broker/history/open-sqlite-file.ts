@@ -44,8 +44,8 @@ export function openHistory(
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
-  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. With temp_store, the old content of
-  // changed pages is in memory and not in a file: some 25 pages for each change of a group.
+  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. With temp_store, SQLite has the old
+  // content of changed pages in memory instead of in a file. These are some 25 pages for each change in a group commit.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );

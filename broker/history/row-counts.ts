@@ -13,7 +13,10 @@ export interface CountedTable {
   number: 'rowid' | 'seq';
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
-  /** The first of `columns`. Set it if every list of the table has a condition on this column. */
+  /**
+   * The first of `columns`. Set it if every query for a list compares this column: the keys of the counts then begin
+   * with it.
+   */
   scope?: string;
 }
 
@@ -72,8 +75,9 @@ function groupsOf(counted: CountedTable) {
 }
 
 /**
- * Returns SQL that creates the counts of a table, and triggers for changes of rows that are already counted.
- * As part of a released migration step, the text must not change.
+ * Returns SQL that creates the counts of a table, and triggers that correct the counts when rows among the counted ones
+ * are inserted, changed or deleted. countNext() counts new rows later. As part of a released migration step, the text
+ * must not change.
  */
 export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;
@@ -188,8 +192,9 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table, a row's sequence number is at least its time multiplied by sequencesPerMs. So a range of
-  // sequence numbers contains all rows of a quarter of an hour, and no index of times is needed.
+  // In an ordered table, a row's sequence number is at least its time multiplied by sequencesPerMs. So the rows of a
+  // quarter of an hour lie between this product for its first millisecond and the highest number counted in it. No
+  // index of times is needed.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

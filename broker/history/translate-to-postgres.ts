@@ -38,7 +38,10 @@ export function stepToPostgres(step: string): string {
     .join(';\n');
 }
 
-/** Replaces the types of columns, because SQLite compares text by its bytes and has integers of 64 bits. */
+/**
+ * Replaces the types of columns, so that PostgreSQL compares text by its bytes and has integers of 64 bits, as SQLite
+ * does.
+ */
 function typesOf(sql: string): string {
   return toPostgres(sql)
     .replace(/\bINTEGER AS (\(.*?\))(?=,|$)/g, 'BIGINT GENERATED ALWAYS AS (CAST($1 AS INTEGER)) STORED')

@@ -52,8 +52,9 @@ const ofContent = [
 ];
 
 /**
- * Headers of every answer. With them, browsers trust the declared type and do not store the answer. They load nothing
- * that it refers to, display it in no frame, and let no other origin read it.
+ * Headers of every answer. Because of them a browser trusts the declared content type and does not store the answer.
+ * The browser loads nothing to which the answer refers, displays the answer in no frame, and lets no other origin read
+ * it.
  */
 const always = {
   'X-Content-Type-Options': 'nosniff',
@@ -96,7 +97,7 @@ export function createApp(
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
     });
-    // This route is private, because its tickets are valid for any key.
+    // This route makes a ticket to log in with any key, so it is not part of the API.
     router.post('/local/login-tickets/:key_id', (ctx) => {
       const { key_id } = ctx.params;
       const key = options.state.keys.get(key_id ?? '');
@@ -165,7 +166,10 @@ function assertFraming({ headers, httpVersion }: IncomingMessage): void {
   // Node decodes only the coding chunked. A body in another transfer coding would be stored undecoded.
   const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
   if (coding !== 'chunked')
-    throw new AppError('invalid_request', 'send the body with no Transfer-Encoding other than chunked');
+    throw new AppError(
+      'invalid_request',
+      'the header Transfer-Encoding may only be chunked: send the body in this coding, or without the header',
+    );
 }
 
 /** Reads the rest of a refused body for a while, so that its client receives the refusal. */
@@ -186,12 +190,14 @@ function readRest(ctx: Context): void {
 }
 
 /**
- * Returns the last answer on a connection, and ends only when its request has been read. If the connection closed with
- * unread data, the system would reset it, and the client could lose the answer (RFC 9112 section 9.6).
+ * Yields the last answer on a connection, and returns only when the rest of the request has been read. If the
+ * connection were closed before, the system would reset it because of the unread data. The client could then lose the
+ * answer (RFC 9112 section 9.6).
  */
 async function* thenRest(answer: Buffer, request: IncomingMessage): AsyncGenerator<Buffer> {
   yield answer;
-  // The client sees the end of the answers, and may still send.
+  // Closes only the side of the broker: the client learns that no answer follows, and can still send the rest of the
+  // request.
   request.socket.end();
   await finished(request).catch(() => undefined);
 }

@@ -223,8 +223,8 @@ export function createClients(services: DispatchServices, { connections, forward
   }
   return {
     /**
-     * True if a request has a valid key or login, came over the socket file, or was forwarded by another broker, which
-     * has checked its key.
+     * True if a request has a valid key or login, came over the socket file, or was forwarded by another broker. That
+     * broker has checked the key of the request.
      */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections ||

@@ -107,8 +107,8 @@ export class WebSocketClient implements ClientPort {
   }
 
   /**
-   * False while the client cannot report how much it has received: the socket is closed, or is paused because earlier
-   * input waits.
+   * True while the client can still report how many bytes it has received. It cannot if the socket is closed, or is
+   * paused because earlier input waits.
    */
   get #awaitsReports(): boolean {
     return this.#ws.readyState === this.#ws.OPEN && !this.#ws.isPaused;

@@ -227,8 +227,8 @@ function newEnd({ expires_at }: Key, end: Date | null | undefined): string | nul
 }
 
 /**
- * Throws forbidden if `key` is stronger than the caller's own key: it has a scope, or may use a machine, that the own
- * key lacks.
+ * Throws forbidden if `key` is stronger than the caller's own key: `key` has a scope that `own` lacks, or may use a
+ * machine that `own` may not use.
  */
 function assertNotStronger(key: Key, own: Key): void {
   const missing = key.scopes.find((scope) => !holds(own, scope));

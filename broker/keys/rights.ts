@@ -227,7 +227,8 @@ export function rightsIn(state: State) {
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
-        // A key that is limited to some machines may not read events that are about no machine.
+        // For an event about no machine, the caller passes an empty id. A key that is limited to some machines does not
+        // reach that id.
         reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
           const outer = goodKey(declared, other);

@@ -15,7 +15,7 @@ const mostIds = 1000;
 export class Acknowledgements {
   readonly #presence: Presence;
   readonly #log: Logger;
-  /** Ids still to be acknowledged, by machine. */
+  /** For each machine, the ids of processes whose results still have to be acknowledged. */
   readonly #waiting = new Map<string, string[]>();
 
   constructor(presence: Presence, log: Logger) {

@@ -141,8 +141,8 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // A large or streamed request is sent on an answer stream, which the machine opens. A machine that replies
-        // without opening it has only a part of the request, so its reply can only be an error.
+        // The machine has replied without opening an answer stream. A large or streamed request is sent only on such a
+        // stream, so the machine cannot have all of it, and may reply only with an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
@@ -337,8 +337,8 @@ for (const shape of methods.values())
 
 /**
  * Ends both sides of the stream with an error status and wakes the reader. destroy() would leave the agent's side open.
- * The status shows the agent whether the broker cancelled the call or lost the link. The status CANCELLED that grpc-js
- * sends by itself has other details.
+ * The agent distinguishes cancelled calls from lost links by the details of the status: a CANCELLED that grpc-js sends
+ * by itself has other details.
  */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
@@ -381,7 +381,7 @@ function createIdleTimeout(ms: number, abort: AbortController) {
       }
       start(sent > 1 ? syncFactor : 1);
     },
-    /** Yields frames. The timer is stopped while the reader handles a frame. */
+    /** Yields frames. The idle timeout does not run while the reader handles a frame. */
     async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {
       for await (const frame of frames) {
         cancel();

@@ -8,8 +8,8 @@ import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
  * Maximum number of open calls of each class. The limits of `short` and `bulk` are agreed in the hello. The classes are
- * separate, so that stalled downloads do not delay a listing. An agent accepts all of these calls together with its own
- * limits of `short` and `bulk`. `long` is below 40, the number of heavy file operations that an agent runs or queues.
+ * separate, so that stalled downloads do not delay a listing. An agent's own limit on open calls allows all classes to
+ * reach their limits at once. `long` is below 40, the number of heavy file operations that an agent runs or queues.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },

@@ -348,8 +348,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // An agent may answer each call with one message, even late. So a call lowers the number of unasked messages by
-    // one. The number has a lower limit, because some calls are never answered.
+    // `#unasked` counts the messages of the agent. The agent may answer each call with one message, even late, so each
+    // call subtracts one. Some calls are never answered, so the number has a lower limit.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;

@@ -19,8 +19,8 @@ export interface Pings {
 const channel = 'http2.server.stream.created';
 
 /**
- * Pings each connection after its first stream. Links are left out: they have heartbeats, and pings of 10,000
- * links would cost 3 % of a core. Call the returned function to stop.
+ * Pings each connection from the beginning of its first stream on. Links are left out: they have heartbeats, and pings
+ * of 10,000 links would cost 3 % of a core. Call the returned function to stop.
  */
 export function pingConnections(pings: Pings): () => void {
   const stops = new WeakMap<object, () => void>();

@@ -47,7 +47,7 @@ browserTest('a change of permissions of several files sets only the values that 
   const editPermissions = async (): Promise<void> => {
     for (const name of Object.keys(modes)) await page.getByLabel(`Select ${name}`).check();
     await page.getByRole('button', { name: 'Permissions', exact: true }).click();
-    await dialog.getByText('A value that differs between the entries is empty.').waitFor();
+    await dialog.getByText('A field is empty if its value differs between the entries.').waitFor();
   };
   await editPermissions();
   expect(await dialog.getByLabel('In octal').inputValue()).toBe('');

@@ -40,8 +40,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // `place` is a finding if the stored login cannot be read. If only a data directory is given and no login is
-  // stored, there is no address to check.
+  // configured() returns a finding instead of an address if the stored login cannot be read. Without an address, the
+  // broker is checked only if no data directory is given.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

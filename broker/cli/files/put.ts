@@ -115,8 +115,8 @@ async function putTree(
 }
 
 /**
- * Sends chunks as a body. If the chunks cannot be read, throws that error. The broker's error about an incomplete
- * body is only its consequence.
+ * Sends chunks as a body. If the chunks cannot be read, throws the error of the read. The broker's error about the
+ * incomplete body is only a consequence, and is ignored.
  */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,

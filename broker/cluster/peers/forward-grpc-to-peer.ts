@@ -25,8 +25,8 @@ const options = {
   'grpc-node.flow_control_window': windowBytes,
   'grpc.max_receive_message_length': messageBytes,
   'grpc.max_send_message_length': messageBytes,
-  // A broker that cannot be reached is noticed within 15 s. Calls to a broker that is frozen end with its lease, and not
-  // before.
+  // A broker that cannot be reached is noticed within 15 s. The timeout is as long as a lease, so that calls to a
+  // frozen broker do not end while that broker still owns its machines.
   'grpc.keepalive_time_ms': 4_000,
   'grpc.keepalive_timeout_ms': leaseMs,
 };

@@ -142,8 +142,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // A listener of `data` makes the answer flow, even if the client reads slowly. This begins only in the next
-      // turn of the event loop, and by then pipeline() pauses the answer as needed.
+      // A `data` listener starts the flow of the answer, but only in the next turn of the event loop. By then
+      // pipeline() is attached, and pauses the answer while the client reads slowly.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {

@@ -31,7 +31,10 @@ export interface RequestSubject {
   machine: MachineId;
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
-  /** The owner as just read from the database, if the machine had no link when all owners were last read. */
+  /**
+   * The owner, read again from the database for this request. It is read again if the machine had no link when all
+   * owners were last read, and set only if the owner is another broker.
+   */
   newOwner?: Peer | undefined;
 }
 
@@ -44,7 +47,7 @@ export interface Elsewhere {
 }
 
 type MethodOf<Request> = Pick<MethodDefinition<Request, unknown>, 'path' | 'requestSerialize'>;
-/** The clients of other brokers: one for HTTP requests and WebSockets, one for gRPC calls. */
+/** The clients with which this broker calls other brokers: one for HTTP requests and WebSockets, one for gRPC calls. */
 interface Clients {
   http: PeerClient;
   grpc: PeerCalls;
@@ -61,8 +64,8 @@ export class Peers {
   }
 
   /**
-   * A copy that refuses requests about machines of other brokers. The peer port uses the copy, so that no request is
-   * forwarded twice.
+   * Returns Peers that refuse requests about machines of other brokers. The peer port uses them, so that a forwarded
+   * request is never forwarded again.
    */
   get atPeerPort(): Peers {
     return new Peers(this.#services);

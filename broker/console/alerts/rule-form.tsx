@@ -111,7 +111,7 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
       <SelectField
         label="Once it has lasted"
         value={String(lasting)}
-        options={durations(lastings, lasting, 'no time, at once')}
+        options={durations(lastings, lasting, '0 s (at once)')}
         change={(ms) => set({ lasting: Number(ms) })}
       />
     </div>

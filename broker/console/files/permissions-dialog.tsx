@@ -69,7 +69,9 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
           <TextField label="Group" value={group} change={setGroup} />
         </div>
         <p class="hint">
-          {Object.values(before).includes('') ? 'A value that differs between the entries is empty. ' : ''}
+          {Object.values(before).includes('')
+            ? 'A field is empty if its value differs between the entries. '
+            : ''}
           {entries.some(({ type }) => type === 'directory')
             ? 'Changes only a folder itself, not its content. '
             : ''}

@@ -22,7 +22,7 @@ export interface Upload {
 
 /** All uploads in their order. They change in place, because a thousand files change thousands of times. */
 let all: Upload[] = [];
-/** The same for pages: a new array soon after a change. */
+/** A copy of `all` for the pages to display. It is replaced soon after each change. */
 export const uploads = signal<readonly Upload[]>([]);
 /** A counter that changes when uploads have ended. Open folders then load their list again. */
 export const arrivals = signal(0);
@@ -88,7 +88,7 @@ export function dismissUploads(): void {
 
 let isScheduled = false;
 
-/** Soon shows the changes on the pages. */
+/** Replaces `uploads` after `showMs` milliseconds, so that pages display the changes made until then. */
 function show(): void {
   if (isScheduled) return;
   isScheduled = true;

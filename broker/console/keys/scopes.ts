@@ -13,7 +13,7 @@ export const scopeTexts: Readonly<Record<Scope, string>> = {
   'sessions:attach': 'Open and use terminals',
   'schedules:read': 'See schedules and their runs',
   'schedules:write': 'Create and change schedules',
-  'webhooks:read': 'See webhooks, channels of alerts and deliveries',
+  'webhooks:read': 'See webhooks, alert channels, and what is delivered to them',
   'webhooks:write': 'Create and change webhooks, alert rules and channels',
   admin: 'Everything, with keys, join tokens and the audit log',
 };

@@ -70,7 +70,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
             aria-expanded={open}
             aria-controls={listId}
             aria-activedescendant={open && found[at] ? `${listId}-${at}` : undefined}
-            placeholder="Part of its name"
+            placeholder="Part of a machine’s name"
             autoComplete="off"
             value={text}
             onInput={({ currentTarget }) => {

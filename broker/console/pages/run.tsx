@@ -209,7 +209,7 @@ function BatchOptions({ options, set }: Pick<MoreOptionsProps, 'options' | 'set'
         label="Allowed failures"
         value={options.failures}
         change={(failures) => set({ failures })}
-        hint="Default: no limit. Once more machines than this have failed, no further machine starts"
+        hint="If more machines than this fail, the command starts on no further machine. Default: no limit"
         numeric
       />
     </>

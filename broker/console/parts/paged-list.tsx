@@ -73,9 +73,9 @@ export function LongList<T extends { id: string }>({
 }
 
 /**
- * Returns a function that corrects the pages after the first one, which are not loaded again with it. The function puts
- * items before them that new items have pushed out of the first page. If the old and the new first page share no item,
- * it removes the other pages: items that were never loaded now precede them.
+ * When the first page is loaded again, the further pages are not. The returned function corrects the further pages. It
+ * puts before them the items that new items have pushed out of the first page. If the old and the new first page share
+ * no item, it removes the further pages, because items between both were never loaded.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));

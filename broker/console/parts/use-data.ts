@@ -22,9 +22,9 @@ const restMs = 1_000;
 const againMs = 2_000;
 
 /**
- * Loads data again when one of `inputs` changes, and after an interruption of the stream of events. `when` selects
- * events that cause a load too. For data that the user edits, `when` is null: then neither events nor interruptions
- * cause a load. If `topic` is set, updates of this topic cause a load, in place of the events of `when`.
+ * Loads data. Loads it again when one of `inputs` changes, after an event for which `when` is true, and after an
+ * interruption of the event stream. For data that the user edits, `when` is null: only a change of `inputs` then causes
+ * a load. If `topic` is set, updates of this topic cause loads instead of events.
  */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,

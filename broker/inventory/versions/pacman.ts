@@ -34,7 +34,7 @@ function compareSegment(x: string, y: string): number {
  * letters is older than an empty rest.
  */
 function compareRests(a: string, b: string): number {
-  // Separators at the start do not count, unless one of the rests is empty.
+  // If neither rest is empty, separators at their starts do not count.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;
