@@ -132,8 +132,8 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   }
 }
 
-// The spawners of version 0.1.0 wrote each "accepted" line into a ring file, before the agent wrote it into the
-// journal. If a ring file of a crashed agent has a line for an id, the command of this id may have run.
+// In version 0.1.0 a spawner wrote the "accepted" line of each command into a ring file. Afterwards the agent copied it into
+// the journal. If the agent crashed in between, only the ring file names the command, which may have run.
 
 /**
  * Returns the "accepted" lines that are in the ring files of version 0.1.0 and not in the journal. Must be called after

@@ -238,8 +238,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // First lets each accept() call of this batch remove its entry from memory, which takes one microtask. The next
-        // batch then rewrites the file without these entries.
+        // Waits for one microtask, in which each accept() call of this batch removes its entry from memory. Otherwise the next
+        // batch would write these entries into the file again.
         await Promise.resolve();
       }
     }

@@ -286,8 +286,8 @@ export class CommandStore {
   }
 
   /**
-   * Records that this broker has the output files of commands that ended while it was the only broker. Only with
-   * several brokers does a record say who has the files.
+   * Records that this broker has the output files of earlier commands. While it was the only broker of its database, it
+   * recorded nothing when a command ended.
    */
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;

@@ -33,8 +33,8 @@ import { WebSocketUpgrades } from './websocket-upgrades.ts';
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port extends AppPort {
   /**
-   * Finds the client of a request that another broker forwarded. Only for the peer port, which accepts and
-   * authenticates connections itself.
+   * Finds the client of a request that another broker forwarded. Only for the peer port. That port itself accepts
+   * connections and authenticates the other broker.
    */
   forwardedClient?: (request: IncomingMessage) => Promise<Client>;
   /** Milliseconds within which the headers of the first request must arrive. */

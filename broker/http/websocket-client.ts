@@ -85,7 +85,10 @@ export class WebSocketClient implements ClientPort {
     return this.#gone.signal;
   }
 
-  /** Resolves once the client has reported the bytes; if it reports nothing, once the socket has sent them. */
+  /**
+   * Resolves once the client has confirmed that it processed these bytes. If the client never confirms any, resolves once
+   * the socket has sent these.
+   */
   async output(bytes: Uint8Array): Promise<void> {
     this.#sent += bytes.length;
     const end = this.#sent;

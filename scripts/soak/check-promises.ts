@@ -68,7 +68,8 @@ async function checkCommands(
   }
   for (const [id, marker] of batches) {
     const count = runs.get(marker)?.length ?? 0;
-    if (count !== real.length) failures.push(`batch ${id} ran ${count} times on ${real.length} machines`);
+    if (count !== real.length)
+      failures.push(`batch ${id} ran ${count} times, instead of once on each of ${real.length} machines`);
   }
   const known = new Set([...commands.values(), ...batches.values()]);
   for (const [marker, { length }] of runs)

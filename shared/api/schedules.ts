@@ -168,7 +168,7 @@ const further = {
   overlap: overlap
     .optional()
     .describe(
-      'Whether a run starts while the previous one is in progress: `skip` (default) or `allow`. With `on_change`, `skip` loses no change: if the path changes during a run, one run starts after it has ended',
+      'Whether a run starts while the previous one is in progress: `skip` (default) or `allow`. With `on_change`, `skip` loses no change: if the path changes during a run, one more run starts after that run',
     ),
   catch_up: catchUp
     .optional()

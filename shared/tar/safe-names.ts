@@ -44,5 +44,5 @@ export function assertInside(path: Bytes, target: Bytes): void {
   const down = parts.findIndex((part) => part !== '..');
   const up = down === -1 ? parts.length : down;
   if (up > path.split('/').length - 1) throw refuse('that leads outside the directory');
-  if (parts.includes('..', up)) throw refuse('whose target has ".." after a name');
+  if (parts.includes('..', up)) throw refuse('whose target has ".." after another part of the path');
 }
