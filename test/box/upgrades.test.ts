@@ -158,7 +158,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
 
   describe.each<Kind>(['tar.gz', 'deb'])('an agent from a %s', (kind) => {
     /** What does not depend on the kind of package is tested with one of them. */
-    const testOnce = test.runIf(kind === 'tar.gz');
+    const testOnce = kind === 'tar.gz' ? test : (_name: string, _run: () => Promise<void>): void => {};
 
     test('is installed with root’s unit and the key that it trusts', async () => {
       const { address, joinToken } = await up();
