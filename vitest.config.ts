@@ -16,8 +16,11 @@ const tiers = {
   cluster: 'test/cluster/*.test.ts',
 };
 
-/** Tiers whose files run in the same worker processes, one after another, because they break nothing in the process. */
-const sharedProcess = ['default', 'cli', 'console', 'postgres', 'cluster'];
+/**
+ * Tiers whose files run in the same worker processes, one after another, because they break nothing in the process. They
+ * begin when all other tiers have ended, so tiers with a few long files would leave workers idle.
+ */
+const sharedProcess = ['default', 'cli'];
 
 /** Test files that take longest. They start first, so that none of them runs alone at the end. */
 const slowest = [
