@@ -85,7 +85,7 @@ const statusSettings = {
 
 /**
  * The verb `status` of a service. `more` returns fields of the JSON output that only this program has. `otherWay`: the
- * text that tells users of a machine without systemd what to do instead.
+ * text about what to do instead on a machine without systemd.
  */
 export function statusCommand(
   service: Service,
