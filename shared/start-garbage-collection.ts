@@ -19,7 +19,7 @@ const lookMs = 5_000;
 const restful = 0.03;
 const idleChecks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */
-const worthwhile = 1.1;
+const worthwhile = 1.2;
 
 let passed = 0;
 let collect: Collect | undefined;
