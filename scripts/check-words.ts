@@ -26,7 +26,7 @@ interface Avoided {
 const avoided: Avoided[] = [
   { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 0 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
-  // Matches only the pronoun `nobody`, not the user `nobody` of Linux.
+  // The pattern leaves out the Linux user of this name.
   { name: 'nobody', pattern: /(?<!['"]|user |belongs to )\bnobody\b/g, ceiling: 0 },
   { name: 'wish', pattern: /\b(?:wish|wishes|wished|wishing)\b/g, ceiling: 0 },
   { name: 'shown', pattern: /\bshown\b/g, ceiling: 0 },

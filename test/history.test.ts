@@ -640,7 +640,7 @@ describe('pruning', () => {
     expect(gone).toEqual(['older']);
   });
 
-  test('an alert is kept for its time from its end on, however long it was open', async () => {
+  test('deletes an alert after its retention time since it was resolved, not since it was opened', async () => {
     const { history } = await createBench();
     const events = await Events.open(history, 3_600_000);
     const alerts = await AlertRecords.open({ state: { machines: new Map() }, history, events }, 3_600_000);
