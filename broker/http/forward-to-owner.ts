@@ -45,7 +45,7 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
     if (client.quota?.refusal) return false;
     // If the request cannot be read, this broker refuses it and writes its audit record.
     const { subject, body } = await find(client, parts).catch((): Found => ({}));
-    if (!subject && route.method === 'GET') await peers.refresh();
+    if (!subject) await peers.refresh();
     const elsewhere = subject && peers.elsewhere(subject);
     if (!elsewhere) return false;
     await elsewhere.forward(ctx.req, ctx.res, { client, requestId: String(ctx.state.requestId), body });
