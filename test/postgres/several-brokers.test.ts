@@ -232,6 +232,20 @@ withPostgres('two brokers', () => {
     });
   });
 
+  test('run a batch on a machine that the other has just tagged, although no notification has arrived', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 1 })).token);
+    const machine_id = await enroll(one, secret, 'machine');
+    await whileFrozen(await listeners(database, 2), async () => {
+      for (let n = 0; n < 5; n += 1) {
+        await one.client.machines.update({ machine_id, tags: [`tag-${n}`] });
+        const body = { tags: [`tag-${n}`], command: 'true', queue_for: 60_000, wait: 0 };
+        const { results } = (await two.call('POST', '/commands/batch', { body })).body.data;
+        expect(results).toMatchObject([{ machine_id }]);
+      }
+    });
+  });
+
   test('forward requests about a machine that has just linked, although no notification has arrived', async () => {
     const { createDatabase } = await server();
     const flags = ['--database-url', await createDatabase(), ...peer];
