@@ -2,6 +2,8 @@
 
 /** DEC private modes that stay set when a program ends: cursor keys, mouse, alternate screen… */
 const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
+/** The DEC modes that show the alternate screen, which programs such as editors fill. */
+const alternateScreen = [47, 1047, 1049];
 /**
  * The DEC mode that makes the cursor visible. Terminals start with this mode set, so undo() sets it again if a program
  * has reset it.
@@ -27,6 +29,10 @@ export function watchModes() {
         }
       }
       tail = text.slice(-longestSequence);
+    },
+    /** True while the local terminal displays the alternate screen. */
+    get isAlternateScreen(): boolean {
+      return alternateScreen.some((mode) => set.has(mode));
     },
     /**
      * Returns the escape sequences that reset the text attributes, and the modes that the output has set on the local

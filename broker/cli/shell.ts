@@ -1,8 +1,15 @@
 // The verb farhand shell: opens a terminal on a machine, in the local terminal or connected to pipes.
 import type { Command } from 'commander';
+import { after, sleep } from '../../shared/clock.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { clean } from '../../shared/sanitize-text.ts';
-import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
+import {
+  type Ending,
+  type Farhand,
+  FarhandError,
+  type Terminal,
+  type TerminalNote,
+} from '../../shared/sdk/index.ts';
 import { where, withBroker } from './connect-to-broker.ts';
 import { localVerb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
@@ -11,11 +18,17 @@ import { onStop, write } from './output-and-signals.ts';
 
 /** Code of the key Ctrl-], which detaches, as in telnet. Few programs use this key. */
 const detachKey = 0x1d;
+/** Code of Ctrl-C. */
+const interruptKey = 0x03;
 /** The character of Ctrl-D, the end of input on a terminal. */
 const endOfInput = '\x04';
 /** Environment variables that describe the local terminal to remote programs. */
 const passedOn = ['TERM', 'COLORTERM'];
 const newline = 0x0a;
+/** Milliseconds between two attempts to attach again. */
+const retryMs = 1_500;
+/** Longest time of an attempt to attach again, in milliseconds. A network that drops packets reports no error. */
+const attachMs = 10_000;
 
 export function addShell(program: Command): void {
   const spec = {
@@ -53,10 +66,23 @@ async function createSession(client: Farhand, machine: string): Promise<string> 
   return session_id;
 }
 
-/** Displays a session until it ends or is detached. Returns this program's exit code. */
+/** How a session is displayed. */
+interface View {
+  client: Farhand;
+  session_id: string;
+  observe: boolean;
+  /** Its signal fires when the user leaves. */
+  leaving: AbortController;
+}
+
+/**
+ * Displays a session until it ends or is detached. If the connection breaks, a local terminal stays and attaches
+ * again. Returns this program's exit code.
+ */
 export async function showSession(client: Farhand, session_id: string, observe: boolean): Promise<number> {
   const modes = watchModes();
   const leaving = new AbortController();
+  const view: View = { client, session_id, observe, leaving };
   let code: number | undefined;
   // On a signal the session is detached before the program ends, so that the local terminal is restored.
   const forget = onStop((as) => {
@@ -66,42 +92,106 @@ export async function showSession(client: Farhand, session_id: string, observe: 
   const restore = (): void => {
     if (process.stdout.isTTY && process.stdout.writable) process.stdout.write(modes.undo());
   };
-  const onNote = (note: TerminalNote): void => {
-    if (note.type === 'status') hint(`${session_id}: ${note.status}`);
-  };
   try {
-    for (let first = true; ; first = false) {
-      const settings = { signal: leaving.signal, onNote };
-      const terminal = await open(client, session_id, observe, settings).catch((error: unknown) => {
+    const attachNow = (): Promise<Terminal | undefined> =>
+      attach(view).catch((error: unknown) => {
         if (code === undefined) throw error;
+        return undefined;
       });
-      if (!terminal) return code ?? 1;
-      if (first) hint(`${session_id}: Ctrl-] detaches`);
+    let terminal = await attachNow();
+    if (terminal) hint(`${session_id}: Ctrl-] detaches`);
+    while (terminal) {
       const ending = await drive(terminal, observe, (bytes) => modes.see(bytes));
+      const { offset } = terminal;
+      terminal = undefined;
       // A client that read too slowly attaches again and continues with the latest output.
-      if (ending.why === 'fell_behind') continue;
+      if (ending.why === 'fell_behind') terminal = await attachNow();
+      else if (isBroken(ending) && process.stdin.isTTY && !leaving.signal.aborted) {
+        hint(`${reasonOf(ending)}: attaching again; Ctrl-] leaves`);
+        terminal = await attachAgain(view, offset);
+        // A program that fills the screen draws the screen again after a change of the size. That removes the hint.
+        if (terminal && modes.isAlternateScreen && !observe) redraw(terminal);
+      }
+      if (terminal) continue;
       // The terminal is restored before the last message is printed, which would otherwise vanish with the
       // alternate screen.
       restore();
       return code ?? codeOf(ending, session_id);
     }
+    return code ?? 1;
   } finally {
     forget();
     restore();
   }
 }
 
-async function open(
-  client: Farhand,
-  session_id: string,
-  observe: boolean,
-  settings: TerminalSettings & { signal: AbortSignal },
-): Promise<Terminal> {
+/** Attaches to a session; without `offset` its output starts with the last 256 KiB. */
+async function attach(view: View, signal = view.leaving.signal, offset?: number): Promise<Terminal> {
+  const { client, session_id, observe } = view;
   const mode = observe ? 'observer' : 'operator';
-  const attached = await client.sessions.attach({ session_id, mode }, { signal: settings.signal });
-  return client.sessions.terminal(attached, settings).catch((error: unknown) => {
+  const onNote = (note: TerminalNote): void => {
+    if (note.type === 'status') hint(`${session_id}: ${note.status}`);
+  };
+  const input = { session_id, mode, ...(offset !== undefined && { offset }) } as const;
+  const attached = await client.sessions.attach(input, { signal });
+  return client.sessions.terminal(attached, { signal, onNote }).catch((error: unknown) => {
     throw new StartError(error instanceof Error ? error.message : String(error), 1, { cause: error });
   });
+}
+
+/**
+ * Attaches again with the output from `offset` on. Tries until it works; undefined if the user leaves before. Throws if
+ * the session has ended, or if the API key may not use the session.
+ */
+async function attachAgain(view: View, offset: number): Promise<Terminal | undefined> {
+  const { signal } = view.leaving;
+  const restore = rawMode();
+  const leave = (keys: Buffer): void => {
+    if (keys.includes(detachKey) || keys.includes(interruptKey)) view.leaving.abort();
+  };
+  process.stdin.on('data', leave).resume();
+  try {
+    for (let from: number | undefined = offset; !signal.aborted; await sleep(retryMs, signal)) {
+      const failing = new AbortController();
+      const cancel = after(attachMs, () => failing.abort(new Error(`no answer within ${attachMs} ms`)));
+      try {
+        return await attach(view, AbortSignal.any([signal, failing.signal]), from);
+      } catch (error) {
+        if (!signal.aborted && !mayWorkLater(error)) throw error;
+        // The machine stores only the newest output. If the output at `offset` is gone, the latest output is displayed.
+        if (endingIn(error)?.why === 'fell_behind') from = undefined;
+      } finally {
+        cancel();
+      }
+    }
+    return undefined;
+  } finally {
+    process.stdin.off('data', leave).pause();
+    restore();
+  }
+}
+
+/** False if the broker has refused to attach because of the session or the API key. */
+function mayWorkLater(error: unknown): boolean {
+  // An error without an answer of the broker has the status 0.
+  if (error instanceof FarhandError)
+    return !(error.status >= 400 && error.status < 500) || error.status === 429;
+  const why = endingIn(error)?.why;
+  return why !== 'ended' && why !== 'forbidden';
+}
+
+/** Returns why the broker closed a terminal before it was ready; undefined for other errors. */
+function endingIn(error: unknown): Ending | undefined {
+  const reason = error instanceof StartError && error.cause instanceof Error ? error.cause.cause : undefined;
+  // The cast is safe: the SDK sets the cause of its error to an Ending.
+  return reason as Ending | undefined;
+}
+
+/** Makes the program in the terminal draw its whole screen, by two changes of the size. */
+function redraw(terminal: Terminal): void {
+  const { columns, rows } = process.stdout;
+  if (rows > 1) terminal.resize(columns, rows - 1);
+  terminal.resize(columns, rows);
 }
 
 /** Connects a terminal to this program's input and output until it ends. */
@@ -172,7 +262,8 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     stdout.on('resize', resize);
     stdin.on('end', end);
   }
-  if (!observe || stdin.isTTY) stdin.on('data', take);
+  // Without resume() a listener gets nothing from an input that stop() has paused before.
+  if (!observe || stdin.isTTY) stdin.on('data', take).resume();
   return {
     // The end of input is meant for the shell, but a program that the shell runs may read it first. It is therefore
     // sent again after each new prompt.
@@ -188,6 +279,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
 const again = (session_id: string): string =>
   `the session stays open; attach again with farhand shell --session ${session_id}`;
 const endings = {
+  detached: 'this client was detached',
   forbidden: 'the API key may no longer use this session',
   fell_behind: 'this client read the output too slowly',
   stopping: 'the broker is stopping, or another one takes the machine over',
@@ -203,10 +295,17 @@ function codeOf(ending: Ending, session_id: string): number {
     hint(`detached: ${again(session_id)}`);
     return 0;
   }
-  const why = ending.why === 'lost' ? ending.message : endings[ending.why];
-  process.stderr.write(`\r\nfarhand: ${clean(why)}; ${again(session_id)}\r\n`);
+  process.stderr.write(`\r\nfarhand: ${clean(reasonOf(ending))}; ${again(session_id)}\r\n`);
   return 1;
 }
+
+type Interrupted = Exclude<Ending, { why: 'ended' }>;
+
+/** True if the connection broke or the broker stopped, so that attaching again may work. */
+const isBroken = (ending: Ending): ending is Interrupted =>
+  ending.why === 'lost' || ending.why === 'stopping';
+const reasonOf = (ending: Interrupted): string =>
+  ending.why === 'lost' ? ending.message : endings[ending.why];
 
 /** Prints a hint if standard error is a terminal. */
 function hint(text: string): void {

@@ -373,23 +373,61 @@ describe('in tmux, farhand shell', () => {
     });
   });
 
+  needs('tmux', 'vim')(
+    'attaches again after the connection broke, and the program draws its screen again',
+    async () => {
+      const { tmux, proxy } = await vimBehindProxy();
+      proxy.forbid();
+      await tmux.says(/the connection broke: attaching again/);
+      proxy.allow();
+      await tmux.sees((lines) => expect(lines.slice(1, 29)).toEqual(Array(28).fill('~')));
+      tmux.type('-l', 'iback');
+      await tmux.sees((lines) => expect(lines[0]).toBe('back'));
+      tmux.type('Escape');
+      tmux.line(':cq');
+      await tmux.says(/^code 1$/m);
+      await restored(tmux);
+    },
+  );
+
+  needs('tmux', 'vim')('ends if its session has ended while the connection was broken', async () => {
+    const { system, tmux, proxy } = await vimBehindProxy();
+    proxy.forbid();
+    await tmux.says(/attaching again/);
+    const { items } = await system.client.sessions.list({ status: 'CONNECTED' });
+    await system.client.sessions.end({ session_id: items[0]?.session_id ?? '' });
+    proxy.allow();
+    await tmux.says(/session sess_\w+ has ended[\s\S]*code 1/);
+    await restored(tmux);
+  });
+
   test.skipIf(lacks('tmux', 'vim')).each([
     ['the broker stops', 'stop', /the broker is stopping, or another one .*; the session stays open/],
     ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
-  ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, received) => {
-    const { system } = await startScene();
-    const proxy = await startProxy(new URL(system.url).host);
-    onTestFinished(() => proxy.close());
-    const tmux = startTmux(environment({ ...system, url: `http://${proxy.address}` }));
-    tmux.shell('web-1; echo "code $?"');
-    await tmux.says(/Ctrl-\] detaches/);
-    tmux.line('exec vim -u NONE -N -c "set mouse=a"');
-    await tmux.says(/^~$/m);
-    if (how === 'stop') void system.broker.close();
-    if (how === 'cut') proxy.cut();
+  ])('puts the terminal back when %s and the user leaves (needs tmux, vim)', async (_what, how, received) => {
+    const { system, tmux, proxy } = await vimBehindProxy();
     if (how === 'kill') process.kill(tmux.child(), 'SIGTERM');
+    else {
+      if (how === 'stop') void system.broker.close();
+      else proxy.forbid();
+      await tmux.says(/attaching again; Ctrl-] leaves/);
+      tmux.type(how === 'stop' ? 'C-]' : 'C-c');
+    }
     await tmux.says(received);
     await restored(tmux);
   });
 });
+
+/** Starts vim in `farhand shell` in tmux. The connection to the broker goes through a proxy. */
+async function vimBehindProxy() {
+  const { system } = await startScene();
+  const proxy = await startProxy(new URL(system.url).host);
+  onTestFinished(() => proxy.close());
+  const tmux = startTmux(environment({ ...system, url: `http://${proxy.address}` }));
+  tmux.shell('web-1; echo "code $?"');
+  await tmux.says(/Ctrl-\] detaches/);
+  tmux.line('exec vim -u NONE -N -c "set mouse=a"');
+  await tmux.says(/^~$/m);
+  return { system, proxy, tmux };
+}
