@@ -21,6 +21,7 @@ const { values } = parseArgs({
     rounds: { type: 'string', default: '2' },
     agents: { type: 'string', default: '6' },
     clients: { type: 'string', default: '8' },
+    retries: { type: 'string', default: '2' },
     from: { type: 'string' },
     to: { type: 'string' },
     out: { type: 'string' },
@@ -63,7 +64,8 @@ class Client {
       this.#attempts += 1;
       return fetch(...request);
     };
-    this.#sdk = new Farhand({ baseUrl: system.proxy.url, apiKey: system.key, fetch: counted });
+    const retries = Number(values.retries);
+    this.#sdk = new Farhand({ baseUrl: system.proxy.url, apiKey: system.key, retries, fetch: counted });
   }
 
   async run(nth: number, signal: AbortSignal): Promise<void> {
@@ -79,9 +81,13 @@ class Client {
       });
       await this.#send('GET /machines', () => this.#sdk.machines.list());
       await this.#send('GET /commands', () => this.#sdk.commands.list({ machine_id, limit: 10 }));
-      await this.#send('POST /saved-commands', () =>
-        this.#sdk.savedCommands.create({ name: marker, argv: ['true'] }),
-      );
+      const saved: string[] = [];
+      await this.#send('POST /saved-commands', async () => {
+        saved.push((await this.#sdk.savedCommands.create({ name: marker, argv: ['true'] })).id);
+      });
+      // A broker stores at most 1,000 saved commands. A failed removal leaves one more, which does not matter.
+      for (const saved_command_id of saved)
+        await this.#sdk.savedCommands.remove({ saved_command_id }).catch(() => undefined);
       await this.#readMachine(machine_id);
     }
   }
