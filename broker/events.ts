@@ -53,7 +53,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The index by machine contains the columns by which lists of a machine are filtered.
+  // Replaces the index by machine, because the old one lacks the columns by which lists of a machine are filtered.
   `${dropOldCounts('events')} DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,
@@ -252,7 +252,7 @@ export class Events {
         const event = eventOf(row);
         yield { event: event.type, data: event, id: event.id };
       }
-      // The rows may include events that were committed after `newest` was read.
+      // `sent` can exceed `newest`: the query also finds events that were committed after `newest` was read.
       const sent = Number(rows.at(-1)?.seq ?? 0);
       // The position never goes back. A client that comes from another broker may have events already that this broker
       // has not read yet.

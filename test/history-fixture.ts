@@ -26,7 +26,7 @@ export async function expectWaitingChangesUndone({ history, note, committed }: N
   ]);
   expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
   expect(outcomes[0]).toMatchObject({
-    reason: expect.objectContaining({ message: expect.stringContaining('waited for something other') }),
+    reason: expect.objectContaining({ message: expect.stringContaining('awaited something other') }),
   });
   expect(await committed()).toEqual(['c']);
 }

@@ -309,7 +309,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: queue.id },
-        'waiting deliveries that must not be sent could not be marked as failed; trying again in 5 s',
+        'deliveries could not be cancelled, although their receiver is disabled or may no longer get them, or their event was deleted; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
       return;
@@ -339,7 +339,7 @@ export class DeliveryQueue<R extends Receiver> {
     return waiting;
   }
 
-  /** Makes waiting deliveries due within `ms` milliseconds. */
+  /** Changes due times so that no waiting delivery of the receiver is due later than `ms` milliseconds from now. */
   async #limitDue(id: string, ms: number): Promise<void> {
     const { history, store } = this.#parts;
     try {
@@ -347,7 +347,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: id },
-        'the due times of waiting deliveries could not be moved earlier: these are attempted at their old times',
+        'the waiting deliveries of a receiver could not be rescheduled after it was enabled or the broker started; they are attempted at the times planned before',
       );
     }
     this.reread(id);

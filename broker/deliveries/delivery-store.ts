@@ -38,7 +38,7 @@ export interface Delivery extends EventKind {
   eventId: string;
   /** The event as JSON, the same bytes at every attempt; undefined if the event was deleted. */
   body: Buffer | undefined;
-  /** Number of attempts since the delivery was last requested. */
+  /** Number of attempts since the delivery was created, or since a client last asked to send it again. */
   tries: number;
   dueAt: number;
 }
@@ -184,7 +184,7 @@ export class DeliveryStore {
     transaction.run('UPDATE webhook_deliveries SET attempts = ? WHERE id = ?', newest, delivery.id);
   }
 
-  /** Stores an attempt as the last one of its webhook. */
+  /** Stores an attempt as the most recent attempt of its webhook. */
   saveLast(
     { webhookId: webhook_id, delivery: { id, eventId, type }, outcome }: Attempted,
     transaction: HistoryTransaction,
@@ -223,7 +223,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Makes waiting deliveries due at `at` or earlier. */
+  /** Moves the due times of a webhook's waiting deliveries to `at`, if they are later. */
   limitDue(webhookId: string, at: number, transaction: HistoryTransaction): void {
     transaction.run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',
@@ -297,8 +297,8 @@ export class DeliveryStore {
 }
 
 /**
- * Returns the id of a delivery, which is always the same for a webhook and an event. It begins with the time,
- * so that new rows are close to each other on disk.
+ * Returns the id of a delivery, which is always the same for a webhook and an event. The id begins with the time of the
+ * event, so that the rows of new deliveries are close to each other on disk.
  */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();

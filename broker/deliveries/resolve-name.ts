@@ -11,7 +11,8 @@ const limits = { timeout: 2_000, tries: 2 };
 
 /**
  * Resolves a name by the hosts file, then by the name servers (`servers`, or those of the system), without
- * search domains. Both are read at each call, so that changes by an administrator have an effect at once.
+ * search domains. The hosts file and the system's list of name servers are read at each call, so that an
+ * administrator's changes have an effect at once.
  */
 export async function resolveName(
   given: string,

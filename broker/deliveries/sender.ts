@@ -165,7 +165,7 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
       if (size >= storedBytes) break;
     }
   } catch {
-    // The start of the answer is enough for the record of the attempt.
+    // The error is ignored: the bytes that have arrived are enough for the record of the attempt.
   }
   if (headers['content-encoding']) return null;
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');

@@ -195,7 +195,7 @@ async function removeFile(services: FileServices, input: Input<Route<'remove'>>,
 
 type CopyInput = Input<Api['files']['copy']>;
 
-/** One message of a file or archive that an agent sends. */
+/** A message of an agent that sends a file or archive: the next bytes, or at the end the checksum. */
 interface Part {
   chunk?: Buffer | null;
   tail?: { sha256: string } | null;
@@ -229,7 +229,7 @@ async function copyAcross(
   const { type, mode } = assertEntry((await from.statFile({ path: source }, single(caller))).entry);
   const options = bulk(caller);
   let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
-  // If writing fails, the request ends, and with it the stream that reads the source.
+  // Nothing here closes the stream that reads the source. If writing fails, the end of the request closes that stream.
   if (type === 'FILE_TYPE_DIRECTORY') {
     const sent = digested(from.readArchive({ path: source, gzip: false }, options));
     const requests = upload({ path, whole: true, overwrite }, sent.chunks, () => ({ sha256: sent.sha256() }));

@@ -125,8 +125,8 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // The agent skips bytes that it already has, because it knows their offset. Not sending them again only saves
-      // traffic.
+      // The next try sends only the bytes that the agent lacks, which saves traffic. The agent would skip the others,
+      // because it knows their offset.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }

@@ -25,7 +25,7 @@ interface CallsPort {
   markAuthenticated?(peer: string): void;
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
   forwardedClient?(headers: Metadata): Promise<Client>;
-  /** The peers that calls of this port use, instead of the peers of the service. */
+  /** Replaces the service's own `peers`. The peer port sets it, so that a forwarded call is not forwarded again. */
   peers?: Peers;
 }
 

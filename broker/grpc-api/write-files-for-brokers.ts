@@ -57,7 +57,7 @@ async function write(
 ): Promise<unknown> {
   const gone = new AbortController();
   call.once('cancelled', () =>
-    gone.abort(new AppError('unavailable', 'the other broker has ended the call')),
+    gone.abort(new AppError('unavailable', 'the broker that sends the file has ended the call')),
   );
   const { key } = await clientOf(call.metadata);
   const machine = machineIds.parse(String(call.metadata.get(machineHeader)[0] ?? ''));

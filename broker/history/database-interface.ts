@@ -23,9 +23,10 @@ export interface RowReader {
 }
 
 /**
- * A transaction of the history, which reads its own writes. A change may await only get() and all(). Writes return
- * nothing and run in the order of their calls. They are committed together, so that a remote database gets them in one
- * message. If a write fails, the whole change fails. After its change has ended, each call of the transaction throws.
+ * A transaction of the history, which reads its own writes. A change may await only get(), all() and ask(). Writes
+ * return nothing and run in the order of their calls. They are committed together, so that a remote database gets them
+ * in one message. If a write fails, the whole change fails. After its change has ended, each call of the transaction
+ * throws.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
@@ -35,15 +36,16 @@ export interface HistoryTransaction extends Journal, RowReader {
   about(machineId: string): void;
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement and calls `use` with its first row, before the functions passed to committed() are called. The
-   * promise need not be awaited: a change that ignores it does not wait for a remote database.
+   * Runs a statement and calls `use` with its first row, before the functions passed to committed() are called. If the
+   * change does not await the promise, it need not wait for a remote database. If the statement fails, the change fails
+   * in both cases.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
-  /** Writes a row. It replaces a row with the same values in the columns `key`. */
+  /** Inserts a row, or updates the row that has the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
-   * Writes an entry with the function that History.onEntry() has set for its kind, before the change ends. A read
-   * inside the change may not find the entry.
+   * Writes an entry with the function that History.onEntry() has set for its kind. append() does not wait for that
+   * function, so a read inside the change may not find the entry. The commit waits for the function.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
@@ -71,7 +73,7 @@ export interface Database extends RowReader {
   /** Name of the database in messages. */
   readonly name: string;
   readonly writer: Writer;
-  /** False while the database does not answer. Writes that begin then reject at once. */
+  /** False while the database does not answer. A write that is requested in that time rejects at once. */
   readonly isReady: boolean;
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;

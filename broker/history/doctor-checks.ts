@@ -139,12 +139,16 @@ function ofBroker({ id, url, seconds, machines, linked }: BrokerRow): Finding {
   return warn(
     id,
     `${owns}; its lease ended ${about} s ago`,
-    'check that this broker runs and reaches the database',
+    `check that the broker at ${url} runs and reaches the database`,
   );
 }
 
 function clock(skew: number): Finding {
   if (skew < mostSkewMs) return ok('database clock', 'agrees with the clock of this machine');
   const what = `differs by ${Math.round(skew / 1000)} s from the clock of this machine`;
-  return warn('database clock', what, 'on both machines: follow a time server (timedatectl set-ntp true)');
+  return warn(
+    'database clock',
+    what,
+    'run timedatectl set-ntp true on this machine and on the database server, so that both follow a time server',
+  );
 }

@@ -202,7 +202,7 @@ class Change {
   readonly #name: string;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #hooks: (() => void)[] = [];
-  /** Answers to the statements of ask(). The change need not wait for them. */
+  /** Resolve when the statements of ask() are answered. The change may end earlier, but its hooks wait for them. */
   readonly #answers: Promise<void>[] = [];
   /** The appended entries that are being written. */
   #appended: Promise<void>[] = [];
@@ -274,7 +274,7 @@ class Change {
     clearImmediate(this.#turn);
     if (this.#open > 0 || this.#hasEnded) return;
     this.#turn = setImmediate(() => {
-      const about = `a change of ${this.#name} waited for something other than its transaction: this is a fault of the broker`;
+      const about = `the code of a change of ${this.#name} awaited something other than its transaction, so the change was undone: this is a fault of the broker`;
       this.#late.reject(new Error(about));
     });
   }
@@ -318,7 +318,7 @@ class Change {
   }
 }
 
-/** Returns SQL that writes a row, and replaces one with the same values in the columns `key`. */
+/** Returns SQL that inserts a row, or updates the row that has the same values in the columns `key`. */
 function upsert(table: string, key: string, columns: readonly string[]): string {
   const names = columns.map((name) => `"${name}"`);
   const places = columns.map(() => '?').join(', ');

@@ -82,7 +82,7 @@ export class History implements RowReader {
     ];
   }
 
-  /** False while the database does not answer. Writes that begin then reject at once. */
+  /** False while the database does not answer. A write that is requested in that time rejects at once. */
   get isReady(): boolean {
     return this.#database.isReady;
   }

@@ -15,17 +15,17 @@ const schemaVersion = 1;
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
-/** Losses of data that the user accepts for this start. */
+/** The incomplete states of history.db in which the broker starts. */
 interface Accepted {
-  /** Accepts a history.db that is missing or empty. */
+  /** history.db may be missing or empty: no broker has run here yet, or the user accepts the loss (--new-history). */
   isNew?: boolean;
-  /** Accepts a history.db that lacks its last changes. */
+  /** history.db may lack its last changes: the user accepts this loss (--old-history). */
   isOld?: boolean;
 }
 
 /**
  * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer version. Throws
- * StartError if data was lost, unless `isNew` or `isOld` accepts this loss.
+ * StartError if the file is missing or empty without `isNew`, or lacks its last changes without `isOld`.
  */
 export function openHistory(
   file: string,

@@ -224,8 +224,8 @@ export class PostgresSession implements Writer {
       if (isShared) await client.query(`SET idle_in_transaction_session_timeout = ${frozenMs}`);
       const how = `pg_try_advisory_lock${isShared ? '_shared' : ''}(${lock})`;
       const used = isShared
-        ? 'a farhand-broker without --peer-listen: stop that one first'
-        : 'another farhand-broker: stop that one first, or start all of them with --peer-listen';
+        ? 'a farhand-broker that was started without --peer-listen: stop that broker first'
+        : 'another farhand-broker: stop that broker first, or start all brokers with --peer-listen';
       await lockOrThrow(client, how, tries, `${this.#address.name} is in use by ${used}`);
       return client;
     } catch (error) {

@@ -14,8 +14,8 @@ export interface CountedTable {
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
   /**
-   * The first of `columns`. Set it if every query for a list compares this column: the keys of the counts then begin
-   * with it.
+   * One of `columns`, if every list is of one value of this column, such as the runs of one schedule. The keys of the
+   * counts then begin with it, so that a query reads only the counts of that value.
    */
   scope?: string;
 }
@@ -35,8 +35,8 @@ export interface Bounds {
  */
 export const sequencesPerMs = 1_000;
 /**
- * Rows are counted by quarters of an hour. If a bound of a list is inside a quarter, the query reads the rows of
- * that quarter.
+ * The counts are per quarter of an hour. If `since` or `until` of a list is inside a quarter, the query counts the rows
+ * of that quarter itself.
  */
 const quarterMs = 900_000;
 /** Maximum number of rows that one step counts. A step takes some 3 ms. */
@@ -76,8 +76,8 @@ function groupsOf(counted: CountedTable) {
 
 /**
  * Returns SQL that creates the counts of a table, and triggers that correct the counts when rows among the counted ones
- * are inserted, changed or deleted. countNext() counts new rows later. As part of a released migration step, the text
- * must not change.
+ * are inserted, changed or deleted. countNext() counts new rows later. The returned SQL must not change, because it is
+ * part of released migration steps.
  */
 export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;
@@ -149,9 +149,9 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns a query for the number of rows that meet `where`, which uses only `columns`, and lie within the bounds.
- * Returns undefined if the stored counts do not suffice for these columns and bounds. sumOf() computes the total from
- * the query's row.
+ * Returns a query for the number of rows within the bounds that meet the condition `where`. `columns` are the columns
+ * that `where` compares. Returns undefined if the stored counts do not suffice for these columns and bounds. sumOf()
+ * computes the total from the query's row.
  */
 export function totalOf(
   counted: CountedTable,
@@ -192,9 +192,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table, a row's sequence number is at least its time multiplied by sequencesPerMs. So the rows of a
-  // quarter of an hour lie between this product for its first millisecond and the highest number counted in it. No
-  // index of times is needed.
+  // The rows of the quarter are found by their sequence numbers, so no index of times is needed. The lowest possible
+  // number is the first millisecond of the quarter × sequencesPerMs. The highest was stored when the rows were counted.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

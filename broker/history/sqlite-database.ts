@@ -106,7 +106,7 @@ export class SqliteDatabase implements Database {
   }
 
   async close(): Promise<void> {
-    // SQLite removes the -wal file only when the last connection is closed.
+    // The reader is closed first. SQLite removes the -wal file only if the connection that is closed last can write.
     await this.#reader.close();
     try {
       this.#prepare('UPDATE installation SET running = 0').run();

@@ -18,7 +18,7 @@ type ListInput = Bounds & { limit: number; offset: number; sort: string };
 interface OrderedTableOptions {
   keepMs: number;
   keepRows?: number | undefined;
-  /** Columns whose indexes find the rows, the best one first. */
+  /** Columns that have an index, the most selective first. A list uses the first index whose column it filters by. */
   findBy: readonly string[];
 }
 

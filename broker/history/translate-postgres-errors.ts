@@ -10,8 +10,8 @@ const wrong: Readonly<Record<string, string>> = {
   '42501': 'does not allow this user to create tables: make the user the owner of the database',
 };
 
-/** The code of the error that a fence raises (cluster/broker-and-owner-tables.ts). */
-const fenceCode = 'FH001';
+/** Code of the error if another broker owns the machine. The function fence() in the database raises it. */
+const otherOwnerCode = 'FH001';
 
 function codeOf(error: unknown): string {
   const code: unknown = error instanceof Error && 'code' in error ? error.code : undefined;
@@ -55,10 +55,10 @@ function isConnectionFailure(error: unknown): boolean {
   return error instanceof Error && !code && /onnection|timeout/.test(error.message);
 }
 
-/** Returns the error that a request gets. */
+/** Converts a failure of PostgreSQL during a request into the error that the client gets. Returns other errors unchanged. */
 export function requestErrorOf(error: unknown): unknown {
   if (isConnectionFailure(error)) return databaseUnavailable();
-  if (codeOf(error) === fenceCode) return ownedElsewhere();
+  if (codeOf(error) === otherOwnerCode) return ownedElsewhere();
   if (codeOf(error) === '53100')
     return new AppError(
       'unavailable',

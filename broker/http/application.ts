@@ -29,11 +29,14 @@ export interface AppOptions extends DispatchServices, WebSocketServices {
   consoleDirectory: string;
 }
 
-/** Settings that decide which private routes a server has. */
+/** Settings of one server that decide which routes it has besides those of the API. */
 export interface AppPort {
-  /** Limits connections; undefined for the broker's own socket file, whose callers need no key. */
+  /**
+   * Limits connections. Undefined for the broker's own socket file, whose callers need no key: that server has the
+   * routes /local/….
+   */
   connections?: ConnectionLimiter;
-  /** True if this broker can reach the database. Other brokers ask this at the peer port. */
+  /** True if this broker can reach the database. Only the peer port has a route for this, which other brokers call. */
   hasDatabase?: (() => Promise<boolean>) | undefined;
 }
 
@@ -210,7 +213,7 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   ctx.status = status;
   if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
   ctx.set(retryHeaders({ status, details }));
-  // The connection is closed after an oversized body, because only a part of its rest is read.
+  // No request can follow an oversized body on the same connection, because the broker does not read the whole body.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
 }

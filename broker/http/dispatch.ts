@@ -201,7 +201,8 @@ interface ClientsOf {
 }
 
 /**
- * Identifies the clients of one HTTP server: address (by trusted proxies), key or login, and rate limit.
+ * Returns functions that find out for one HTTP server who sent a request: the client's address, its key or login, and
+ * its rate limit. A trusted proxy may report the address.
  */
 export function createClients(services: DispatchServices, { connections, forwardedClient }: ClientsOf) {
   const { keys, logins, proxies } = services;

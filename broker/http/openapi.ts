@@ -34,7 +34,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   ],
   sessions: [
     'Sessions',
-    'Terminals on machines that outlive their clients and short losses of the connection.',
+    'Terminals on machines. They stay open without clients, and while a machine is offline for a short time.',
   ],
   events: ['Events', 'The log of what happened: read it, or follow it as it grows.'],
   keys: [
@@ -42,7 +42,7 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
     'The keys that clients authenticate with, their scopes and the machines that they may use.',
   ],
   logins: ['Logins', 'Logins of browsers: a cookie in place of an API key, with the rights of that key.'],
-  live: ['Live updates', 'Changes of machines, events, commands and batches in one stream.'],
+  live: ['Live updates', 'One stream of changes of machines, commands and batches, and of new events.'],
   webhooks: ['Webhooks', 'Subscriptions that send events to a URL, and their deliveries.'],
   alertRules: ['Alert rules', 'When to open an alert, and about which machines.'],
   alertChannels: ['Alert channels', 'Where alerts are sent: webhooks, chats, phones and e-mail.'],
@@ -75,7 +75,7 @@ const paged = single
   .extend({
     total: z.int().describe('Number of items in all'),
     limit: z.int().describe('Largest number of items in the answer'),
-    offset: z.int().describe('Number of items before the first one in the answer'),
+    offset: z.int().describe('Number of items that were skipped before this page'),
     has_more: z.boolean().describe('Whether items follow'),
   })
   .meta({ id: 'ListMeta' });
@@ -86,7 +86,7 @@ const errorBody = named('Error', {
       message: z.string().describe('What is wrong, and the next step'),
       details: z
         .record(z.string(), z.unknown())
-        .describe('More about the error; the code decides which fields there are'),
+        .describe('More about the error; its fields depend on the error code'),
     })
     .describe('The error'),
 });

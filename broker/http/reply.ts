@@ -216,7 +216,7 @@ async function* growingOf(
   { grows, parts }: Route,
   own: object,
 ): AsyncGenerator<string> {
-  if (!parts) throw new Error('a route of the kind growing must have parts');
+  if (!parts) throw new Error('this route has no `parts`: define it with growing() or inPieces()');
   const start = (): string =>
     `{"data":${JSON.stringify(parts.rest.parse(head)).slice(0, -1)},${JSON.stringify(grows)}:[`;
   let begun = false;

@@ -33,8 +33,8 @@ import { WebSocketUpgrades } from './websocket-upgrades.ts';
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port extends AppPort {
   /**
-   * Finds the client of a request that another broker forwarded. Only for the peer port. That port itself accepts
-   * connections and authenticates the other broker.
+   * Finds the client of a request that another broker forwarded. Set only for the peer port. The peer port accepts the
+   * connections itself, and passes them to this server after the other broker has authenticated.
    */
   forwardedClient?: (request: IncomingMessage) => Promise<Client>;
   /** Milliseconds within which the headers of the first request must arrive. */

@@ -50,7 +50,7 @@ export class WebSocketClient implements ClientPort {
   readonly #changed = new Wake();
   /** Offset after the last byte of output that was sent. */
   #sent = 0;
-  /** Offset of the client's last report; undefined for a client that reports nothing. */
+  /** Offset up to which the client has reported output as processed; undefined until it sends such a report. */
   #received: number | undefined;
   readonly #reported = new Wake();
   #closing = false;

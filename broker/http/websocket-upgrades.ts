@@ -149,7 +149,7 @@ async function forwardTo(
   head: Buffer,
   looked: () => void,
 ): Promise<boolean> {
-  // Node has removed its own listener, and an error event without one would end the process.
+  // Node has removed its own error listener. If the socket had none, an error would end the process.
   socket.on('error', () => socket.destroy());
   const ids = [{ noun: 'session' as const, id: session, listed: false, filters: false }];
   const subject = await peers.subjectOf(ids).finally(looked);

@@ -36,7 +36,7 @@ export async function collectInventory(
     found ??= part.system;
     for (const name of names) {
       items += part[name].length;
-      if (items > mostItems) throw invalid('it has too many items');
+      if (items > mostItems) throw invalid(`more than ${mostItems} items`);
       lists[name]?.push(...part[name]);
     }
   }

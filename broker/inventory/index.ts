@@ -83,8 +83,8 @@ export class Inventories {
   }
 
   /**
-   * Makes a machine collect. Resolves when the new collection is stored. Cancelling the request does not
-   * cancel its collection.
+   * Makes a machine collect its inventory. Resolves when the new inventory is stored. The collection continues if the
+   * request is cancelled, because other requests may wait for it.
    */
   #collect(machineId: MachineId, { request_id, key_id, key_name }: Caller): Promise<void> {
     const running = this.#collecting.get(machineId);
@@ -159,7 +159,8 @@ export class Inventories {
   }
 
   /**
-   * Makes online machines collect. If a machine fails, its last inventory remains. Ends after `refreshMs`.
+   * Makes the online machines collect their inventories again. Waits at most `refreshMs` milliseconds. If a machine
+   * fails, its stored inventory remains.
    */
   async #refresh(machines: readonly Machine[], caller: Caller): Promise<void> {
     const ending = new AbortController();

@@ -133,7 +133,7 @@ export class InventoryRecords {
     }
     const added = [...after].flatMap(([key, one]) => (before.has(key) ? [] : [one]));
     const single = added.length % rowsAtOnce;
-    // Statements of at most two different lengths are used, so that both can stay prepared.
+    // Rows are inserted one at a time or `rowsAtOnce` at a time, so that two prepared statements are enough.
     for (let at = 0; at < added.length; ) {
       const some = added.slice(at, at + (at < single ? 1 : rowsAtOnce));
       const rows = some.map(() => '(?, ?, ?, ?)').join(', ');

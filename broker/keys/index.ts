@@ -301,7 +301,7 @@ class KeyUsage {
     this.#uses = uses;
   }
 
-  /** Reads the last uses, and deletes those of keys that no longer exist. */
+  /** Reads when each key was last used. Deletes the rows of keys that no longer exist. */
   static async open(history: History, keys: ReadonlyMap<string, unknown>): Promise<KeyUsage> {
     await history.migrate('keys', tables);
     const others = 'DELETE FROM key_uses WHERE key_id NOT IN (SELECT value FROM json_each(?))';

@@ -55,15 +55,15 @@ const answerWithinMs = 10_000;
 const syncFactor = 10;
 const noBytes = Buffer.alloc(0);
 /**
- * The error that stops the sending side of a finished call. All calls share it: a new error would cost a
- * stack trace, and this one is never printed.
+ * The error with which a call that has ended stops sending its requests. All calls share it: a new error would cost
+ * a stack trace, and this one is never printed.
  */
 const finished = new AppError('unavailable', 'the call has ended');
 
 /** A call from its request to its end. */
 interface OpenCall {
   id: string;
-  /** Fires when the caller cancels, the deadline passes, the machine answers too late or the link is lost. */
+  /** Aborted if the caller cancels, a time limit is exceeded, a request cannot be read or the link is lost. */
   abort: AbortController;
   end(): void;
 }
@@ -205,7 +205,7 @@ export class Calls {
         this.#cancel(call.id);
         endWithError(stream, !this.#closed);
       }
-      // Stops the sending side.
+      // Stops sendFrames(), which may still be sending requests of this call.
       abort.abort(finished);
     }
   }

@@ -1,5 +1,5 @@
-// Limits the calls that one machine has at once. In most concurrency classes, a call over the limit waits up to 10 s
-// for a free slot, in the order of arrival.
+// Limits the calls that one machine has at once. A call over the limit waits up to 10 s for a free slot, in the order
+// of arrival. In the concurrency classes process, terminal and watch such a call is refused at once.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
@@ -9,7 +9,8 @@ import { Semaphore } from '../../shared/semaphore.ts';
 /**
  * Maximum number of open calls of each class. The limits of `short` and `bulk` are agreed in the hello. The classes are
  * separate, so that stalled downloads do not delay a listing. An agent's own limit on open calls allows all classes to
- * reach their limits at once. `long` is below 40, the number of heavy file operations that an agent runs or queues.
+ * reach their limits at once. An agent refuses a heavy file operation while it runs 8 and queues 32 others. The limit of
+ * `long` is below their sum, so that more operations wait here instead.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },
@@ -43,8 +44,8 @@ export class CallLimits {
     const place = this.#placesOf(lane).acquire(abort.signal);
     if (!(place instanceof Promise)) return place;
     this.#queued += 1;
-    const busy = `this machine was busy for ${queueMs / 1000} s`;
-    const cancelTimeout = after(queueMs, () => abort.abort(this.#full(busy)));
+    const late = `the request waited ${queueMs / 1000} s for other requests to this machine, and was not sent`;
+    const cancelTimeout = after(queueMs, () => abort.abort(this.#full(late)));
     try {
       return await place;
     } finally {
@@ -59,10 +60,12 @@ export class CallLimits {
     const most = lane === 'short' || lane === 'bulk' ? this.#mostOfHello : mostOpen[lane];
     const places = new Semaphore(most, () => {
       if (unqueued.includes(lane))
-        return this.#full(`${most} requests of the class ${lane} are open on this machine, the most allowed`);
+        return this.#full(
+          `this machine has ${most} open requests of the concurrency class ${lane}, which is the limit`,
+        );
       return this.#queued < mostQueued
         ? undefined
-        : this.#full(`${mostQueued} requests wait for this machine, the most allowed`);
+        : this.#full(`${mostQueued} requests wait for this machine already, which is the limit`);
     });
     this.#places.set(lane, places);
     return places;

@@ -97,7 +97,7 @@ async function createAuthority(file: string): Promise<void> {
 }
 
 async function readAuthority(file: string, restKeyFile: string) {
-  const { certificate: pem, private_key } = await readStored(file, stored, 'restore it from a backup');
+  const { certificate: pem, private_key } = await readStored(file, stored, 'restore this file from a backup');
   const certificate = new x509.X509Certificate(pem);
   const issuer = { certificate, key: keysOf(private_key).privateKey };
   return {
@@ -162,11 +162,11 @@ async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string)
   }
 }
 
-/** Reads the private key for the REST API's leaves, or creates it on first use. */
+/** Reads the private key for the certificates of the REST API. Creates the key on first use. */
 async function loadRestKey(file: string): Promise<string> {
   if (!existsSync(file)) await writeDurably(file, JSON.stringify({ private_key: newKey() }));
   const remedy =
-    'restore it from a backup, or move it away, start the broker again and give every client the new pin';
+    'restore this file from a backup; if there is none, move the file away, start the broker, and give every client the new pin';
   return (await readStored(file, storedKey, remedy)).private_key;
 }
 

@@ -170,7 +170,7 @@ function authenticate(
   const machine = state.machines.get(machine_id);
   if (possible && !machine) {
     limits.unauthenticated(address, { machine_id }, 'refused an agent: its machine is not registered');
-    stream.write({ removed: { reason: 'this machine is not registered here' } });
+    stream.write({ removed: { reason: 'the broker has no machine with this id' } });
     return void stream.end();
   }
   const ids = [hello.instance_id, hello.journal_id];
@@ -197,7 +197,8 @@ export function textOf(error: unknown): string {
 }
 
 /**
- * The link to one authenticated agent. It references no messages, because with 10,000 links every KiB counts.
+ * The link to one authenticated agent. With 10,000 links every KiB counts, so a link has no reference to a message that
+ * it has handled.
  */
 class AgentLink {
   readonly #link: Link;
@@ -351,7 +352,7 @@ class AgentLink {
     // `#unasked` counts the messages of the agent. The agent may answer each call with one message, even late, so each
     // call subtracts one. Some calls are never answered, so the number has a lower limit.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
-    // Node's own limit on a stream counts messages, not bytes.
+    // The bytes are counted here, because Node's limit on this stream counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
     this.#unreadBytes += bytes;
     this.#stream.write(message, () => {
@@ -388,9 +389,9 @@ class AgentLink {
    */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.#link.instanceId) return;
-    this.#log('warn', 'two agents used one identity; the older was disconnected', {
-      fenced: older.id,
-    });
+    const text =
+      'two agents linked as this machine, so the earlier link was ended; if the machine was cloned, give the copy another data directory and a join token of its own';
+    this.#log('warn', text, { fenced: older.id });
     const machine = this.#services.state.machines.get(this.#link.machineId);
     if (machine) this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.#link.id });
   }

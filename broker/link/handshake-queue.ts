@@ -127,8 +127,7 @@ export class HandshakeQueue {
   #start(waiting: Waiting): void {
     const { socket, bytes } = waiting;
     socket.removeAllListeners('readable');
-    // The socket may have ended in this turn of the event loop. In that case its bytes can no longer be put
-    // back.
+    // The socket may have ended in this turn of the event loop. unshift() would then fail, so no handshake begins.
     if (socket.destroyed || socket.readableEnded) return;
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());

@@ -63,8 +63,8 @@ export function createLinkLimits(services: { history: History; events: Events; l
     /** True if an authenticated machine may link again this minute. */
     admits: (machineId: string): boolean => hellos.take(machineId, machineId),
     /**
-     * Records takeovers of a machine as events. The first one in a minute has an event of its own; a second event has
-     * the number of the others.
+     * Records takeovers of a machine as events. The first takeover in a minute is recorded at once. If more follow, an
+     * event at the end of the minute has their number.
      */
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);

@@ -3,8 +3,8 @@
 import { compareNumbers } from './deb.ts';
 
 /**
- * If two parts differ in kind, a pre-release suffix is the older part. If neither part is one, the part whose kind
- * comes later in this list is older.
+ * Kinds of parts of a version. If two parts differ in kind, a pre-release suffix is older than any other part. Of two
+ * other parts, the part whose kind comes later in this list is older.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
@@ -17,7 +17,7 @@ const preReleases = ['alpha', 'beta', 'pre', 'rc'];
 /** Suffixes in ascending order. */
 const suffixes = [...preReleases, 'cvs', 'svn', 'git', 'hg', 'p'];
 
-/** Compares two versions by the rule of apk. The result has the meaning of compareDeb()'s result. */
+/** Returns a number below 0 if apk counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. */
 export function compareApk(a: string, b: string): number {
   const [x, y] = [partsOf(a), partsOf(b)];
   for (let at = 0; ; at += 1) {

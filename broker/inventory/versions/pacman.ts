@@ -30,11 +30,11 @@ function compareSegment(x: string, y: string): number {
 }
 
 /**
- * Compares the rests of two versions after their equal segments; one of the rests has no segment. A rest of
- * letters is older than an empty rest.
+ * Compares the next pieces of two versions after their equal segments. At least one of the versions has no segment
+ * left. Letters make a version older: 1.0beta is older than 1.0.
  */
 function compareRests(a: string, b: string): number {
-  // If neither rest is empty, separators at their starts do not count.
+  // If both versions have something left, the separators at its start are not compared.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;

@@ -23,8 +23,8 @@ function partsOf(text: string): { epoch: string; version: string; release: strin
 }
 
 /**
- * Compares as rpmvercmp() does. Special characters only separate segments, except for the tilde, which sorts
- * before the end, and the caret, which sorts after it.
+ * Compares as rpmvercmp() does. Special characters only separate segments, except for tilde and caret: 1.0~rc1 is older
+ * than 1.0, and 1.0^git1 is newer than 1.0 but older than 1.0.1.
  */
 function compareSegments(a: string, b: string): number {
   const segment = /~|\^|\d+|[a-z]+/gi;
