@@ -141,7 +141,7 @@ const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 const mostSilent = 2;
 
 /**
- * Measures the space of file systems. A file system that hangs, such as one of a dead server, is not measured
+ * Measures the space of file systems. A file system may hang, for example because its server is down. It is not asked
  * again before it has answered.
  */
 class Disks {

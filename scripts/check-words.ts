@@ -16,8 +16,8 @@ interface Avoided {
   /** Matches the word, also as a part of an identifier. */
   pattern: RegExp;
   /**
-   * Maximum number of occurrences allowed in agent, broker, shared, scripts and test. Lower it whenever the count
-   * falls.
+   * How often the word may occur in agent, broker, shared, scripts and test together. Lower this number whenever the
+   * count falls.
    */
   ceiling: number;
 }

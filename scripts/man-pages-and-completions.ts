@@ -98,7 +98,7 @@ function afterHelp(command: Command): string {
   return text.slice(command.helpInformation().length).trim();
 }
 
-/** Returns the manual page of agent or broker, by its path, from the table that --help prints. */
+/** Returns an object with the manual page of agent or broker: path → text. The page contains what --help prints. */
 async function pageOf(name: keyof typeof mains): Promise<Record<string, string>> {
   const help = async (...args: string[]): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, mains[name]), ...args, '--help'])).stdout.trim();

@@ -49,7 +49,7 @@ function readFlags() {
   }
 }
 
-/** Prints an error without its stack, and ends this program as after a wrong command line. */
+/** Prints an error without its stack, and ends this program with exit code 2. */
 function refuse(error: unknown): never {
   process.stderr.write(`npm run package: ${reasonOf(error)}\n`);
   process.exit(2);
@@ -114,7 +114,7 @@ interface AgentPackage {
   kind: SignedPackage['kind'];
 }
 
-/** Makes a program's packages. Of an agent, the tar.gz is always made, even if it was not asked for. */
+/** Makes a program's packages. An agent always gets a tar.gz too, because the broker's install.sh needs it. */
 async function make(
   name: Program,
   arch: Arch,

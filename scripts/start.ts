@@ -197,7 +197,7 @@ function curlLine(url: string, pin: string | null, key: string, machineId: strin
   return `curl -s${pinned} -w '\\n' -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
 }
 
-/** Returns the first call as a command of this checkout's CLI, for a machine without curl. */
+/** Returns the same call as curlLine(), but by this checkout's CLI, for a machine without curl. */
 function cliLine(url: string, pin: string | null, key: string, machineId: string): string {
   const settings = [`FARHAND_URL=${url}`, `FARHAND_API_KEY=${key}`, ...(pin ? [`FARHAND_PIN=${pin}`] : [])];
   return `${settings.join(' ')} npx node broker/cli/main.ts machines status ${machineId}`;

@@ -105,7 +105,7 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
         console.log(`skipped (${run}): ${fullName}`);
       } else {
         counts[passedLater ? 'passed' : 'failed'] += 1;
-        console.log(`${passedLater ? 'failed once, passed by itself' : 'FAILED'} (${run}): ${fullName}`);
+        console.log(`${passedLater ? 'failed once, passed when run again' : 'FAILED'} (${run}): ${fullName}`);
       }
     }
   }

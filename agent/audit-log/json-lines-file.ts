@@ -18,7 +18,7 @@ const oldFiles = 4;
 const mostWaiting = 4 * 1024 * 1024;
 /** If this many bytes wait in memory, the lines are written immediately. */
 const enough = 256 * 1024;
-/** Maximum total size of the texts of a line, in bytes of JSON. With it, the whole line is shorter than 8 KiB. */
+/** Maximum total size of the texts in a line, in bytes of JSON. With its other fields, the line is shorter than 8 KiB. */
 const mostText = 6 * 1024;
 
 export class Lines {
@@ -107,7 +107,7 @@ export class Lines {
         if (!this.#failing)
           this.#log.error(
             { err: error },
-            'the audit log (activity.log) cannot be written: its lines are dropped and counted; check its disk',
+            "the machine's own log (activity.log) cannot be written, so its lines are dropped and counted; check the disk that has the file",
           );
         this.#failing = true;
       }

@@ -77,8 +77,8 @@ class Copier implements AsyncDisposable {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);
         else {
-          // The walk reports the exit from a directory only after the entry into it. So the copy of the start directory
-          // is always on the stack.
+          // `made` is never empty here: its first element, the copy of the start directory, stays until the walk has
+          // ended.
           const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
           await this.one(step, at, below);
           if (step.stats.isDirectory()) made.push(await fs.pin(at));
@@ -152,9 +152,9 @@ class Copier implements AsyncDisposable {
    */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
-    // True if the file shrank and grew again while it was read.
-    const short = differs && copied < before.size;
-    if (this.#options.moves ? differs : short || hasChanged(before, after))
+    // hasChanged() does not notice a file that became shorter and then longer again. Its copy lacks bytes.
+    const lacksBytes = differs && copied < before.size;
+    if (this.#options.moves ? differs : lacksBytes || hasChanged(before, after))
       throw fault('conflict', path, 'changed while it was copied; try again');
   }
 
@@ -190,7 +190,7 @@ async function openSameFile({ name, at, stats }: Source, path: Bytes): Promise<f
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);
   if (await holdsMemory(name, pinned.at, stats))
-    throw fault('unsupported_file', path, 'cannot be copied: it is the memory of a process');
+    throw fault('unsupported_file', path, 'cannot be copied: it gives access to the memory of a process');
   return await fs.pin(pinned.at, fs.readOnly);
 }
 

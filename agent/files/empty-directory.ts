@@ -7,8 +7,8 @@ import { type Bytes, toText } from './confine/request-path.ts';
 import { walk } from './confine/walk-tree.ts';
 
 /**
- * Removes everything in an open directory. Fails with file_busy at another mount. `path` is for messages.
- * `own`: the tree was created by the agent, which sets each directory to mode 0700 to be able to remove it.
+ * Removes everything in an open directory. Fails with file_busy if another file system is mounted in the tree. `path`
+ * is for messages. `own`: the agent has created the tree, and sets each directory to mode 0700 to be able to remove it.
  */
 export async function clear(
   start: Confined,

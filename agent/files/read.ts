@@ -8,9 +8,9 @@ import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /**
- * Usual size of a chunk in bytes. Smaller chunks make a download up to a fifth slower, but save memory, because a
- * stalled reader has several chunks in memory. They are therefore used for a file that is opened while at least four
- * other files are read.
+ * Usual size of a chunk in bytes. A file that is opened while at least four others are read gets small chunks instead.
+ * They make a download up to a fifth slower. But they save memory, because several chunks of each stalled download are
+ * in memory.
  */
 const largeChunkBytes = 256 * 1024;
 const smallChunkBytes = 64 * 1024;
@@ -71,7 +71,7 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
   const { offset } = request;
   const start = offset < 0 ? Math.max(0, size + offset) : offset;
   if (start > size)
-    throw fault('range_not_satisfiable', path, `the range starts after its last byte: it has ${size} bytes`, {
+    throw fault('range_not_satisfiable', path, `the range starts after the end of the file (${size} bytes)`, {
       size,
     });
   const asked = request.length ?? Number.POSITIVE_INFINITY;
@@ -86,8 +86,8 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
 type Read = (sent: number) => Promise<Buffer>;
 
 /**
- * Uses two buffers in turn: one is filled while the other is sent. A chunk is valid until the
- * next chunk but one is read.
+ * Uses two buffers in turn: one is filled while the other is sent. So each chunk is overwritten by the second chunk
+ * that is read after it.
  */
 function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Read {
   const pages: Buffer[] = [];

@@ -17,7 +17,7 @@ async function withoutDigest({ reading, users }: Disk, target: Target): Promise<
   return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256: '' };
 }
 
-/** Reads the whole file, as a download does. */
+/** Adds the SHA-256 of the file. To compute it, the agent reads the whole file as for a download. */
 async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Promise<StatFileResponse> {
   const response: StatFileResponse = {};
   const whole = { path: Buffer.alloc(0), offset: 0, max_bytes: 0, digest: true };
@@ -47,8 +47,7 @@ async function find(confinement: Confinement, target: Target): Promise<Found> {
   } catch (error) {
     if (target.folder || !(error instanceof AppError && lost.includes(error.code))) throw error;
     await using entry = await confinement.name(path);
-    // Only a symlink can be described without its target. For any other path, the error of the first attempt is
-    // thrown.
+    // The target of the path cannot be described. If the path is a symlink, the symlink itself can be.
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }

@@ -41,7 +41,7 @@ export interface Users {
   groups: Names;
 }
 
-/** Returns the current names. Called once per request. */
+/** Returns the names of the machine's users and groups, as they are now. Called once per request. */
 export type AskUsers = () => Promise<Users>;
 
 export function createUsers(passwd = '/etc/passwd', group = '/etc/group'): AskUsers {

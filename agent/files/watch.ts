@@ -21,8 +21,8 @@ const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
- * Each watched directory counts in the quota as this many names more than it contains, because its kernel watch and its
- * open handle use memory too.
+ * A watched directory takes one unit of the quota for each name in it, and this many more for the memory of its kernel
+ * watch and its open handle.
  */
 const folderNames = 15;
 
@@ -69,7 +69,7 @@ class Watch implements Disposable {
   readonly #only: Bytes | undefined;
   readonly #start: fs.Confined;
   readonly #quota: Quota;
-  /** The watched directories, by their path relative to the start. */
+  /** The watched directories, by their path relative to the directory of the request (`#start`). */
   readonly #folders = new Map<Bytes, Folder>();
   /** Changed names, by the path of their directory. */
   #waiting = new Map<Bytes, Set<Bytes>>();

@@ -88,7 +88,7 @@ async function installedByRpm(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
-  // Some distributions that use dnf also have zypper, but no repositories for it.
+  // Some distributions that use dnf also have zypper, but no repositories for it. There, dnf is asked for updates.
   const repositories = await repositoriesOfZypper();
   if (repositories.length > 0 || !(await exists('/usr/bin/dnf')))
     return updatesOfZypper(repositories, signal);
@@ -199,7 +199,8 @@ async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
-  // pacman exits with 1 if there are no updates, and also if it failed. Only a failure prints such a line.
+  // pacman exits with 1 if there are no updates, and also if it failed. Only after a failure its output matches
+  // isFailure.
   const isFailure = /^error: .*|^warning: database file .*/m;
   return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1], isFailure }));
 }

@@ -24,13 +24,13 @@ export function parseUnits(text: string): InventoryUnit[] {
 }
 
 const sockets = ['/run/docker.sock', '/var/run/docker.sock', '/run/podman/podman.sock'];
-/** Milliseconds in which a container service must answer. */
+/** Milliseconds in which a container engine (Docker or Podman) must answer. */
 const answerMs = 10_000;
 const mostAnswer = 4 * 1024 * 1024;
 
 /**
- * Lists the containers of every service whose socket this user may use. Throws PartFailed if a service does
- * not answer.
+ * Lists the containers of Docker and Podman, as far as the agent's user may use their sockets. Throws PartFailed if one
+ * of them does not answer.
  */
 export async function readContainers(paths: readonly string[] = sockets): Promise<InventoryContainer[]> {
   const found = new Map<string, InventoryContainer>();
@@ -39,14 +39,14 @@ export async function readContainers(paths: readonly string[] = sockets): Promis
       () => true,
       () => false,
     );
-    // Containers are stored by id, because two socket paths may lead to the same container service.
-    if (isUsable) for (const one of parseContainers(await askService(path))) found.set(one.id ?? '', one);
+    // Containers are stored by id, because two socket paths may lead to the same container engine.
+    if (isUsable) for (const one of parseContainers(await askEngine(path))) found.set(one.id ?? '', one);
   }
   return [...found.values()];
 }
 
 /** Sends a request that the APIs of both Docker and Podman understand. */
-function askService(socketPath: string): Promise<string> {
+function askEngine(socketPath: string): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<string>();
   const fail = (reason: string): void => reject(new PartFailed(`${socketPath} ${reason}`));
   const asked = request({ socketPath, path: '/containers/json?all=1', headers: { Host: 'localhost' } });
@@ -74,7 +74,7 @@ const text = (value: unknown): string => (typeof value === 'string' ? value : ''
 function parseContainers(json: string): InventoryContainer[] {
   const list: unknown = JSON.parse(json);
   if (!Array.isArray(list))
-    throw new PartFailed('the container service did not answer with a list of containers');
+    throw new PartFailed('the container engine (Docker or Podman) did not answer with a list of containers');
   return list.map((one: Record<string, unknown> | null) => ({
     id: text(one?.Id).slice(0, 12),
     name: text(Array.isArray(one?.Names) ? one.Names[0] : '').replace(/^\//, ''),

@@ -55,8 +55,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the connection of the control stream. A person who types there
- * waits for the echo of each key, and long answers use another connection.
+ * Calls whose answers use the connection of the control stream. Long answers use another connection, so that the echo
+ * of a key in a terminal need not wait behind them.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -287,7 +287,10 @@ async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): P
   return requestOf(shape, first.value, entry);
 }
 
-/** True if the broker has cancelled the call. Its Cancel message may arrive after the end of the stream. */
+/**
+ * True if the error of a call's stream says that the broker has cancelled the call. The agent does not wait for the
+ * message Cancel on the control stream, because it may arrive later.
+ */
 function isGivenUp(error: Error): boolean {
   const cancelled = 'code' in error && error.code === grpcStatus.CANCELLED;
   return cancelled && 'details' in error && error.details === cancelledDetails;

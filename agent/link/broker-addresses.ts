@@ -65,9 +65,9 @@ export class BrokerAddresses {
 
   /**
    * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest
-   * addresses sent by a broker come first, then earlier ones, then those in the settings. Each of these three groups
-   * is in random order, but the address of the previous attempt comes last in its group. An attempt to reach a
-   * vanished host takes 30 s.
+   * addresses sent by a broker come first, then earlier ones, then those in the settings. Each of these three groups is
+   * in random order, but the address of the previous attempt comes last in its group: its host may have vanished, and
+   * each attempt to reach a vanished host takes 30 s.
    */
   next(): string {
     if (this.#left.length === 0) {

@@ -46,8 +46,8 @@ const options: ChannelOptions = {
   'grpc.enable_http_proxy': 0,
 };
 /**
- * Options that detect a broken connection while no call is open. Heartbeats only detect a broken control
- * stream.
+ * Options of the connection for long answers: pings show whether it is broken, also while no call is open. The
+ * connection of the control stream needs no pings, because heartbeats test it.
  */
 const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
@@ -131,7 +131,7 @@ export function enrollWith(
 }
 
 function clientOf(broker: string, ca: string, more: ChannelOptions = {}): LinkClient {
-  // The cast is safe: LinkClient was generated from the same service.
+  // The cast is safe: the type LinkClient and the class LinkClientOf come from the same proto file.
   return new LinkClientOf(broker, credentials.createSsl(Buffer.from(ca)), {
     ...options,
     ...more,
@@ -146,6 +146,6 @@ const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_AR
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
     return new StartError(`the broker refused this machine: ${brokerText(error.details)}`);
-  const why = error?.details ?? 'it did not answer';
+  const why = error?.details ?? 'the broker did not answer';
   return new AppError('unavailable', `joining the broker failed: ${clockFault(why) ?? brokerText(why)}`);
 }

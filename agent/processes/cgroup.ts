@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** Maximum number of empty cgroups that are stored for later commands. */
+/** Maximum number of empty cgroups that are not removed, but used for later commands. */
 const mostFree = 32;
 
 /** Creates the cgroup `name`, which no other agent uses. Returns undefined if the agent may not do that. */
@@ -47,8 +47,8 @@ export class Cgroups {
 
   /**
    * Chooses the cgroup for a command or terminal and returns its name. The cgroup is of the type "threaded"
-   * (cgroups(7)), so that a spawner can move into it only the thread that forks. If no cgroup can be created, a kill
-   * finds the processes by the marker variable in their environment.
+   * (cgroups(7)), so that a spawner can move one of its threads, the one that forks, into it. If no cgroup can be
+   * created, a kill finds the processes by the marker variable in their environment.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();

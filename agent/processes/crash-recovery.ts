@@ -36,9 +36,9 @@ export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRE
 export async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
   const stored = await readJournal(directory, log);
   if (!stored.isNew) await killSpawners(stored.id, limits.killForMs, log);
-  const lines = [...stored.lines, ...(await readRings(directory, stored.lines))];
+  const lines = [...stored.lines, ...(await readPromisesFiles(directory, stored.lines))];
   const journal = await Journal.open(directory, { ...stored, lines }, limits.seenMs, log);
-  await removeRings(directory);
+  await removePromisesFiles(directory);
   return journal;
 }
 
@@ -122,8 +122,8 @@ function lose(id: string, { started }: JournalEntry, journal: Journal, bytes: Pa
 }
 
 /**
- * Removes the output of commands that are no longer in the journal, such as those removed just before a
- * crash.
+ * Removes output files of commands that are not in the journal. Such files exist if the agent crashed after it had
+ * removed a command from the journal, and before it had removed the output.
  */
 async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   const known = new Set([...journal.entries.keys()].flatMap((id) => Object.values(outputNames(id))));
@@ -132,38 +132,39 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   }
 }
 
-// In version 0.1.0 a spawner wrote the "accepted" line of each command into a ring file. Afterwards the agent copied it into
-// the journal. If the agent crashed in between, only the ring file names the command, which may have run.
+// In version 0.1.0 each spawner wrote the "accepted" lines of its commands into its own file, promises-N. Afterwards
+// the agent copied each line into the journal. If the agent crashed in between, only the promises file names the
+// command, which may have run.
 
 /**
- * Returns the "accepted" lines that are in the ring files of version 0.1.0 and not in the journal. Must be called after
- * the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
+ * Returns the "accepted" lines that are in the promises files of version 0.1.0 and not in the journal. Must be called
+ * after the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
  */
-async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // A ring file's line is ignored if the journal has a line for the same id, because version 0.1.0 wrote the journal's
-  // line later.
+async function readPromisesFiles(directory: string, journal: readonly Line[]): Promise<Line[]> {
+  // A line of a promises file is ignored if the journal has a line for the same id, because version 0.1.0 wrote the
+  // journal's line later.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
-  const texts = await Promise.all((await ringsIn(directory)).map(read));
+  const texts = await Promise.all((await promisesFilesIn(directory)).map(read));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
 /**
- * Removes the files into which version 0.1.0 wrote "accepted" lines (ring files). Must be called after these lines were
- * copied into the journal.
+ * Removes the promises files of version 0.1.0. Must be called after their "accepted" lines were copied into the
+ * journal.
  */
-async function removeRings(directory: string): Promise<void> {
-  for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
+async function removePromisesFiles(directory: string): Promise<void> {
+  for (const path of await promisesFilesIn(directory)) await rm(path, { force: true, recursive: true });
 }
 
-async function ringsIn(directory: string): Promise<string[]> {
+async function promisesFilesIn(directory: string): Promise<string[]> {
   const names = await readdir(directory);
   return names.filter((name) => name.startsWith('promises-')).map((name) => join(directory, name));
 }
 
 function read(path: string): Promise<string> {
   return readFile(path, 'utf8').catch((error: unknown) => {
-    // A directory with the name of a ring file is ignored.
+    // A directory that has the name of a promises file contains no lines.
     if (errnoOf(error) === 'EISDIR') return '';
     throw fromErrno(error, path);
   });

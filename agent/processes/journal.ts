@@ -60,13 +60,13 @@ const version = 1;
 /** Milliseconds that a line waits if it need not be durable at once, so that several lines share one write. */
 const noteMs = 5;
 /**
- * The file is rewritten when it has grown by three times the size that it had after the last rewrite. The growth needed
- * is at least `leastGrowth` and at most `mostGrowth` bytes.
+ * The file is rewritten when it is four times as large as after the last rewrite. But it is never rewritten before it
+ * has grown by `leastGrowth` bytes, and always when it has grown by `mostGrowth` bytes.
  */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;
 
-/** Reads the journal. A missing or unreadable journal yields a new id; an unreadable one is renamed. */
+/** Reads the journal. If it is missing or unreadable, returns an empty journal with a new id. */
 export async function readJournal(directory: string, log: Logger): Promise<StoredJournal> {
   const path = join(directory, 'journal');
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
@@ -78,8 +78,8 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   if (head?.t === 'journal' && head.version === version)
     return { id: head.id, lines: parseLines(rest), isNew: false };
   if (text) {
-    // Because of the new journal id the broker treats all earlier processes as lost. It must never conclude
-    // that they did not run.
+    // The broker must not conclude that the commands of the unreadable journal did not run. By the id of the new
+    // journal it knows that they are lost.
     log.error(
       { path },
       'the journal of processes is unreadable and was renamed to journal.unreadable; commands and terminals from before this start count as lost',
@@ -227,7 +227,7 @@ export class Journal {
 
   /** Writes the waiting lines. Lines that arrive during a write share the next write. */
   async #drain(): Promise<void> {
-    // Lines of the same turn of the event loop share the first write.
+    // Waits for one microtask, so that all lines that the agent adds until then share the first write.
     await Promise.resolve();
     while (this.#next.lines.length > 0) {
       const batch = this.#next;
@@ -238,8 +238,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // Waits for one microtask, in which each accept() call of this batch removes its entry from memory. Otherwise the next
-        // batch would write these entries into the file again.
+        // The accept() calls of this batch now fail, and each removes its entry from memory. This takes one microtask.
+        // Without the wait, the next batch would rewrite the file with these entries.
         await Promise.resolve();
       }
     }

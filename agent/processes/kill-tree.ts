@@ -181,7 +181,7 @@ export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foregr
   }
 }
 
-/** Returns false if the agent may not signal the process, and true if the process is gone. */
+/** Sends a signal. Returns false only if the agent may not signal the process; true even if the process is gone. */
 function send(pid: number, name: NodeJS.Signals): boolean {
   try {
     return process.kill(pid, name);

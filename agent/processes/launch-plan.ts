@@ -145,7 +145,7 @@ function entered(
   ]);
   const script = [
     mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
-    // The shell exports these two variables by itself.
+    // The shell itself has exported these two. The program must get only the variables that the next line exports.
     'unset PWD OLDPWD',
     `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
     `unset ${held.map(([name]) => name).join(' ')}`,

@@ -101,11 +101,10 @@ function openFreePipe(path: string): number | undefined {
   }
   const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
   try {
-    // If no process has the pipe open for writing, read(2) returns 0. Otherwise it returns data or fails with EAGAIN
-    // (pipe(7)).
+    // read(2) returns 0 only if no process has the pipe open for writing (pipe(7)). The pipe is free only then.
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // EAGAIN: another process has the pipe open for writing, so the pipe is not free.
+    // read(2) fails with EAGAIN if another process has the empty pipe open for writing. The pipe is then not free.
   }
   closeSync(reader);
   return undefined;

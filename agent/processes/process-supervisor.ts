@@ -218,7 +218,7 @@ export class Running {
       if (left > 0)
         log.error(
           { ...about, left },
-          'processes of a command survived SIGKILL and still run; check for a disk that no longer responds, on which they may wait',
+          'processes of a command survived SIGKILL and still run; they may wait for a disk that no longer responds, so check the disks',
         );
     } catch (err) {
       log.error({ err, ...about }, 'a command could not be killed; its processes may still run');

@@ -1,4 +1,5 @@
-// The checks of `farhand-agent doctor` for upgrades by the broker: the trusted key, root's unit, the last upgrade.
+// The checks of `farhand-agent doctor` for upgrades by the broker: the trusted key, the systemd unit that installs
+// upgrades as root, the last upgrade.
 import { existsSync } from 'node:fs';
 import { type Finding, ok, warn } from '../../shared/doctor/check-result.ts';
 import { StartError } from '../../shared/errors.ts';
@@ -21,7 +22,7 @@ export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings
       ? ok('upgrades', 'the broker can upgrade this agent by signed packages')
       : warn(
           'upgrades',
-          'root’s upgrade unit is not installed, so the broker cannot upgrade this agent',
+          'the systemd unit farhand-agent-upgrade.path is not installed, so the broker cannot upgrade this agent',
           `run farhand-agent install, or ${byHand}`,
         ),
     trusted(directory),

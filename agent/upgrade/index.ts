@@ -37,7 +37,8 @@ const pollMs = 250;
 /** Milliseconds between two messages about running processes, so that the call does not count as idle. */
 const reportMs = 20_000;
 /**
- * Milliseconds in which root's unit must take a request. systemd starts the unit as soon as a request is written.
+ * Milliseconds in which farhand-agent-upgrade.service must take the agent's request. systemd starts this unit, which
+ * runs as root, as soon as the agent has written the request.
  */
 const takenMs = 30_000;
 /**
@@ -175,7 +176,7 @@ export class Upgrades {
         throw refusal(
           'machine_error',
           'refused',
-          `root's unit did not install the package: ${result.reason}`,
+          `the systemd unit farhand-agent-upgrade.service did not install the package: ${result.reason}`,
         );
       // Root takes the request by renaming its file. If the agent can remove the file, root has not taken the
       // request, and never will.
@@ -183,7 +184,7 @@ export class Upgrades {
         throw refusal(
           'not_supported',
           'no_upgrade_unit',
-          'the unit farhand-agent-upgrade.path does not run on this machine; run farhand-agent install there as root',
+          'the systemd unit farhand-agent-upgrade.path does not run on this machine; run farhand-agent install there as root',
         );
       await sleep(pollMs, this.#closing.signal);
     }

@@ -14,9 +14,9 @@ import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 const launchers = ['/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
 
 /**
- * Returns undefined if the agent cannot be replaced by a package, because it runs from a checkout or npm. `trustKey`
- * is the file with the key to pin. Without it, the key that came with the package is pinned, unless the machine
- * already trusts a key.
+ * Returns how to install the units that upgrade the agent as root. Returns undefined if the agent runs from a checkout
+ * or npm, so that no package can replace it. `trustKey` is the file with the key to pin. Without it, the key that came
+ * with the package is pinned, unless the machine already trusts a key.
  */
 export async function planUpgradeUnit(
   command: readonly string[],

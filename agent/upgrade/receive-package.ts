@@ -65,7 +65,7 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
       ? [
           'not_supported',
           'no_upgrade_unit',
-          'root’s upgrade unit is not installed on this machine; upgrade the agent by hand once',
+          'the systemd unit farhand-agent-upgrade.path is not installed on this machine; upgrade the agent by hand once',
         ]
       : [
           'not_supported',

@@ -13,8 +13,7 @@ import { rounded, Table } from './compare-programs-in-turns.ts';
 import { at, bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
 
 const everyMs = 20;
-/** Milliseconds after which the reader gives up. */
-const patienceMs = 5_000;
+const readTimeoutMs = 5_000;
 
 const { values } = parseArgs({
   options: {
@@ -24,16 +23,19 @@ const { values } = parseArgs({
   },
 });
 
-/** Makes one request over a persistent connection. Returns its milliseconds, at most `patienceMs`. */
+/**
+ * Makes one read request over a persistent connection. Returns its duration in milliseconds. A request that fails, or
+ * is not answered in time, counts as `readTimeoutMs`.
+ */
 function read({ http, key }: Farhand, agent: Agent): Promise<number> {
   const begun = performance.now();
   return new Promise((resolve) => {
     const headers = { Authorization: `Bearer ${key}` };
-    const asked = get(`${http}/api/v1/machines`, { agent, headers, timeout: patienceMs }, (answer) => {
+    const asked = get(`${http}/api/v1/machines`, { agent, headers, timeout: readTimeoutMs }, (answer) => {
       answer.resume().once('end', () => resolve(performance.now() - begun));
     });
     asked.once('timeout', () => asked.destroy());
-    asked.once('error', () => resolve(patienceMs));
+    asked.once('error', () => resolve(readTimeoutMs));
   });
 }
 
@@ -71,16 +73,16 @@ await bench(async (folder) => {
   const seconds = Number(values.seconds);
   const table = new Table([
     'attack',
-    'a read meanwhile: p50 / p99',
-    'RSS before and highest',
-    'after a rest',
+    'read requests during the attack: p50 / p99',
+    'RSS of the broker before the attack / at most',
+    'RSS after a rest',
   ]);
   const target = { http: endpoint(farhand.http), grpc: endpoint(farhand.grpc), key: farhand.key };
   const row = (name: string, { times, peak }: Felt, before: number): void => {
     const after = cost(farhand.broker.pid).rss;
     const felt = `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
     const [was, most, is] = [before, peak, after].map((rss) => `${Math.round(rss)}`);
-    table.row(name, felt, `${was}, ${most} MiB`, `${is} MiB`);
+    table.row(name, felt, `${was} / ${most} MiB`, `${is} MiB`);
     console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);
   };
   // Waits until the broker has released the memory of its start.

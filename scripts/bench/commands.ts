@@ -108,17 +108,17 @@ function flags(): { runs: number; kept: number; only: Part[] } {
 
 // ---- Asking, in turns
 
-/** Runs a small process, and returns its measurements. */
-async function client<T>(ask: Ask): Promise<T> {
+/** Runs commands in a small process, as `ask` describes. Returns what the process has measured. */
+async function measureInProcess<T>(ask: Ask): Promise<T> {
   const program = join(import.meta.dirname, 'commands/measuring-process.ts');
   const { output } = await run(`${process.execPath} ${program} '${JSON.stringify(ask)}'`);
   return JSON.parse(output) as T;
 }
 
 async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<Seen> {
-  const seen = await client<Seen>({ way, targets, ...wanted });
+  const seen = await measureInProcess<Seen>({ way, targets, ...wanted });
   const [{ count, width }, speed] = [wanted, rounded(seen.times.length / seen.seconds)];
-  console.error(`true, ${width} at once, ${way}: ${speed}/s, ${seen.failed} of ${count} unanswered`);
+  console.error(`${way}: ran \`true\` ${count} times, ${width} at once: ${speed}/s, ${seen.failed} failed`);
   return seen;
 }
 
@@ -259,7 +259,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
 
 /** Returns MB/s. Throws unless every byte has arrived. */
 async function streamed(way: WayName, targets: Targets): Promise<number> {
-  const { bytes, seconds } = await client<Read>({ way, targets, command: writer });
+  const { bytes, seconds } = await measureInProcess<Read>({ way, targets, command: writer });
   if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes arrived`);
   const speed = bytes / 1e6 / seconds;
   console.error(`${outputBytes / 1e6} MB, ${way}: ${rounded(speed)} MB/s`);
@@ -290,7 +290,7 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
   table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
 }
 
-/** Compares the first broker with another one that has many commands in its history. */
+/** Compares the broker of the other parts with a second broker, which has many commands in its history. */
 async function history(commandsBench: CommandsBench): Promise<void> {
   const { table, kept } = commandsBench;
   const folder = join(commandsBench.folder, 'history');
@@ -321,8 +321,8 @@ async function history(commandsBench: CommandsBench): Promise<void> {
       `${beside}: ${bothOf(theirs)}`,
       `${rounded(p50(ours) / p50(theirs))} (p50)`,
     );
-  row(`a second broker with ${other} commands, measured in turns`, after.get('short'));
-  row(`the same broker earlier, with ${few} commands`, before.get('long'));
+  row(`another broker with ${other} commands, measured in turns`, after.get('short'));
+  row(`this broker when its history had ${few} commands`, before.get('long'));
   const speed = `${rounded(filled.times.length / filled.seconds)}/s`;
   table.row(`${kept.toLocaleString('en')} commands, 32 at once, to fill that history`, speed, '', '');
 }
@@ -333,8 +333,8 @@ async function completedOf({ http, key }: Targets): Promise<number> {
 }
 
 /**
- * Measures how long each step of running the command `true` takes at least. The rest of the command's time is spent
- * in our code, or waiting.
+ * Measures the least time of each step of the command `true`, such as one write to disk. The rest of the command's time
+ * is spent in our code, or waiting.
  */
 async function steps(commandsBench: CommandsBench): Promise<void> {
   const { folder, targets, runs } = commandsBench;
@@ -353,14 +353,14 @@ async function steps(commandsBench: CommandsBench): Promise<void> {
   await floors.close();
   const ms = (name: string): number => median(all.get(name) ?? []);
   const whole = ms('farhand');
-  const table = new Table(['step of running `true` once', 'p50', 'share', 'measured by']);
+  const table = new Table(['step of one command `true`', 'p50', 'share', 'measured by']);
   const rows: [string, number, string][] = [
-    ['HTTP in and out', ms('http'), 'GET /auth/me'],
-    ['broker stores the accepted command', ms('row'), 'a row in WAL mode with synchronous = FULL'],
+    ['HTTP request and answer', ms('http'), 'GET /auth/me'],
+    ['broker stores the accepted command', ms('row'), 'insert of a row by SQLite (WAL, synchronous = FULL)'],
     ['one round trip over the link', ms('call') - ms('http'), 'GET /files/stat, less GET /auth/me'],
     ['agent writes its journal', ms('line'), 'append and fdatasync'],
     ['spawn and exit', ms('spawn'), 'spawn of `sh -c true` by a process with little memory'],
-    ['broker stores the end of the command', ms('row'), 'as the accepted command'],
+    ['broker stores the end of the command', ms('row'), 'the same insert as for the accepted command'],
   ];
   const rest = whole - rows.reduce((sum, [, value]) => sum + value, 0);
   rows.push(['rest', rest, 'time of the whole command, minus the steps above']);

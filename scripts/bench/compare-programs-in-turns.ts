@@ -15,7 +15,7 @@ export interface Peer {
 
 export interface Work {
   what: string;
-  /** The file or directory of which every peer must make an exact copy. */
+  /** The file or directory of which every compared program must make an exact copy. */
   source: string;
   /** Amount of work in a run, and its unit. */
   amount: number;
@@ -60,9 +60,9 @@ export class Table {
 }
 
 /**
- * Runs every peer in turn, `runs` times. Each round begins with another peer. Adds a row for each pair of a peer of
- * `ours` and one of `others`: the median speeds, their ratio, and the smallest and largest ratio of a single round. A
- * peer that fails, or whose copy is wrong, is left out.
+ * Runs all compared programs in turn, `runs` times. Each round begins with another program. Adds a row for each pair of
+ * a program of `ours` (Farhand) and one of `others`: the median speeds, their ratio, and the smallest and largest ratio
+ * of a single round. A program that fails, or whose copy is wrong, is left out.
  */
 export async function race(
   table: Table,

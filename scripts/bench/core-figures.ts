@@ -15,7 +15,10 @@ async function spawnTrue(): Promise<void> {
   await once(spawn('/bin/sh', ['-c', 'true'], { stdio: 'ignore' }), 'close');
 }
 
-/** Measures requests per second with `width` at once for some seconds. Every answer must be 200. */
+/**
+ * Sends requests for some seconds, `width` of them at once. Returns how many were answered per second. Throws unless
+ * every answer is 200.
+ */
 async function perSecond(
   origin: string,
   path: string,

@@ -88,7 +88,7 @@ async function main(folder: string): Promise<void> {
   }
   const { output } = await run(`df --output=fstype ${folder} | tail -1`);
   table.note(
-    `${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each; all peers read and write ${folder}, on ${output.trim()}`,
+    `${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each compared program; all of them read and write ${folder}, on ${output.trim()}`,
   );
   table.note('no row for a link without TLS, because broker and agent support only TLS');
   console.log();
@@ -132,7 +132,7 @@ async function handshake({ table, runs }: FilesBench, { options }: Ssh): Promise
   const times: number[] = [];
   for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
   const printed = `ssh: ${rounded(median(times) * 1000)} ms`;
-  table.row('(`ssh HOST true`; every time of a peer over ssh includes this)', '', printed, '');
+  table.row('(time of `ssh HOST true`, which is part of every time over ssh below)', '', printed, '');
 }
 
 function writeRandom(path: string, mebibytes: number): void {
@@ -311,7 +311,12 @@ async function far(filesBench: FilesBench): Promise<void> {
   const stalledRow = `private memory of broker + agent for ${sockets.length} stalled downloads, round trip ${2 * oneWayMs} ms`;
   table.row(stalledRow, held(), '', '');
   await rest();
-  table.row(`the same 30 s later, once V8 has collected its garbage`, held(), '', '');
+  table.row(
+    `private memory for these downloads 30 s later, once V8 has collected its garbage`,
+    held(),
+    '',
+    '',
+  );
   for (const socket of sockets) socket.destroy();
   await race(
     table,

@@ -5,7 +5,7 @@
 //   npx node scripts/bench/fleet.ts --only history --rows 1000000 --out scripts/bench/results/history.txt
 //
 // Parts: cold, rest, lists, patch, at-once, batch, small-files, kill, cut, minute, history. Needs Linux; Debian's wrk
-// is used if it is installed, and openssh-server for the peer of small files.
+// is used if it is installed. The part small-files is compared with sftp if Debian's openssh-server is installed.
 // Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
 // The rules: agents follow docs/agent-protocol.md and share no code with the broker but the protos. Their commands end

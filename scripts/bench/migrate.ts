@@ -1,4 +1,5 @@
-// Measures farhand-broker migrate: files with many machines and rows to PostgreSQL and back, and compares every row.
+// Measures farhand-broker migrate: copies the data of a broker with many machines and rows from files to PostgreSQL and
+// back, and then compares every row.
 //
 //   npx node scripts/bench/migrate.ts --database-url postgres://USER@HOST/DATABASE      10,000 machines, 100,000 rows a table
 //   npx node scripts/bench/migrate.ts --database-url URL --machines 100 --rows 1000 --out scripts/bench/results/migrate.txt
@@ -28,7 +29,7 @@ const { values } = parseArgs({
 });
 
 const program = join(import.meta.dirname, '../../broker/main.ts');
-/** Number of commands with more than 64 KiB of output, whose rest is in a table that lists do not read. */
+/** Number of commands with more than 64 KiB of output. What is beyond 64 KiB is in a table of its own. */
 const longOutputs = 50;
 const packagesOfMachine = 10;
 
@@ -91,7 +92,7 @@ function fillMore(file: string, machineIds: readonly string[]): void {
   database.close();
 }
 
-/** Runs the verb. Returns its time, the most memory that it used, and its last lines. */
+/** Runs farhand-broker migrate. Returns its duration, the most memory that it used, and what it printed. */
 async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes: number; text: string }> {
   const begun = performance.now();
   const child = spawn(process.execPath, [program, 'migrate', ...args], {
@@ -112,7 +113,7 @@ async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes:
   return { seconds: (performance.now() - begun) / 1000, mebibytes: kibibytes / 1024, text };
 }
 
-/** Returns the number of rows of a history.db, and the tables whose rows differ in the other one. */
+/** Compares two files history.db. Returns the number of rows of `one`, and the tables whose rows differ in `other`. */
 function compare(one: string, other: string): { rows: number; different: string[] } {
   const database = new DatabaseSync(one, { readOnly: true });
   database.prepare('ATTACH ? AS other').run(other);

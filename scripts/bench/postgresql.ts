@@ -86,8 +86,8 @@ async function startWays(folder: string, postgres: PostgresServer): Promise<Reco
 }
 
 /**
- * Times a request on each of several ways, which take turns in each round. Returns for each way the p50 of its calls in
- * milliseconds: the median over all rounds.
+ * Measures how long a request takes on each of several ways. In each round, each way makes `calls` requests. Returns
+ * for each way the median over all rounds of a round's p50, in milliseconds.
  */
 async function measure(
   ways: Record<string, Way>,

@@ -43,7 +43,9 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
   try {
     // The path is checked, because it becomes part of commands and addresses.
     if (!/^[\w/.-]+$/.test(folder))
-      throw new Error(`${folder}: TMPDIR must be a path of letters, digits, _, . and -`);
+      throw new Error(
+        `${folder}: set TMPDIR to a directory whose path has only letters, digits and the signs / _ . -`,
+      );
     await Promise.race([main(folder), logged.promise]);
   } catch (error) {
     console.error(error instanceof Error ? error.message : error);
@@ -250,7 +252,7 @@ export function mebibytes(pid: number, field: 'VmRSS' | 'VmHWM' | 'RssAnon'): nu
   return Number(new RegExp(`${field}:\\s+(\\d+)`).exec(status)?.[1]) / 1024;
 }
 
-/** Returns the milliseconds of `count` runs, one after another, sorted. */
+/** Calls `once` `count` times, one after another. Returns the durations in milliseconds, shortest first. */
 export async function timed(count: number, once: () => Promise<unknown>): Promise<number[]> {
   const times: number[] = [];
   for (let n = 0; n < count; n += 1) {

@@ -8,7 +8,7 @@ import { run, until } from './start-and-measure-programs.ts';
 
 export interface Ssh {
   port: number;
-  /** Options of ssh and scp for the server, whose host name is then `bench`. */
+  /** Options with which ssh and scp connect to this server if the host name is `bench`. */
   options: string;
   /** Parameters for the library ssh2. */
   user: string;

@@ -50,7 +50,10 @@ async function bare(url: string, seconds: number): Promise<number> {
   return done / seconds;
 }
 
-/** Returns the times of small reads that are sent one after another until the bench stops them. */
+/**
+ * Sends small read requests one after another, as long as `going` returns true. Returns their durations in
+ * milliseconds, shortest first.
+ */
 async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
   const client = new Client({ baseUrl: http, apiKey: key, retries: 0 });
   const times: number[] = [];

@@ -61,7 +61,7 @@ export async function loadSigningKey(file: string): Promise<Signer> {
   const last = key_changes.at(-1);
   if (last && !last.public_key.equals(raw))
     throw new StartError(
-      `the last key in ${changesFileOf(file)} is not ${file}; use the .changes file that --make-key wrote with this key`,
+      `${changesFileOf(file)} belongs to another key than ${file}; use the .changes file that --make-key wrote together with this key`,
     );
   return {
     publicPem: pemOf(publicKey),

@@ -38,7 +38,7 @@ export async function checkAll(load: Load, services: CheckServices): Promise<str
     `  real: ${commands.size} commands, ${batches.size} batches, ${lines.length} runs; simulated: ${simulatedCommands.length} commands, ${simulatedBatches.size} batches, ${fleet?.counts().runs ?? 0} runs`,
   );
   print(
-    `  ${keys.length} keys, ${Number(runs?.n)} times of schedules, ${events.length} events, ${services.delivered.length} deliveries, ${repeats} requests repeated`,
+    `  ${keys.length} API keys created, ${Number(runs?.n)} due times of schedules, ${events.length} events, ${services.delivered.length} deliveries, ${repeats} requests repeated`,
   );
   return failures;
 }
@@ -87,7 +87,10 @@ async function checkSimulated(
   const stored = await statusesOf(query);
   const failures = simulatedCommands
     .filter((id) => stored.get(id) !== 'completed')
-    .map((id) => `command ${id} of a simulated machine ended as ${stored.get(id) ?? 'nothing'}`);
+    .map(
+      (id) =>
+        `command ${id} of a simulated machine must be completed, but is ${stored.get(id) ?? 'not stored'}`,
+    );
   const { runs, runsTwice } = fleet.counts();
   if (runsTwice > 0) failures.push(`${runsTwice} of ${runs} commands of simulated machines ran twice`);
   const rows = await query(
@@ -125,7 +128,7 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
   );
   for (const { id, everyMs, createdAt } of schedules) {
     const missing: string[] = [];
-    // A due time less than a second after the creation may have passed before the schedule was stored.
+    // The first second after the creation is left out: its due times may have passed before the schedule was stored.
     for (let at = Math.ceil((createdAt + 1_000) / everyMs) * everyMs; at <= endedAt; at += everyMs)
       if (!times.has(`${id} ${at}`)) missing.push(new Date(at).toISOString());
     if (missing.length > 0)

@@ -85,7 +85,7 @@ async function untilSuccess(send: () => Promise<Reply>, mostMs = 60_000): Promis
     const { status, text } = await send();
     const ms = performance.now() - begun;
     if (status >= 200 && status < 300) return ms;
-    if (ms > mostMs) throw new Error(`no success after ${Math.round(ms)} ms: ${status} ${text}`);
+    if (ms > mostMs) throw new Error(`a request still fails after ${Math.round(ms)} ms: ${status} ${text}`);
     await sleep(50);
   }
 }
@@ -134,7 +134,9 @@ async function vanish(system: System, print: Print): Promise<string[]> {
   for (const one of all) one.resume();
   const ms = await untilSuccess(() => runOn(system, broker, machine));
   proxy.use(http);
-  print(`  the broker has its network back: it forwards after ${Math.round(ms)} ms`);
+  print(
+    `  ${Math.round(ms)} ms after the broker had its network back, it forwarded a command to the broker that has taken over the machine`,
+  );
   return checkRelinks([relinks], vanishedMs, print);
 }
 
@@ -280,7 +282,8 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   const made = await createKey(system, at);
   const { data } = JSON.parse(made.text) as { data?: { id: string; key: string } };
   if (!data) throw new Error(`no key was created: ${made.text}`);
-  // A broker reads what has changed before it answers with a list, so these requests are about its own machines.
+  // Each broker is asked for one of its own machines. Before it answers with a list, a broker reads what has changed in
+  // the database, and so would learn of the revocation early.
   const looks = await Promise.all(
     brokers.map(async (broker) => {
       const [machine] = await machinesOf(system, broker);
@@ -328,7 +331,7 @@ async function revoke(system: System, print: Print): Promise<string[]> {
     }),
   );
   print(
-    `  ${revocations} revoked keys were accepted for at most ${most} ms; a further key for ${deaf} ms, while ${pids.length} connections for notifications were stopped`,
+    `  ${revocations} revoked keys were accepted for at most ${most} ms; another was accepted for ${deaf} ms while the brokers got no notifications from the database (${pids.length} connections stopped)`,
   );
   const failures: string[] = [];
   if (most > revokedMs) failures.push(`a key was accepted for ${most} ms after it was revoked`);

@@ -30,7 +30,7 @@ const { values } = parseArgs({
     seeds: { type: 'string', default: '1' },
     agents: { type: 'string', default: '10' },
     simulated: { type: 'string', default: '300' },
-    /** HH:MM of the local time after which no further seed begins. */
+    /** HH:MM in local time. After it, no run with a further seed is started. */
     until: { type: 'string' },
     out: { type: 'string' },
   },

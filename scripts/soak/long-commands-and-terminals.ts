@@ -197,7 +197,7 @@ async function startTerminal(
       const { status, reason } = await client.sessions.get({ session_id });
       const last = JSON.stringify(text.slice(-40));
       result.failures.push(
-        `terminal ${session_id} did not end as typed: ${last}, ${status} ${reason}, ${result.endings.join(', ')}`,
+        `terminal ${session_id} did not print the typed word at its end: ${last}, ${status} ${reason}, ${result.endings.join(', ')}`,
       );
     }
     if (result.silenceMs > graceMs)

@@ -53,7 +53,7 @@ export async function measureRelinks(
 
 /**
  * Prints the times of several measurements. Returns a message for each kind of agents whose p99 is above `mostMs`, and
- * one if agents have no link again.
+ * one if some agents are still without a link.
  */
 export function checkRelinks(
   all: readonly Relinks[],
@@ -74,6 +74,6 @@ export function checkRelinks(
       );
   }
   const missing = all.reduce((sum, relinks) => sum + relinks.missing, 0);
-  if (missing > 0) failures.push(`${missing} agents have no link again`);
+  if (missing > 0) failures.push(`${missing} agents that lost their link are still without one`);
   return failures;
 }

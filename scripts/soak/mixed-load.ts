@@ -24,8 +24,8 @@ export interface Load {
    */
   commands: Map<string, string>;
   /**
-   * Batches of real machines that a broker has accepted. Key: id of the batch. Value: the marker that each of its
-   * commands appends to `counter`.
+   * Batches that a broker has accepted and that run on all real machines. Key: id of the batch. Value: the marker that
+   * each of its commands appends to `counter`.
    */
   batches: Map<string, string>;
   /** Ids of the commands of simulated machines that a broker has accepted. */
@@ -39,7 +39,7 @@ export interface Load {
   schedules: { id: string; everyMs: number; createdAt: number }[];
   /** Unix time in milliseconds at the end of the load. Schedules must have rows for all due times until then. */
   endedAt: number;
-  /** Ids of the events that the follower got, in their order. */
+  /** Ids of the events that the follower got, in the order of their arrival. */
   events: string[];
   /** Number of requests that were sent again, because they failed or got no final answer. */
   repeats: number;
@@ -110,7 +110,8 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
   const all = Promise.all(
     workers(load, settings, send).map(([work, from, step]) => repeat(work, from, step)),
   );
-  // stop() awaits these promises and throws their errors.
+  // stop() throws the errors of these promises. Without this line, an earlier error would end the process as an
+  // unhandled rejection.
   all.catch(() => {});
   load.stop = async (settleMs) => {
     ending.abort();

@@ -82,7 +82,7 @@ export async function startPostgres(folder: string) {
         try {
           process.kill(Number(other), 'SIGKILL');
         } catch {
-          // The process has ended by itself.
+          // The process has already ended, as processes of PostgreSQL do when their server is gone.
         }
       }
       rmSync(join(data, 'postmaster.pid'), { force: true });

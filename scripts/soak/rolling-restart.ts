@@ -53,7 +53,9 @@ class Client {
   readonly #sdk: Farhand;
   /** Number of times that the SDK has sent the present request. */
   #attempts = 0;
-  /** Markers of the commands that a broker has accepted. Each must be in the file once. */
+  /**
+   * Markers of the commands that a broker has accepted. At the end, each must be in the `counter` file exactly once.
+   */
   readonly markers: string[] = [];
 
   constructor(system: System, counts: Map<string, Count>, counter: string) {

@@ -338,8 +338,8 @@ test('an entry that could not be written is not part of a later write for anothe
 });
 
 /**
- * Creates the files of a killed agent of version 0.1.0 while cmd_ran was running. Only a ring file of its
- * spawner has that id.
+ * Creates the files of an agent of version 0.1.0 that was killed while cmd_ran was running. Only promises-0, a file of
+ * its spawner, has that id.
  */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
@@ -372,7 +372,7 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   }
 });
 
-test('a ring of 0.1.0 that is not a file is removed', async () => {
+test('a directory with the name of a promises file of 0.1.0 is removed', async () => {
   await mkdir(join(home, 'agent/promises-0/in'), { recursive: true });
   await open();
   expect((await run('true')).exit.exit_code).toBe(0);

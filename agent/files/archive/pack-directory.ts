@@ -133,7 +133,7 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, v
       filled += copied;
       if (filled < chunkBytes) continue;
       yield chunk;
-      // A new buffer is needed, because the consumer may still use the last chunk.
+      // A new buffer is needed, because the caller may still use the chunk that was just yielded.
       chunk = Buffer.allocUnsafeSlow(chunkBytes);
       filled = 0;
     }

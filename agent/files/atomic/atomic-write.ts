@@ -100,12 +100,12 @@ export function seconds(ns: bigint): string {
   return String(Number(isInexact ? ns + half : ns) / 1e9);
 }
 
-/** Awaits a change of owner, and throws permission_denied if the agent may not make it. */
+/** Awaits a change of a file's owner. Throws permission_denied if the agent may not set this owner. */
 export async function keepOwner(change: Promise<void>, path: Bytes): Promise<void> {
   try {
     await change;
   } catch (error) {
-    // EINVAL means that the owner has no id in the agent's user namespace.
+    // chown(2) fails with EINVAL if the new owner has no id in the agent's user namespace.
     if (!isErrno(error, 'EPERM', 'EINVAL')) throw error;
     throw fault(
       'permission_denied',

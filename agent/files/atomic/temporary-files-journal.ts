@@ -37,8 +37,8 @@ export interface TemporaryName {
   /** Absolute path of the temporary file or directory, for the journal and for messages. */
   path: Bytes;
   /**
-   * Records that this is a directory, and the mark (see markOf) by which a later start recognizes it. The directory
-   * may be filled only after this has resolved.
+   * Records that `path` is a directory. `mark` (see markOf) identifies the directory, so that a restarted agent removes
+   * only this directory. Put files into the directory only after the promise has resolved.
    */
   mark(mark: string): Promise<void>;
   /**
@@ -61,7 +61,10 @@ export class Journal {
     this.#log = log;
   }
 
-  /** Opens the journal and removes the temporary files of a killed agent. A file that cannot be removed stays in it. */
+  /**
+   * Opens the journal and removes the temporary files that a killed agent left. The journal keeps the name of a file
+   * that cannot be removed, and the next start tries again.
+   */
   static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');

@@ -16,7 +16,7 @@ export interface Location {
   name?: Bytes;
 }
 
-/** Facts that decide whether a name may be used. They are read while the name itself is opened. */
+/** Facts that decide whether a name in a directory may be used. The caller opens the name while they are read. */
 export interface Survey {
   name: Bytes | undefined;
   /** Inodes of the directory and of all directories above it, from the directory upwards. */
@@ -167,12 +167,13 @@ export class Boundary {
    * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // A regular file contains no other file. The caller has checked already that the file itself is not protected.
+    // Only a directory can contain protected files. The caller has checked already that the file itself is not
+    // protected.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
     const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
-      ['the root directory cannot be removed, moved or replaced', lineageOf(['/'])],
+      ['cannot be removed, moved or replaced: it is the root directory of the machine', lineageOf(['/'])],
       [
         "cannot be removed, moved or replaced: it is, or contains, the home directory of the agent's user",
         lineageOf([home]),

@@ -40,7 +40,7 @@ export async function openTargetFile(
   if (!stats.isFile()) throw fault('unsupported_file', path, 'is not a regular file');
   if (folder) throw fault('not_a_directory', path, 'ends in a slash, but is not a directory');
   if (await holdsMemory(entry.name, at, stats))
-    throw fault('unsupported_file', path, 'is not served: it is the memory of a process');
+    throw fault('unsupported_file', path, 'is not served: it gives access to the memory of a process');
   // So far the file was opened only as a path (O_PATH). This opens the same inode for reading.
   return { file: await pin(at, readOnly), stats, link: entry.link };
 }

@@ -11,13 +11,13 @@ import { type Bytes, bytes } from './request-path.ts';
 export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
-  /**
-   * The directory above `name`. If several directories are missing, `name` is the topmost of them, which must
-   * not be created.
-   */
+  /** Inode of the directory in which no other file may get `name`. */
   parent: string | undefined;
   name: Bytes;
-  /** True if `name` is the name of the protected path itself; false if it is that of a missing directory above it. */
+  /**
+   * True if `name` is the name of the protected path itself. False if directories above the path are missing: `name`
+   * is then the name of the topmost missing one.
+   */
   whole: boolean;
 }
 
@@ -44,8 +44,8 @@ export class ProtectedInodes {
 
   /**
    * Reads all inodes again if the last full read is at least a second ago. Otherwise reads only the protected paths
-   * whose parent directory was missing, because that directory may exist now. With `name`, leaves out paths that have
-   * no component with this name. Never rejects.
+   * whose parent directory was missing, because that directory may exist now. With `name`, reads only those of these
+   * paths that have a component with this name. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

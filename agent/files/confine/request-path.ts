@@ -8,7 +8,7 @@ export { type Bytes, bytes, fromText, toText };
 export interface Target {
   /** Absolute path. ".", ".." and a slash at the end have been removed from its text. */
   path: Bytes;
-  /** True if the path must be a directory, because the request ended in "/", "." or "..". */
+  /** True if the path must be a directory, because the request wrote it with "/", "." or ".." at its end. */
   folder: boolean;
 }
 

@@ -94,7 +94,7 @@ export class PathEntry implements AsyncDisposable {
     return this.found;
   }
 
-  /** Checks access again, with the stats of the file that has the name now. */
+  /** Checks access again. `stats` are of the file that has the name now, and may differ from `found`. */
   async recheck(stats: fs.BigIntStats | undefined): Promise<void> {
     const location = { at: this.directory, name: this.name };
     this.#boundary.judge(await this.#boundary.survey(location), stats, this.path);
@@ -166,8 +166,8 @@ export class Confinement {
   }
 
   /**
-   * Runs `work`. A failure leaves no directories behind, and does not reveal which paths exist outside the
-   * roots.
+   * Runs `work`. If it fails, removes the directories that it has created and closes those that it has opened. The
+   * error does not reveal which paths exist outside the roots.
    */
   async #resolve<T>(trail: Trail, work: () => Promise<T>): Promise<T> {
     try {

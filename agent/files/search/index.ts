@@ -24,10 +24,10 @@ const batchSize = 64;
 const longestWait = 50;
 /**
  * Milliseconds without a match after which an empty batch is sent. The broker cancels silent calls; the batch lets it
- * see that the search still runs. At the end of each batch, the search also gives its slot to a waiting search.
+ * see that the search still runs. After each batch, the search also gives its slot to a waiting search.
  */
 export const longestSilence = 1_000;
-/** Four searches work at once, each until its next batch. More would not make a disk faster. */
+/** Slots for searches that read the disk. More than four at once would not make a disk faster. */
 const working = new Semaphore(4);
 
 /** One search. */

@@ -42,8 +42,8 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // The offset is inexact if an earlier letter has another length in lower case. It only decides which part
-    // of a long line is reported.
+    // If a letter before the match has another length in lower case, this offset is slightly wrong. That does no harm:
+    // the offset only decides which part of a long line is reported.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };

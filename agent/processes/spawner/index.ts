@@ -103,7 +103,8 @@ export class Spawners {
   async #start(): Promise<void> {
     const mark = this.#marks.find((one) => !this.#spawners.has(one));
     if (mark === undefined) {
-      // All spawners hang, so the next command is sent to one of them and waits.
+      // No further spawner may be started, and all that are connected hang. spawn() sends the next command to one of
+      // these, which starts the command once it no longer hangs.
       if (this.#connected().length > 0) return;
       await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
       return this.#start();
@@ -114,8 +115,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // The failure is ignored if another spawner is connected. The next command is sent to that spawner, even if it
-      // hangs: the command then waits.
+      // This spawner could not be started. If another one is connected, it gets the next command, even if the command
+      // must wait because that spawner hangs.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',

@@ -95,7 +95,7 @@ export class Pty implements Stdio {
   }
 
   async handedOver(): Promise<void> {
-    // Nothing is closed yet: drain() closes the slave.
+    // The agent's slave stays open (see #slave). It is closed by drain(), after the program has ended.
   }
 
   async drain(ms: number): Promise<void> {
@@ -118,7 +118,8 @@ export class Pty implements Stdio {
   }
 
   /**
-   * Uses writeSync(), because a write of the stream blocks the whole agent while the program does not read.
+   * Uses writeSync(), which fails with EAGAIN while the terminal is full. A write of the stream would instead block the
+   * whole agent until the program reads.
    */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;

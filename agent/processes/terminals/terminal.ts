@@ -39,8 +39,8 @@ export class Terminal extends Tracked {
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
   /**
-   * Clients whose link was lost and that may return. Until then, the program still waits for them to read its output,
-   * and the terminal remembers how many bytes of input it has received from each.
+   * Clients whose link was lost, held for a while because they may attach again. The program still waits for a held
+   * client to read its output, and the terminal remembers how many bytes of input it has received from the client.
    */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
@@ -108,7 +108,7 @@ export class Terminal extends Tracked {
     return client;
   }
 
-  /** Detaches a client. `lost`: true if its link was lost, so that it may return for a while. */
+  /** Detaches a client. `lost`: true if its link was lost. The client is then held, because it may attach again. */
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;

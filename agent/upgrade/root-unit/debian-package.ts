@@ -1,4 +1,4 @@
-// Replaces an agent that was installed from a Debian package, by dpkg. First it makes a package of the installed
+// Uses dpkg to replace an agent that was installed from a Debian package. First makes a package of the installed
 // version, from which that version can be restored. This package stays until the next upgrade.
 import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rename, rm } from 'node:fs/promises';
@@ -31,7 +31,9 @@ export class DebianPackage implements Installer {
     const directory = dirname(copy);
     const found = (await must('dpkg-deb', ['--field', copy, 'Package', 'Version'])).trim();
     if (found !== `Package: ${name}\nVersion: ${version}`)
-      throw new StartError(`the package is not ${name} ${version}, but says: ${found.replace('\n', ', ')}`);
+      throw new StartError(
+        `the package must be of ${name} ${version}, but its control file has "${found.replace('\n', ', ')}"`,
+      );
     const folder = await mkdtemp(join(directory, '.new-'));
     try {
       await must('dpkg-deb', ['--extract', copy, folder]);

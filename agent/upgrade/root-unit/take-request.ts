@@ -29,8 +29,8 @@ export async function takeRequest(
   const { request, taken } = upgradePaths(directory);
   const interrupted = existsSync(taken);
   try {
-    // This rename decides who has the request. After it, the agent can no longer replace or remove the file. It fails
-    // if the agent has removed the file before.
+    // Before this rename the agent can still withdraw the request by removing the file, and the rename then fails.
+    // After it, the agent can neither remove nor replace the file.
     if (!interrupted) await rename(request, taken);
   } catch (error) {
     if (isErrno(error, 'ENOENT')) return undefined;

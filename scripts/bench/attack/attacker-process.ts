@@ -128,7 +128,7 @@ export const assaults: Record<string, Assault> = {
       socket.write('GET /healthz HTTP/1.1\r\n');
       return pouring(socket, () => `X: ${'x'.repeat(1_000)}\r\n`.repeat(20));
     }),
-  'HTTP: compressed bombs, 8 connections': ({ http, key }) => {
+  'HTTP: compression bombs, 8 connections': ({ http, key }) => {
     const body = bomb();
     const head = `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${key}\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: ${body.length}\r\n\r\n`;
     const request = Buffer.concat([Buffer.from(head), body]);
@@ -140,7 +140,7 @@ export const assaults: Record<string, Assault> = {
       return closed(socket);
     });
   },
-  'gRPC: compressed bombs, 4 connections': (target) => {
+  'gRPC: compression bombs, 4 connections': (target) => {
     const body = bomb();
     const head = Buffer.alloc(5, 1);
     head.writeUInt32BE(body.length, 1);

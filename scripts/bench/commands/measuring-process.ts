@@ -7,12 +7,12 @@ export interface Trues {
   width: number;
 }
 
-/** One command whose output is read. */
-export interface Stream {
+/** A command to run once while its whole output is read. */
+export interface LongOutput {
   command: string;
 }
 
-export type Ask = { way: WayName; targets: Targets } & (Trues | Stream);
+export type Ask = { way: WayName; targets: Targets } & (Trues | LongOutput);
 
 export interface Seen {
   /** Milliseconds of each command that succeeded. */
@@ -25,8 +25,8 @@ export interface Seen {
 
 /** Milliseconds after which an answer counts as missing. */
 const patienceMs = 30_000;
-/** Milliseconds after which an answer with much output counts as missing. */
-const streamPatienceMs = 120_000;
+/** Milliseconds after which the end of a long output counts as missing. */
+const longOutputPatienceMs = 120_000;
 /** Commands that are not measured, during which connections are opened and code is compiled. */
 const warmUp = 200;
 
@@ -70,17 +70,17 @@ async function inTime<T>(answer: Promise<T>, ms: number): Promise<T> {
   }
 }
 
-async function stream({ way: name, targets, command }: Ask & Stream): Promise<Read> {
+async function readOutput({ way: name, targets, command }: Ask & LongOutput): Promise<Read> {
   const way = await startWay(name, targets, 1);
   await way.run('true');
-  const seen = await inTime(way.read(command), streamPatienceMs);
+  const seen = await inTime(way.read(command), longOutputPatienceMs);
   await way.close();
   return seen;
 }
 
 try {
   const ask = JSON.parse(process.argv[2] ?? '') as Ask;
-  const seen = JSON.stringify('command' in ask ? await stream(ask) : await trues(ask));
+  const seen = JSON.stringify('command' in ask ? await readOutput(ask) : await trues(ask));
   // The process exits explicitly: a command that got no answer may hold a connection open, and so keep the process
   // alive.
   process.stdout.write(seen, () => process.exit());

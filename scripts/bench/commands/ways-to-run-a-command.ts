@@ -39,7 +39,7 @@ interface Answer {
 /** Milliseconds after the end of the output in which the record must be complete. */
 const recordedMs = 5_000;
 
-/** Connects one of the ways. `width` is the number of commands at once. */
+/** Opens the connections that a way to run commands needs. `width`: number of commands that will run at once. */
 export async function startWay(name: WayName, targets: Targets, width: number): Promise<Way> {
   if (name === 'farhand') return farhandWay(targets, width);
   if (name === 'spawn') return childWay('/bin/sh', (command) => ['-c', command]);
@@ -93,7 +93,8 @@ async function farhandWay({ http, key, machine }: Targets, width: number): Promi
   const follow = async (id: string): Promise<number> => {
     const path = `/api/v1/commands/${id}/output?stream=stdout&offset=0&follow=true`;
     const { statusCode, body } = await pool.request({ method: 'GET', path, headers });
-    if (statusCode === 404) throw new Error('GET /commands/{id}/output answered 404: no such route yet');
+    if (statusCode === 404)
+      throw new Error('this version of the broker has no GET /commands/{id}/output (404)');
     if (statusCode !== 200) throw new Error(`the output answered ${statusCode}: ${await body.text()}`);
     let bytes = 0;
     try {

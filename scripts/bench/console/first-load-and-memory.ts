@@ -65,8 +65,8 @@ export interface Control {
 }
 
 /**
- * Measures the memory that a tour of the pages adds to the broker at rest, and the memory that the same API
- * requests add to another broker. The difference is the cost of the console itself.
+ * Measures by how much the broker's memory grows when a browser opens all pages. Sends the same API requests without a
+ * browser to another broker, and measures the growth of its memory. The difference is the cost of the console itself.
  */
 export async function measureBrokerMemory(
   { broker, figures, real }: Omit<ConsoleBench, 'tab'>,

@@ -4,14 +4,20 @@ import { type Browser, type CDPSession, chromium, type Page } from 'playwright-c
 import { z } from 'zod';
 import { mebibytes } from '../start-and-measure-programs.ts';
 
-/** The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker. */
+/**
+ * Starts Chromium without its sandbox, which needs rights that containers lack. That is safe here, because all pages
+ * are those of our own broker.
+ */
 export const launchChromium = (): Promise<Browser> =>
   chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox'] });
 
 /** Height of a row in the list of machines, in pixels. */
 export const rowHeight = 44;
 
-/** Runs in the page before its own scripts. Times are milliseconds since the document was requested. */
+/**
+ * Code for a page of the console, which runs before the page's own scripts. Its times are milliseconds since the
+ * document was requested.
+ */
 const probe = `
   const probe = (window.probe = { longTasks: [], interactions: new Map(), frames: [], started: 0 });
   const observe = (type, more, add) => new PerformanceObserver((list) => list.getEntries().forEach(add))
@@ -24,9 +30,10 @@ const probe = `
     addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
   /**
-   * Resolves when a condition is true and painted, with the time since the last key or press before it. The
-   * condition is checked when the document changes and not in each frame. Frames would change the result: in a page that
-   * requests them, Chromium delivers messages that arrive after a key only after the next frame.
+   * Resolves when a condition is true and the page is painted. The value is the number of milliseconds since the last
+   * key or mouse press. The condition is checked when the document changes and not in each frame. Frames would change
+   * the result: in a page that requests them, Chromium delivers messages that arrive after a key only after the next
+   * frame.
    */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {

@@ -22,7 +22,7 @@ export interface FilesBench {
   source: string;
   /** Path to which the copies of the large file are written. */
   copy: string;
-  /** The bare server, which serves the folder with the source and its copies. */
+  /** A minimal node:http file server for comparison. It serves the folder that contains `source` and `copy`. */
   plain: Running;
   /** Resident MiB of each program before any work. */
   idle: Map<Running, number>;

@@ -62,11 +62,11 @@ export async function listing(filesBench: FilesBench): Promise<void> {
     table.row(
       `list ${listed} of the ${count.toLocaleString('en')} entries of a directory`,
       `${rounded(median(ours))} ms`,
-      `local ls -la of all: ${rounded(median(beside))} ms`,
+      `local \`ls -la\` of all entries: ${rounded(median(beside))} ms`,
       (median(ours) / median(beside)).toFixed(2),
     );
     table.row(
-      'resident memory of the agent after these lists',
+      'resident memory of the agent after the lists of the row above',
       `${cost(farhand.agent.pid).rss.toFixed(0)} MiB`,
       '',
       '',
@@ -149,10 +149,10 @@ function startReading(url: URL, key: string): Promise<Socket> {
       if (!head.includes('\r\n\r\n')) return;
       socket.pause();
       if (head.startsWith('HTTP/1.1 200 ')) return resolve(socket);
-      reject(new Error(`a download that should stall was answered with ${head.split('\r\n')[0]}`));
+      reject(new Error(`a download was answered with ${head.split('\r\n')[0]} instead of 200`));
     });
     socket.once('close', () =>
-      reject(new Error('the connection of a download that should stall was closed')),
+      reject(new Error('the broker closed the connection of a download before the head of its answer')),
     );
     socket.on('error', reject);
   });

@@ -10,7 +10,7 @@ interface Parameters {
   dataDir: string;
   /** Number of machines that may join. */
   machines: number;
-  /** True if profiles can be taken. */
+  /** True to start the broker so that profile() can take CPU profiles. */
   profiled: boolean;
 }
 
@@ -120,7 +120,7 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** The parts that are used of Profiler.Profile in the Chrome DevTools protocol. */
+/** The fields of Profiler.Profile (Chrome DevTools protocol) that this bench uses. */
 interface Profile {
   nodes: { id: number; callFrame: { functionName: string; url: string; lineNumber: number } }[];
   samples: number[];

@@ -10,7 +10,10 @@ import { describeProbe, milliseconds } from './print-figures.ts';
 
 /** Maximum number of machines of one batch. */
 const mostOfBatch = 10_000;
-/** Number of commands that the part `cold` measures. They are the first, before V8 has compiled the broker's code. */
+/**
+ * Number of commands that the part `cold` measures. They are the first that the broker gets after its start, when V8
+ * has not compiled its code yet.
+ */
 const firstCommands = 50;
 const oneByOne = 200;
 const commandsAtOnce = 128;
@@ -59,7 +62,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   );
   for (const { id } of made) {
     for (;;) {
-      // A batch in the list has no results of machines. The answer of GET /batches/{id} would have those of every machine.
+      // The list is used because GET /batches/{id} would also answer with the result of every machine.
       const { items } = await client.batches.list({ id, limit: 1 });
       if (items[0]?.finished_at) break;
       await sleep(100);

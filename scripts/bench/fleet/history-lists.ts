@@ -134,7 +134,7 @@ async function measureList(context: Context, list: List): Promise<void> {
     const value = exampleOf(name);
     if (value === undefined)
       context.figures.line(
-        `${list.noun}: ${name} is not measured, because none of ${page.length} rows has it`,
+        `${list.noun}: the filter ${name} is not measured, because none of ${page.length} rows has a value to filter by`,
       );
     else queries.set(name, `${name}=${encodeURIComponent(value)}`);
   }

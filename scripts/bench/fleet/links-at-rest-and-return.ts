@@ -32,7 +32,7 @@ async function restRow({ broker, agents, baseMiB, figures, settings }: Fleet, wh
   figures.row(
     `${what}: CPU of the broker; its private memory, per agent`,
     `${share(broker.cpu() - before.broker)}; ${rounded(memory)} MiB, ${rounded(each)} KiB an agent`,
-    `all simulators: ${share(cpuOf(agents.pids) - before.agents)}; broker without agents: ${rounded(baseMiB)} MiB`,
+    `CPU of all simulated agents: ${share(cpuOf(agents.pids) - before.agents)}; memory of the broker before the first link: ${rounded(baseMiB)} MiB`,
   );
 }
 
@@ -72,7 +72,7 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   const dials = (after.dials - before.dials - refused) / settings.scale;
   const each = `${dials.toFixed(2)} dials per agent that the broker's port accepted, ${(refused / settings.scale).toFixed(2)} that it refused`;
   figures.row(
-    `${what}: time; time since the broker serves again; dials; CPU of the broker`,
+    `${what}: time since the interruption; time since the broker serves again; dials; CPU of the broker`,
     `${seconds?.toFixed(1)} s; ${sinceServed?.toFixed(1)} s; ${each}; ${rounded(spent)} s of CPU`,
   );
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));

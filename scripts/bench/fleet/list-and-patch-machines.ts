@@ -110,7 +110,7 @@ export async function patchMachine({ broker, client, agents, figures }: Fleet): 
   const bytes = (broker.written() - before - idle) / patches;
   times.sort((a, b) => a - b);
   figures.row(
-    '`PATCH` of one machine: p50 / p99; written to disk by each `PATCH`',
+    '`PATCH` of one machine: time (p50 / p99); data that each `PATCH` writes to disk',
     `${milliseconds(at(times, 0.5))} / ${milliseconds(at(times, 0.99))}; ${rounded(bytes / 1024)} KiB`,
   );
 }

@@ -22,7 +22,7 @@ export class Figures {
     this.line([what, ours, beside, ratio].filter((cell) => cell !== '').join(' | '));
   }
 
-  /** Prints the functions in which a profile found most time. */
+  /** Prints the functions that used the most CPU in a profile, one a line. */
   profile(what: string, top: string[]): void {
     for (const line of top) this.line(`profile, ${what}: ${line}`);
   }

@@ -177,7 +177,7 @@ export class SimulatedAgent {
     stream.once('close', () => this.#stream === stream && this.#lose('stream closed'));
   }
 
-  /** Handles the gRPC status with which the broker ended the control stream. Headers without a status change nothing. */
+  /** Ends the link if the broker has ended the control stream, that is, has sent headers with a gRPC status. */
   #finish(stream: ClientHttp2Stream, status: string | string[] | undefined): void {
     if (status === undefined || this.#stream !== stream) return;
     this.#lose(`status ${String(status)}`, status === statusResourceExhausted ? limitedMs : undefined);
@@ -337,7 +337,7 @@ export async function enroll(
     stream.once('response', finish);
     stream.once('trailers', finish);
     stream.once('error', reject);
-    stream.once('close', () => reject(new Error('the enrolment was cut')));
+    stream.once('close', () => reject(new Error('the broker closed the enrolment stream without an answer')));
   });
 }
 

@@ -134,8 +134,8 @@ export class SimulatedMachine {
   }
 
   /**
-   * Returns the end of a command. If the id is unknown, the command has certainly not run, and `unknown_id` makes the
-   * broker send it again. An id is unknown if a broker was killed between storing that it sends a command and sending
+   * Returns the end of a command. If this machine never got the command, returns `unknown_id`, and the broker sends the
+   * command again. That happens if a broker was killed after it had stored that it sends a command, and before it sent
    * it.
    */
   #follow(id: string): Result {

@@ -10,8 +10,8 @@ import { milliseconds } from './print-figures.ts';
 const files = 64;
 const fileBytes = 1024;
 const rounds = 20;
-/** Rounds of both peers that are not counted. */
-const warmUp = 10;
+/** Number of rounds that run before the measured ones, for Farhand and for sftp. */
+const warmUpRounds = 10;
 
 /** Reads all files at the same time. Rejects if the content of a file is wrong. */
 type ReadAll = () => Promise<void>;
@@ -37,7 +37,7 @@ export async function readSmallFiles(fleet: Fleet): Promise<void> {
 }
 
 async function medianOf(readAll: ReadAll): Promise<number> {
-  await timed(warmUp, readAll);
+  await timed(warmUpRounds, readAll);
   return median(await timed(rounds, readAll));
 }
 

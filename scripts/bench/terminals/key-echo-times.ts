@@ -15,7 +15,7 @@ export interface Typist {
   close(): void;
 }
 
-/** Returns the milliseconds of each press, sorted. */
+/** Presses `count` keys, one after another. Returns the milliseconds until the echo of each, shortest first. */
 export async function echoes(typist: Typist, count: number): Promise<number[]> {
   const times: number[] = [];
   for (let key = 0; key < count; key += 1) {
