@@ -233,7 +233,7 @@ function varint(value: number): number[] {
 /** Returns an object without its null and undefined fields, because protobuf messages have no null. */
 export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
   const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
-  // The cast is safe: the entries are a subset of the same fields.
+  // The cast is safe: the entries are those fields of T that have a value.
   return Object.fromEntries(entries) as { [K in keyof T]?: NonNullable<T[K]> };
 }
 
@@ -283,7 +283,11 @@ export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
   if (!isCode(code) || ours.test(code)) {
     const details = { code: code.slice(0, 100) };
-    return new AppError('machine_error', 'the agent reported an error with an unknown code', details);
+    return new AppError(
+      'machine_error',
+      'the agent reported an error with a code that this broker does not accept; check whether the agent is newer than the broker',
+      details,
+    );
   }
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }

@@ -8,7 +8,7 @@ export const waitingCommands = 1024;
 export const killGraceMs = 10_000;
 /** Maximum number of stored bytes of each output of a command, on the machine and also in the broker's copy. */
 export const outputWindowBytes = 64 * 1024 * 1024;
-/** Milliseconds after which a reader that accepts no data no longer slows its command. */
+/** A command waits for a slow reader, but not for one that has accepted no data for this many milliseconds. */
 export const readerStallMs = 5_000;
 
 /** Maximum number of terminals that may be open on a machine at once. */

@@ -23,7 +23,7 @@ export function refuseForeign(directory: string): void {
   const name = userName(uid);
   const way = name
     ? `run the command as this user: runuser -u ${name} -- COMMAND`
-    : 'run the command as its owner';
+    : 'run the command as that user';
   throw new StartError(`${directory} belongs to ${name ?? `user ${uid}`}, not root: ${way}`);
 }
 

@@ -10,8 +10,7 @@ import { every, monotonic } from './clock.ts';
 const mebibyte = 1024 * 1024;
 /**
  * Window in bytes of each stream until the round trip to the peer is known, and while a distant peer has no open call.
- * It is small because many calls may begin at once. The bytes that a window allowed still arrive after it was made
- * smaller.
+ * It is small because many calls may begin at once, and their peer may fill all windows before they can be made smaller.
  */
 export const firstBytes = mebibyte / 8;
 /**
@@ -24,14 +23,14 @@ const nearBytes = mebibyte / 2;
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
 /**
- * Maximum sum in bytes of the windows of all distant peers whose data is read quickly. If the unread bytes of a peer
- * exceed `nearBytes` per stream, the excess is subtracted from this sum.
+ * Maximum sum in bytes of the windows of all distant peers whose data is read quickly. Unread bytes lower this maximum,
+ * if a peer has more of them than `nearBytes` per stream.
  */
 const allBytes = largestBytes;
 /**
- * Maximum sum in bytes of the windows of a distant peer with more than `fewStreams` open calls. Beyond `someStreams`
- * calls the maximum falls: with twice as many calls it is half as large, because the readers of all calls may stall at
- * once.
+ * Maximum sum in bytes of the windows of one distant peer with more than `fewStreams` open calls. It is limited because
+ * the readers of all these calls may stall at once. With more than `someStreams` calls the maximum is smaller: half for
+ * twice as many calls.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
@@ -83,14 +82,14 @@ interface Status {
 type Role = 'client' | 'server';
 
 /**
- * For each role, the running control of windows and the number of its users. All links of a role share the control,
- * because Node reports the streams of all HTTP/2 sessions of a role on the same diagnostics channel.
+ * For each role: how many callers use controlFlow(), and the function that ends it for all of them. They share one
+ * control, because Node reports the streams of all HTTP/2 sessions of a role on the same diagnostics channel.
  */
 const controls = new Map<Role, { users: number; stop(): void }>();
 
 /**
- * Sizes the windows of the links that this process dials (`client`) or accepts (`server`). The returned function ends
- * this, and must be called only once. Node's diagnostics channels are the only access to the sessions of grpc-js.
+ * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned function
+ * is called. Call that function only once. Node's diagnostics channels are the only access to the sessions of grpc-js.
  */
 export function controlFlow(role: Role): () => void {
   const control = controls.get(role) ?? { users: 0, stop: startControl(role) };
@@ -108,7 +107,7 @@ function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls, and those whose window has not shrunk to `firstBytes` after their last call. */
+  /** The distant peers whose windows look() sizes: with open calls, or with a window that is not back at `firstBytes`. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
@@ -142,7 +141,7 @@ function startControl(role: Role): () => void {
   }
 
   const opened = (message: unknown): void => {
-    // Node documents this type for http2.client.stream.created and for http2.server.stream.created.
+    // The cast is safe: Node documents this type for messages of http2.client.stream.created and http2.server.stream.created.
     const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
     const { session } = stream;
     if (!session) return;
@@ -165,7 +164,8 @@ function startControl(role: Role): () => void {
 }
 
 /**
- * Runs `run` once the session is connected, because only then can windows be set. A client may open a stream earlier.
+ * Calls `run` at once, or when a session that is still connecting has connected: windows cannot be set earlier, but a
+ * client can open streams earlier.
  */
 function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
   if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
@@ -222,7 +222,7 @@ function limitOf(calls: number): number {
   return calls <= fewStreams ? largestBytes : (sharedBytes * someStreams) / Math.max(someStreams, calls);
 }
 
-/** Gives a near peer its window, which does not change again. Returns false for a distant peer. */
+/** Returns true for a peer with a short round trip, and sets its window, which stays as it is. Otherwise returns false. */
 function resizeNear(peer: Peer): boolean {
   const isNear = largestOf(peer) <= nearBytes;
   if (isNear) resize(peer, nearBytes);
@@ -231,7 +231,7 @@ function resizeNear(peer: Peer): boolean {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // A change waits until the peer has acknowledged the previous change.
+  // While the peer has not acknowledged the previous change, the window stays. look() then tries again.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

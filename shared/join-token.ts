@@ -15,9 +15,8 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
 export function parseJoinToken(text: string, file?: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };
-  const wrong =
-    file === undefined ? 'the join token is incomplete' : `${file} contains no complete join token`;
+  const token = file === undefined ? 'the join token' : `the join token in ${file}`;
   throw new StartError(
-    `${wrong}: it must be one line, farhand_join_….…; make one with farhand join-tokens create`,
+    `${token} is incomplete: copy all of it (one line, farhand_join_….…), or make one with farhand join-tokens create`,
   );
 }

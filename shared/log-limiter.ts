@@ -17,7 +17,7 @@ export class LogLimiter<T> {
 
   /**
    * Allows `most` lines of each kind in a period of `ms` milliseconds. If lines were dropped, calls `report` at the end
-   * of the period. `first` is the value `one` of the first take() in the period, `more` the number of dropped lines.
+   * of the period, with the `value` of the first take() in the period and the number of dropped lines (`more`).
    * Kinds beyond `mostKinds` share one period, so that new kinds cannot fill the memory.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
@@ -27,16 +27,19 @@ export class LogLimiter<T> {
     this.#mostKinds = mostKinds;
   }
 
-  /** Counts one line of a kind. Returns true if it may be logged. `one`: the value for `report`. */
-  take(kind: string, one: T): boolean {
+  /**
+   * Counts one line of a kind. Returns true if it may be logged. `value` describes the line, for the report about dropped
+   * lines.
+   */
+  take(kind: string, value: T): boolean {
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
-    const period = this.#periods.get(key) ?? this.#begin(key, one);
+    const period = this.#periods.get(key) ?? this.#begin(key, value);
     if (period.taken < this.#most) period.taken += 1;
     else period.more += 1;
     return period.more === 0;
   }
 
-  /** Ends all periods and reports the dropped lines at once. */
+  /** Ends the present period of every kind, and reports the lines that were dropped in it. */
   close(): void {
     for (const key of [...this.#periods.keys()]) this.#end(key);
   }

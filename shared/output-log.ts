@@ -44,8 +44,8 @@ interface Segment {
 }
 
 /**
- * Maximum number of segments of a log. 16 suffice for the window, but every gap and restart begins a new segment,
- * and an attacker may cause many of them.
+ * Maximum number of segments of a log. 16 full segments hold `windowBytes`. But every gap and every restart begins a new
+ * segment, and an attacker may cause many of them.
  */
 const mostSegments = 64;
 
@@ -64,7 +64,8 @@ export async function openOutput(directory: string, options: OutputOptions = {})
   for (const name of names.filter((text) => /^\d{16}$/.test(text)).sort()) {
     const { size } = await stat(join(directory, name));
     if (size > 0) segments.push({ start: Number(name), size });
-    // An empty file would block the creation of the next segment, which has the same name.
+    // A segment's file is named by the offset of its first byte. The next segment would have the name of this empty file,
+    // and could not be created.
     else await unlink(join(directory, name));
   }
   return new OutputLog(directory, segments, options);

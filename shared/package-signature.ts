@@ -15,18 +15,18 @@ export interface SignedPackage {
   sha256: string;
 }
 
-/** A new key, and its signature by the previous key. Both are raw bytes. */
+/** A new public key (32 raw bytes), and its signature by the previous key (64 raw bytes). */
 export interface KeyChange {
   public_key: Buffer;
   signature: Buffer;
 }
 
 export interface PackageSignature {
-  /** The new public key: 32 raw bytes. */
+  /** The key that verifies `signature`: 32 raw bytes. */
   public_key: Buffer;
-  /** The signature by the previous key: 64 bytes. */
+  /** The signature of the package: 64 raw bytes. */
   signature: Buffer;
-  /** The changes by which earlier keys were replaced, up to `public_key`. The oldest comes first. */
+  /** The changes by which earlier keys were replaced, up to `public_key`, oldest first. */
   key_changes: readonly KeyChange[];
 }
 
@@ -118,7 +118,7 @@ function isTrusted(key: Buffer, changes: readonly KeyChange[], trusted: Buffer):
   let current = trusted;
   for (const { public_key, signature } of changes) {
     if (current.equals(key)) return true;
-    // Changes older than the trusted key are skipped, because the machine no longer knows the keys that signed them.
+    // A key change that `current` did not sign is skipped, because it may be older than the trusted key.
     if (verify(null, keyChangeText(public_key), publicKeyOf(current), signature)) current = public_key;
   }
   return current.equals(key);

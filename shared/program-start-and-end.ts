@@ -1,5 +1,5 @@
-// Functions that all three programs use when they start or fail: check of the Node version, process name, message of
-// a failure.
+// Functions that agent, broker and command line use when they start or fail: check of the Node version, process name,
+// message of a failure.
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';

@@ -15,8 +15,8 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
  */
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
-/** An idle process was busy for at most this share of the time between two checks, `idleChecks` times in a row. */
-const restful = 0.03;
+/** A process is idle if it was busy for at most this share of the time between checks, `idleChecks` times in a row. */
+const idleShare = 0.03;
 const idleChecks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */
 const worthwhile = 1.2;
@@ -56,7 +56,7 @@ export function collectAtRest(ms: number = lookMs): () => void {
     const resident = residentBytes();
     if (resident === undefined) return;
     settled = Math.min(settled, resident);
-    rested = since.utilization > restful ? 0 : rested + 1;
+    rested = since.utilization > idleShare ? 0 : rested + 1;
     if (rested < idleChecks || resident < settled * worthwhile) return;
     rested = 0;
     collector()({ type: 'major', flavor: 'last-resort' });

@@ -38,7 +38,7 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
     'is already in use by another program',
     'stop that program (ss -ltnp shows it), or choose another address',
   ],
-  EADDRNOTAVAIL: ['is not an address of this machine', 'choose one that ip addr shows'],
+  EADDRNOTAVAIL: ['is not an address of this machine', 'choose an address that ip addr shows'],
   EACCES: [
     'is not allowed: ports below 1024 need root',
     'choose another port, or grant CAP_NET_BIND_SERVICE',

@@ -1,4 +1,4 @@
-// The version of Farhand, the same for all three programs.
+// The version of Farhand, the same for agent, broker and command line.
 import manifest from '../package.json' with { type: 'json' };
 
 export const { version } = manifest;

@@ -1,4 +1,5 @@
-// The hidden verb farhand __complete. The completion scripts of shells call it for the candidates of a word.
+// The hidden verb farhand __complete. The completion script of a shell calls it when the user presses Tab, and offers the
+// words that it prints.
 import { type Argument, Option } from 'commander';
 import { after } from '../../shared/clock.ts';
 import { clean } from '../../shared/sanitize-text.ts';
@@ -8,7 +9,8 @@ import { findMachine } from './find-by-name.ts';
 import { createProgram, nouns } from './verb-tree.ts';
 
 /**
- * Prints the candidates for the last word, one per line. bash passes the whole line, other shells pass separate words.
+ * Prints the words that can complete the last word, one per line. bash passes the whole line, other shells pass
+ * separate words.
  */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;

@@ -40,8 +40,8 @@ export function trustOf(flags: Trust, login: Trust = {}): Trust {
 }
 
 /**
- * Returns a broker's URL without a query, slashes at its end, and /api/v1. A text that is no URL, or has a user name
- * or password, is returned unchanged.
+ * Removes what does not belong to a broker's URL: the query, slashes at the end, and /api/v1. A text that is no URL, or
+ * has a user name or password, is returned unchanged.
  */
 export function brokerUrl<T extends string | undefined>(text: T): T | string {
   const url = text === undefined ? null : URL.parse(text.trim());

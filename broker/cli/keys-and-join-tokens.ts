@@ -135,7 +135,7 @@ function installLines(token: { install: string | null; install_missing: string |
   const isLocal = loopback.test(install);
   const lines = [
     '',
-    `Run this on ${isLocal ? 'this' : 'the new'} machine (as root without sudo):`,
+    `Run this on ${isLocal ? 'this' : 'the new'} machine; if you are root, leave out sudo:`,
     `  ${install}`,
   ];
   const forOthers = 'For other machines, start the broker with a --public-url that they can reach.';
@@ -150,13 +150,15 @@ interface LeftByKey {
 }
 
 function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByKey): void {
-  const next = 'with another key';
+  const next = 'To change that, log in with another key and';
   if (schedules.length > 0)
     hint(
-      `schedules of the key have stopped; to start them again, set their machines and command ${next}: ${schedules.join(', ')}`,
+      `these schedules no longer run, because they had the rights of the revoked key: ${schedules.join(', ')}. ${next} give each its machine or tags, and its command, again (farhand schedules update ID)`,
     );
   if (webhooks.length > 0)
-    hint(`webhooks of the key have stopped; enable them ${next}: ${webhooks.join(', ')}`);
+    hint(
+      `these webhooks no longer send events, because they had the rights of the revoked key: ${webhooks.join(', ')}. ${next} enable them (farhand webhooks update ID --enable)`,
+    );
   const check = 'the key was the last to change these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);
 }

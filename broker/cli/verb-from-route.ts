@@ -58,7 +58,10 @@ export const ofMachine = { '--machine <machine>': 'list only what belongs to thi
 export const since = { '--since <time>': 'only items since this time: a date, or 2h for 2 hours ago' };
 export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
-/** Adds a verb that calls one route. `words`: the verb's name, and its arguments after the ids of the path. */
+/**
+ * Adds a verb that calls one route. The ids in the route's path become its first arguments. `words`: the verb's name,
+ * and further arguments.
+ */
 export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   parent: Command,
   words: string,

@@ -60,7 +60,7 @@ export const service = {
       port: queryNumber(1, 65_535)
         .optional()
         .describe(
-          'Port of an exporter that runs on every machine, such as 9100. Each target is then the host name that a machine reports, with this port. Default: each target is the address of this broker',
+          'Port of an exporter that runs on every machine, such as 9100: each target is the host name of a machine with this port. Default: each target is the address of this broker, which serves the last report of every machine',
         ),
     },
   }),

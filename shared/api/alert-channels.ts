@@ -32,7 +32,7 @@ const channel = named('AlertChannel', {
     .describe('Why the broker disabled the channel; null if it did not'),
   last_delivery: lastDelivery
     .nullable()
-    .describe('Last attempt of the latest delivery; null before the first'),
+    .describe('The latest attempt to send an alert through the channel; null: there was none'),
   created_at: timestamp.describe('Time of creation'),
   updated_at: timestamp.describe('Time of the last change'),
 });
@@ -96,7 +96,7 @@ export const alertChannels = {
   create: single('POST', '/alerts/channels', 'webhooks:write', {
     summary: 'Create a channel for alerts',
     description:
-      'The channel has the rights of the key that creates it: it sends alerts about machines that this key may use, until the key is revoked. Needs the scope `machines:read` too.',
+      'The channel has the rights of the key that creates it: it sends alerts about machines that this key may use, until the key is revoked. The key needs two scopes: `webhooks:write` and `machines:read`.',
     body: z.strictObject({
       name,
       type: z.enum(channelTypes).describe(described.type),

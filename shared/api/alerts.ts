@@ -43,7 +43,7 @@ const described = {
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
   before: 'Milliseconds before the expiry at which an alert opens; default: 14 days',
-  machine_ids: 'Ids of machines that the rule applies to; null: see `tags`',
+  machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
   tags: 'The rule also applies to machines with any of these tags; if `tags` and `machine_ids` are null, to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
   channel_ids: 'Ids of the channels that get the alerts of this rule; null: all channels',
@@ -168,7 +168,7 @@ export const alerts = {
       acknowledged: z.literal(true).describe('Always true'),
       note: text(1000).nullable().optional().describe('Note for other users'),
     }),
-    example: { acknowledged: true, note: 'reported to the provider' },
+    example: { acknowledged: true, note: 'the hosting company knows' },
     reply: alert,
   }),
 };

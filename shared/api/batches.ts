@@ -30,7 +30,7 @@ const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 export const batch = named('Batch', {
   id: batchId,
   status: status.describe(
-    '`completed`: the command succeeded on every machine; `failed`: it did not succeed on at least one',
+    '`completed`: the command succeeded on every machine; `failed`: on at least one machine it failed or did not run',
   ),
   ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
   concurrency: z
@@ -125,7 +125,9 @@ export const batches = {
     query: {
       tail: queryNumber(0, 64 * 1024 * 1024)
         .default(64 * 1024)
-        .describe('Begin each output with at most this number of its last bytes; earlier bytes are left out'),
+        .describe(
+          'How many bytes of earlier output are sent first, for each output of each command; older bytes are left out',
+        ),
     },
     reply: z.union([
       z.object({ ...ofMember, ...outputPiece.shape }),

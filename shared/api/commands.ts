@@ -43,8 +43,8 @@ export const command = named('Command', {
     .string()
     .describe('Last 1 MiB of standard output (4 KiB in lists); bytes that are not UTF-8 become U+FFFD'),
   stderr: z.string().describe('Like `stdout`'),
-  stdout_bytes: z.number().describe('Number of bytes written in all'),
-  stderr_bytes: z.number().describe('Number of bytes written in all'),
+  stdout_bytes: z.number().describe('Total number of bytes written to standard output'),
+  stderr_bytes: z.number().describe('Total number of bytes written to standard error'),
   stdout_truncated: z.boolean().describe('True if `stdout` is not everything that was written'),
   stderr_truncated: z.boolean().describe('True if `stderr` is not everything that was written'),
   stdout_start: z.number().describe('Offset of the first byte of output that is still stored'),
@@ -112,7 +112,7 @@ const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } 
 const streams = ['stdout', 'stderr'] as const;
 
 export const outputPiece = z.object({
-  stream: z.enum(streams).describe('Which output of the command `data` is from'),
+  stream: z.enum(streams).describe('Output of the command from which the bytes in `data` come'),
   offset: z.number().describe('Offset of the first byte of `data`'),
   data: z.string().describe('The bytes of the output, in `encoding`'),
   encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),

@@ -174,12 +174,12 @@ const dataOfFamily = {
       .string()
       .nullable()
       .optional()
-      .describe('Why the upgrade of the machine failed; only in events about one machine'),
+      .describe('Code of the reason why the upgrade of the machine failed; only in events about one machine'),
     message: z
       .string()
       .nullable()
       .optional()
-      .describe('The reason in words; only in events about one machine'),
+      .describe('Why the upgrade of the machine failed, in words; only in events about one machine'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);

@@ -47,7 +47,9 @@ export const entry = named('FileEntry', {
   link_target: z.string().optional().describe('Target of a symlink; absent for other files'),
   special: special
     .optional()
-    .describe('Kind of a file that is neither regular nor a directory; its `type` is `file`'),
+    .describe(
+      'Kind of a FIFO, socket or device, whose `type` is `file` too; absent for regular files and directories',
+    ),
   name_encoding: z
     .literal('base64')
     .optional()

@@ -33,7 +33,7 @@ const prefixed = '/machines/{machine_id}/files' as const;
 const anywhere = {
   machine_id: machineId
     .optional()
-    .describe('Id of the machine; may be omitted while only one machine is registered'),
+    .describe('Id of the machine; may be omitted if the broker has only one machine'),
 };
 const implied = { impliesMachine: true } as const;
 
@@ -187,7 +187,7 @@ export const files = {
   }),
 
   stat: single('GET', `${prefixed}/stat`, 'files:read', {
-    summary: 'Get one file or directory',
+    summary: 'Get the properties of a file or directory',
     query: {
       ...requestedPath,
       checksum: z.literal('sha256').optional().describe('Add the SHA-256 of the content to the answer'),
@@ -230,7 +230,10 @@ export const files = {
     body: z.strictObject({
       ...requestedPath,
       modified_at: instant.optional().describe('New modification time; default: now'),
-      create: z.boolean().default(true).describe('Create a missing file; otherwise file_not_found'),
+      create: z
+        .boolean()
+        .default(true)
+        .describe('True: a missing file is created; false: the request fails with `file_not_found`'),
     }),
     example: { path: '/srv/app/motd', modified_at: '2026-11-21T10:00:00.000Z' },
     errors: writeErrors,
@@ -274,11 +277,11 @@ export const files = {
     description:
       'Send `path` in the query or before the file: the broker then forwards the file while it arrives, and does not store it first.',
     query: {
-      path: path.optional().describe('Path of the new file, if the form has no `path`'),
+      path: path.optional().describe('Path of the new file; may be sent in the form instead'),
       path_encoding: pathEncoding,
     },
     body: z.strictObject({
-      path: path.optional().describe('Path of the new file, if the query has no `path`'),
+      path: path.optional().describe('Path of the new file; may be sent in the query instead'),
       path_encoding: pathEncoding,
       mode: mode.optional().describe(newMode),
       overwrite: replacing,

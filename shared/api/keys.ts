@@ -27,7 +27,7 @@ const key = named('ApiKey', {
   machine_ids: z
     .array(machineId)
     .nullable()
-    .describe('Ids of machines that the key may use; null: see `tags`'),
+    .describe('Ids of machines that the key may use; null: `tags` alone decides'),
   tags: z
     .array(z.string())
     .nullable()
@@ -80,7 +80,9 @@ export const keys = {
     summary: 'Get the API key of this request',
     reply: key
       .extend({
-        login: login.optional().describe('Login of the request, if the request has a session cookie'),
+        login: login
+          .optional()
+          .describe('The login whose cookie the request has; absent if the request has an API key'),
       })
       .meta({ id: 'CurrentApiKey' }),
   }),
@@ -104,7 +106,7 @@ export const keys = {
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
     summary: 'Replace the secret of an API key',
     description:
-      'Only this answer contains the new secret. The key’s id, rights and open streams stay. Its logins end with the old secret, except the login that sends this request.',
+      'Only this answer contains the new secret. The key’s id, rights and open streams stay. Its logins end when the old secret does (see `grace`), except the login that sends this request.',
     body: z.strictObject({
       expires_at: instant
         .nullable()

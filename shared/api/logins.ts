@@ -22,7 +22,7 @@ export const login = named('Login', {
 
 const name = label(1, 100)
   .optional()
-  .describe('Name of the login in the list of logins, such as the browser and system');
+  .describe('Name of the login in the list of logins, such as `Firefox on Linux`');
 
 export const logins = {
   create: single('POST', '/logins', 'any key', {

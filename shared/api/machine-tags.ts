@@ -15,7 +15,9 @@ export const tags = {
     },
     reply: named('Tag', {
       name: z.string().describe('The tag'),
-      machines: z.number().describe('Number of machines with this tag that the key may use'),
+      machines: z
+        .number()
+        .describe('Number of machines with this tag; machines that the key may not use are not counted'),
     }),
   }),
 };

@@ -51,12 +51,12 @@ const machineDetail = machine
       .describe('What the machine’s owner allows the broker to do, such as `files:read`'),
     upgrade: machineUpgrade
       .optional()
-      .describe('Present if `include` names it, or if the request changed it'),
+      .describe('Present if the request has `include=upgrade`, or changes `agent_pin` or `agent_hold`'),
   })
   .meta({ id: 'MachineDetail' });
 
 const space = z.object({
-  total: z.number().describe('Bytes in all'),
+  total: z.number().describe('Total bytes'),
   used: z.number().describe('Bytes used'),
   free: z.number().describe('Bytes free'),
 });
@@ -131,9 +131,9 @@ const point = z.object({
   at: timestamp.describe('Start of the period that the point covers'),
   cpu_usage: z.number().describe('Percent of the time of all cores, 0 to 100'),
   memory_used: z.number().describe('Bytes of memory in use'),
-  memory_total: z.number().describe('Bytes of memory in all'),
+  memory_total: z.number().describe('Total bytes of memory'),
   disk_used: z.number().describe('Bytes in use on the file system of `/`'),
-  disk_total: z.number().describe('Bytes of the file system of `/` in all'),
+  disk_total: z.number().describe('Size of the file system of `/` in bytes'),
   load_average: z.number().describe('Load of the last minute'),
 });
 
@@ -144,7 +144,7 @@ const metrics = named('MachineMetrics', {
   points: z.array(point).describe('Averages, oldest first'),
 });
 
-/** The extra fields that the text of `include` names. */
+/** Returns the extra fields that a value of the parameter `include` lists, such as `upgrade,agent_version`. */
 export const includedIn = (text = ''): (typeof extras)[number][] =>
   extras.filter((field) => text.split(',').includes(field));
 

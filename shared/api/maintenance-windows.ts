@@ -22,7 +22,7 @@ const described = {
   ends_at: 'End of a window without `cron`',
   cron: 'Cron expression of the start times; null: the window is open only once',
   timezone: 'IANA time zone of the expression; default: UTC',
-  duration: 'Milliseconds from each start to its end',
+  duration: 'Milliseconds for which the window is open after each start',
 };
 
 const maintenanceWindow = named('MaintenanceWindow', {

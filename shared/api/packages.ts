@@ -41,7 +41,7 @@ export const packages = {
   }),
   file: {
     ...outgoing('bytes', '/packages/{file}', 'everybody', {
-      summary: 'Download an agent package, or SHA256SUMS, the list of packages',
+      summary: 'Download an agent package, or `SHA256SUMS`, the checksums of all packages',
       headers: { if_none_match: z.string().optional().describe('ETag of the copy that the client has') },
       types: ['application/octet-stream', 'application/gzip'],
       errors: ['route_not_found'],

@@ -89,13 +89,13 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of the operation of the same noun that answers a repeated request if the broker crashed before it stored its
-   * first answer; `get` by default.
+   * Name of another operation of the same noun; `get` by default. That operation answers a repeated request if the broker
+   * crashed before it could store the first answer.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */
   bodyLimit?: number;
-  /** True if `machine_id` may be omitted while exactly one machine is registered. */
+  /** True if `machine_id` may be omitted while the broker has only one machine. */
   impliesMachine?: boolean;
   /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;

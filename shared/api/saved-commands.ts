@@ -19,7 +19,7 @@ const described = {
   name: 'Name; in `argv`, `{{name}}` stands for the value',
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
   required:
-    'True if every caller must give a value. Default: true, or false if the parameter has a `default`. If it is false and there is no `default`, the parameter must be a whole argument; without a value, this argument is left out',
+    'True if every caller must give a value. Default: true, or false if the parameter has a `default`. A parameter that is not required and has no `default` must be an argument of its own in `argv`, which is left out if there is no value',
   default: 'Value that the parameter has if a caller gives none',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',
@@ -118,7 +118,7 @@ export const savedCommands = {
   }),
   update: single('PATCH', '/saved-commands/{saved_command_id}', 'commands:execute', {
     summary: 'Change a saved command',
-    description: `Schedules that use the saved command run the changed one from their next run on. ${notLimited} ${withSchedules}`,
+    description: `The change also applies to schedules that use the saved command, from their next run on. ${notLimited} ${withSchedules}`,
     body: someOf(z.strictObject(fields).partial()),
     example: { timeout: 60_000 },
     reply: savedCommand,

@@ -59,7 +59,9 @@ const listed = named('Schedule', {
       'The schedule runs on every machine that has all of these tags; null for a schedule with `machine_id`',
     ),
   command: z.string().nullable().describe('Shell line; null for a schedule with `saved_command_id`'),
-  saved_command_id: savedCommandId.nullable().describe('Id of the saved command; null with `command`'),
+  saved_command_id: savedCommandId
+    .nullable()
+    .describe('Id of the saved command; null for a schedule with `command`'),
   parameters: parameterValues.nullable().describe('Values of the parameters of the saved command'),
   cron: z.string().nullable().describe('Cron expression; null for a schedule with `on_change`'),
   on_change: z
@@ -72,7 +74,7 @@ const listed = named('Schedule', {
   last_run: lastRun
     .nullable()
     .describe(
-      'Last run that has ended, even if it could not start. With `tags`, the run with the worst result among the last runs of all machines',
+      'Last run that has ended or could not start; skipped and missed runs do not count. With `tags`: of the runs that began together on several machines, the one with the worst result',
     ),
   created_at: timestamp.describe('Time of creation'),
 });
@@ -147,7 +149,7 @@ const onChange = z
     settle: milliseconds(1000, 600_000)
       .default(2000)
       .describe(
-        'Milliseconds without a change after which a run starts; if changes do not stop, it starts after 10 times as long',
+        'Milliseconds without a change after which a run starts. If changes never stop for that long, a run starts at 10 times this time after the first change',
       ),
   })
   .meta({
@@ -216,6 +218,14 @@ const changes = z
   .refine((body) => !isTwice(body), either)
   .refine((body) => body.command === undefined || body.saved_command_id === undefined, oneCommand);
 
+const changeRules = [
+  'The key needs the scopes `schedules:write` and `commands:execute`, and with `on_change` also `files:read`.',
+  'A key without the scope `schedules:read` must also send `env` if it changes the command, its parameters, user, cwd, machine or tags. Otherwise the changed command could print the stored environment.',
+  'A schedule with `machine_id` runs with the rights of the key that last changed it. A schedule with `tags` runs with the rights of the key that last changed where or what it runs. The field `requested_by` names this key.',
+  'Only the key `requested_by`, and keys that may use all machines of the schedule, can change a schedule with `tags`.',
+  'If the key `requested_by` of a schedule with `tags` is revoked or expired, a request can always disable the schedule. Every other change must contain both where it runs (`tags` or `machine_id`) and what it runs (`command` or `saved_command_id`).',
+].join('\n\n');
+
 export const schedules = {
   create: single('POST', '/schedules', 'schedules:write', {
     summary: 'Create a schedule: run a command by a cron expression, or when a path changes',
@@ -281,8 +291,7 @@ export const schedules = {
   }),
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
-    description:
-      'Needs the scope `commands:execute` too, and with `on_change` also `files:read`. Environment: a key without `schedules:read` must send `env` too if it changes the command, its parameters, user, cwd, machine or tags. Without `env`, the changed command could print the stored environment. Schedule with `machine_id`: after the change, it runs with the rights of the key that sent the request. Schedule with `tags`: its own key is the key with whose rights it runs. Only its own key, and keys that may use all its machines, can change it. If a request changes where or what it runs, the key of that request becomes its own key. If its own key is revoked or expired, a request can disable the schedule. Any other request must have two fields: where the schedule runs (`tags` or `machine_id`), and what (`command` or `saved_command_id`).',
+    description: changeRules,
     body: changes,
     example: { cron: '@hourly', enabled: false },
     reply: detailed,

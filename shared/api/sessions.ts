@@ -1,4 +1,4 @@
-// REST routes of sessions. A session is a terminal on a machine. It outlives its clients (spec 2.9, 4.5).
+// REST routes of sessions. A session is a terminal on a machine. It outlives its clients.
 import * as z from 'zod';
 import { cwd, environment, requestedBy } from './commands.ts';
 import { list } from './define-list-route.ts';
@@ -47,7 +47,7 @@ const attachedClient = z.object({
   client_id: clientId,
   key_name: z.string().describe('Name of the client’s API key'),
   mode: attachMode,
-  attached_at: timestamp.describe('Time of the attach'),
+  attached_at: timestamp.describe('Time when the client attached'),
 });
 
 const session = listed.meta({ id: 'Session' });
@@ -105,7 +105,7 @@ export const sessions = {
       session_id: sessionId,
       client_id: clientId,
       mode: attachMode,
-      attached_at: timestamp.describe('Time of the attach'),
+      attached_at: timestamp.describe('Time when the client attached'),
       stream_url: z.string().describe('URL of the WebSocket; valid once, within 30 seconds'),
     }),
     idempotency: 'secret',

@@ -1,7 +1,7 @@
 // Schemas that several routes share, such as those of ids, texts and times.
 import * as z from 'zod';
 
-/** Metadata for a schema that transforms values: `json` replaces the OpenAPI form that would be derived. */
+/** Metadata with which OpenAPI shows `json` for a schema. Without it, OpenAPI would show a number in a query as a text. */
 function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {

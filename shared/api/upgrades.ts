@@ -59,11 +59,11 @@ const lastUpgrade = z.object({
   outcome: z
     .enum(upgradeOutcomes)
     .describe(
-      '`running`: the new version is being tried; `rolled_back`: it was tried, and the old one runs again; `failed`: nothing was replaced',
+      '`running`: the new version is being tried; `rolled_back`: it was tried, and the old one runs again; `failed`: the package was refused, or the old version could not be restored',
     ),
   from_version: z.string().describe('Version before the upgrade'),
   to_version: z.string().describe('Version that the upgrade was to install'),
-  reason: z.string().describe('Why the machine went back to the old version; empty if it did not'),
+  reason: z.string().describe('Why the upgrade failed or was rolled back; empty otherwise'),
 });
 
 /** Whether the agent of a machine can be upgraded: a field of machines. */
@@ -86,7 +86,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .enum(['tar.gz', 'deb'])
     .nullable()
     .describe(
-      'Kind of package that can replace the agent; null if it can be replaced only by hand, or if the kind is unknown',
+      'Kind of package by which upgrades replace the agent. Null: the agent can be replaced only by hand, or has not reported how it is installed',
     ),
   key: z
     .string()

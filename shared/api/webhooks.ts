@@ -94,7 +94,9 @@ const webhook = named('Webhook', {
     .describe('Why the broker disabled the webhook; null if the broker did not disable it'),
   last_delivery: lastDelivery
     .nullable()
-    .describe('Last attempt of the latest delivery; null before the first'),
+    .describe(
+      'The latest attempt to deliver an event; null: there was none, or the key may not read that event',
+    ),
   created_at: timestamp.describe('Time of creation'),
   updated_at: timestamp.describe('Time of the last change'),
 });
@@ -162,7 +164,7 @@ export const webhooks = {
     idempotency: 'replay',
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
-    summary: 'Send all events since a time that were not delivered',
+    summary: 'Deliver all undelivered events since a given time',
     body: z.strictObject({ since: instant.describe('Only events at this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
     reply: named('Redelivered', { redelivered: z.number().describe('Number of deliveries repeated') }),

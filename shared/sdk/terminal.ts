@@ -56,7 +56,7 @@ const maxUnsentInput = 1024 * 1024;
 const pollMs = 10;
 /** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
-/** Number of reports about processed output for each window of output. */
+/** While a client reads one window of output, it reports its position to the broker this many times. */
 const reportsPerWindow = 8;
 
 /** Opens the terminal that an attach call has prepared, at the broker address that this client uses. */

@@ -49,12 +49,12 @@ export interface Installation extends UnitValues {
    * A file that only the service's account may read. If `text` is undefined, an existing file is not changed.
    */
   secret?: { file: string; text: string | undefined };
-  /** How to install the units of `Service.helper`; absent if they are not to be installed on this machine. */
+  /** How to install the units of `Service.helper`, which run as root. Absent: these units are removed. */
   helper?: {
     blocks: readonly string[];
     /** The program that the helper's unit runs, and its first arguments. The unit adds further arguments. */
     command: readonly string[];
-    /** Fills the directory of `Service.helper`. `account`: the account of the service. */
+    /** Creates the directory of `Service.helper` and its content. `account`: the user and group of the service. */
     prepare(account: { uid: number; gid: number }): Promise<void>;
   };
 }
@@ -97,7 +97,8 @@ export async function install(service: Service, installation: Installation): Pro
     unitsOf(service),
     installation.secret?.file ?? [],
   ].flat();
-  // All files are read before any is changed, because the account may have replaced one by a FIFO or a link.
+  // All files are read before any is changed. If the account has replaced one by a FIFO or a link, the read throws, and
+  // nothing was changed.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -150,7 +151,7 @@ async function putFiles(
 
 type Put = (file: string, content: FileContent | undefined) => Promise<void>;
 
-/** Writes the units of `Service.helper` and fills its directory. Without a plan for them, removes these units. */
+/** Installs the units of `Service.helper`, or removes them if the installation has no `helper`. */
 async function putHelper(
   service: Service,
   { helper: planned, user }: Installation,
@@ -258,7 +259,8 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
     const way = `end the processes of user ${name}, then uninstall again`;
-    throw new StartError(`everything except the user account was removed: ${messageOf(error)}; ${way}`, 1);
+    const rest = 'the rest of the service is removed';
+    throw new StartError(`user ${name} could not be removed (${messageOf(error)}); ${rest}; ${way}`, 1);
   });
 }
 

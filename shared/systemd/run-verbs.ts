@@ -36,7 +36,7 @@ export async function perform(
   return 0;
 }
 
-/** The parts of an installation that the program itself plans from its valid settings. */
+/** What agent and broker each plan for their installation. installCommand() adds the command line and the settings. */
 export interface Plan extends Omit<Installation, 'command' | 'settings'> {
   /** Settings to store in the settings file; the data directory is added. */
   stored: Record<string, unknown>;

@@ -131,7 +131,8 @@ export function decodeBlock(block: Buffer): TarBlock | undefined {
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // v7 has no flag for files. Flag "7" is a file that should be stored contiguously on the disk.
+    // Two other flags of regular files: none at all, in the oldest tars (Unix v7), and "7" for a file that should be stored
+    // contiguously on the disk.
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),

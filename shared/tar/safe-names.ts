@@ -7,7 +7,10 @@ const longestPath = 4095;
 const longestName = 255;
 const mostComponents = 255;
 
-/** Returns the path of an entry in the target directory, without "." and empty parts. Throws if it is not allowed. */
+/**
+ * Returns the path of an entry in the target directory, without "." and empty parts. Throws if the path is not allowed,
+ * for example because it leads out of the directory.
+ */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
   if (name === '') throw refuse('has no name');

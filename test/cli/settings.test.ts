@@ -367,7 +367,7 @@ describe('the real programs', () => {
       'farhand-broker',
       ['--insecure-http', '--http', '192.0.2.1:0'],
       1,
-      /^--http 192\.0\.2\.1:0 is not an address of this machine \(EADDRNOTAVAIL\); choose one that ip addr shows$/,
+      /^--http 192\.0\.2\.1:0 is not an address of this machine \(EADDRNOTAVAIL\); choose an address that ip addr shows$/,
     ],
   ])(
     '%s names the path or address that the system refuses, and the next step: %j',

@@ -26,7 +26,7 @@ export function addDoctor(program: Command): void {
     ],
   };
   localVerb(program, 'doctor', spec, doctor)
-    // Hidden options of version 0.1.0, in which `farhand doctor` also checked agents.
+    // In version 0.1.0 `farhand doctor` also checked agents. Its options for that still work, but are not in the help.
     .addOption(new Option('--agent-data-dir <dir>').hideHelp())
     .addOption(new Option('--broker <host:port>').hideHelp());
 }
@@ -40,8 +40,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // configured() returns a finding instead of an address if the stored login cannot be read. Without an address, the
-  // broker is checked only if no data directory is given.
+  // `place` is a finding if the stored login cannot be read. If no broker is configured, examineBroker() reports that,
+  // but a user who gave a data directory wants only that directory checked.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

@@ -121,7 +121,11 @@ function sameVersion(there: string): Finding {
 async function agentPort(address: string, url: string): Promise<Finding> {
   const listening = hostPort.safeParse(address).data;
   if (!listening)
-    return warn('agents’ port', 'the broker has no port for agents', 'start it with --grpc HOST:PORT');
+    return warn(
+      'agents’ port',
+      `the broker’s address for agents is not HOST:PORT: "${clean(address)}"`,
+      'start the broker with --grpc HOST:PORT or --public-grpc HOST:PORT',
+    );
   // If the broker listens on every address, the host of the URL is tried.
   const everywhere = /^(0\.0\.0\.0|::)$/.test(listening.host);
   const host = everywhere ? new URL(url).hostname.replace(/^\[|\]$/g, '') : listening.host;
@@ -149,7 +153,7 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
     found[0] = warn(
       'machines',
       `these machines are offline: ${some(away)}`,
-      'run farhand-agent doctor on each',
+      'run farhand-agent doctor on each of these machines',
     );
   if (old.length > 0) {
     const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
@@ -160,7 +164,11 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
   if (unpinned.length > 0) {
     const what = `these agents trust no signing key, so they cannot be upgraded from here: ${some(unpinned.map(({ name }) => name))}`;
     found.push(
-      warn('upgrades', what, 'on each of these machines, run as root: farhand-agent trust-key FILE'),
+      warn(
+        'upgrades',
+        what,
+        'on each of these machines, run as root: farhand-agent trust-key FILE, with the public key that verifies your packages',
+      ),
     );
   }
   if (apart.length > 0) {
@@ -168,7 +176,11 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
       return `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
     });
     found.push(
-      warn('clocks', `these clocks differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`),
+      warn(
+        'clocks',
+        `these clocks differ from the broker’s: ${some(offsets)}`,
+        `on each of these machines: ${setClock}`,
+      ),
     );
   }
   return found;

@@ -45,7 +45,8 @@ function addReads(files: Command): void {
     about: 'find files below a directory by name or content',
     examples: ["farhand files find web-1:/var/log --name '*.log' --content error"],
     flags: {
-      '--name <glob>': 'glob pattern for the name; with a slash for the whole path',
+      '--name <glob>':
+        'glob pattern that the name must match; if it has a slash, that the whole path must match',
       '--content <text>': 'text that a line must contain',
       '-i, --ignore-case': 'ignore case',
       '-a, --all': 'include hidden files',
@@ -196,7 +197,7 @@ function addChanges(files: Command): void {
     await print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
   });
   const makes = {
-    about: 'create a directory; with -p succeed if it exists already',
+    about: 'create a directory; with -p, an existing directory is no error',
     examples: ['farhand files mkdir -p web-1:/srv/site/img'],
     flags: { ...parents, '--mode <mode>': 'permissions, such as 0755' },
   } as const;

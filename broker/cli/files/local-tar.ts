@@ -48,7 +48,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
   const { size } = await handle.stat();
   yield tar.encodeHeader({ ...header, kind: 'file', size });
   for (let left = size; left > 0; ) {
-    // A new buffer is used for each chunk, because the last chunk may not have been sent yet.
+    // Each chunk needs a new buffer, because the previous chunk may still wait to be sent.
     const chunk = Buffer.allocUnsafe(Math.min(left, chunkBytes));
     const { bytesRead } = await handle.read(chunk, 0, chunk.length, size - left);
     if (bytesRead === 0)

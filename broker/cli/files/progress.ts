@@ -15,7 +15,7 @@ export interface Progress {
   total?: () => Promise<number | undefined>;
 }
 
-/** Yields the chunks, and draws the progress until the signal fires. */
+/** Yields the chunks, and meanwhile draws the progress on the terminal. Throws once the signal has fired. */
 export async function* withProgress(
   chunks: AsyncIterable<Uint8Array>,
   { name, total }: Progress,
