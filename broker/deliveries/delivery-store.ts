@@ -223,7 +223,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Moves the due times of a webhook's waiting deliveries to `at`, if they are later. */
+  /** Makes the webhook's waiting deliveries that are due after `at` due at `at`. */
   limitDue(webhookId: string, at: number, transaction: HistoryTransaction): void {
     transaction.run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',

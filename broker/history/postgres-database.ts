@@ -43,7 +43,8 @@ export class PostgresDatabase implements Database {
     this.writer = writer;
     const config = { ...address.config, types, pipeline: true, allowExitOnIdle: true };
     this.#pool = new Pool({ ...config, max: mostReaders });
-    // This pool connects at its first read. A broker that does not share its database never reads through it.
+    // This pool connects at its first read. A broker that does not share its database never reads through it, and thus
+    // has one connection less.
     this.#committedPool = new Pool({ ...config, max: 1, query_timeout: committedMs });
     // A connection that fails while it is idle is replaced.
     for (const pool of [this.#pool, this.#committedPool])

@@ -55,7 +55,7 @@ function isConnectionFailure(error: unknown): boolean {
   return error instanceof Error && !code && /onnection|timeout/.test(error.message);
 }
 
-/** Converts a failure of PostgreSQL during a request into the error that the client gets. Returns other errors unchanged. */
+/** Converts failures of PostgreSQL to the errors that clients get. Returns any other error unchanged. */
 export function requestErrorOf(error: unknown): unknown {
   if (isConnectionFailure(error)) return databaseUnavailable();
   if (codeOf(error) === otherOwnerCode) return ownedElsewhere();

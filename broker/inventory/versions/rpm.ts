@@ -4,7 +4,10 @@ import { compareNumbers } from './deb.ts';
 /** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;
 
-/** Compares by rpm's rule; the result is as for compareDeb(). Compares releases only if both versions have one. */
+/**
+ * Returns a number below 0 if rpm counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. Releases
+ * are compared only if both versions have one.
+ */
 export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Compares versions of the form [EPOCH:]VERSION[-RELEASE], which rpm and pacman have in common. */
