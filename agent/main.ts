@@ -9,7 +9,7 @@ import { agentSettings } from './settings-schema.ts';
 import { type Agent, startAgent } from './start.ts';
 
 const name = 'farhand-agent';
-/** The settings file of the service. Root's upgrade unit reads it too. */
+/** The settings file of the service. The systemd unit farhand-agent-upgrade, which runs as root, reads it too. */
 const settingsFile = '/etc/farhand/agent.toml';
 
 runServiceProgram({

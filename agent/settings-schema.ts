@@ -89,7 +89,7 @@ export const agentSettings = {
       .default(upgradeDirectory)
       .transform((path) => resolve(path)),
     value: 'DIR',
-    help: 'directory that root’s upgrade unit shares with the agent',
+    help: 'directory that the agent shares with the systemd unit farhand-agent-upgrade',
   },
   log_level: logLevel,
   user: { ...serviceSettings.user, fileOnly: true },

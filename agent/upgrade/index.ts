@@ -25,7 +25,7 @@ import {
 import { readTrustedKey } from './trusted-key.ts';
 
 export interface UpgradesOptions {
-  /** Directory shared with root's upgrade unit; see directory-shared-with-root.ts. */
+  /** Directory shared with the systemd unit farhand-agent-upgrade; see directory-shared-with-root.ts. */
   directory: string;
   /** The only version that the machine's owner accepts. If undefined, the owner accepts any. */
   holdVersion: string | undefined;

@@ -23,10 +23,10 @@ export interface Seen {
   reason: string;
 }
 
-/** Milliseconds after which an answer counts as missing. */
-const patienceMs = 30_000;
+/** Milliseconds after which the end of the command `true` counts as missing. */
+const trueTimeoutMs = 30_000;
 /** Milliseconds after which the end of a long output counts as missing. */
-const longOutputPatienceMs = 120_000;
+const longOutputTimeoutMs = 120_000;
 /** Commands that are not measured, during which connections are opened and code is compiled. */
 const warmUp = 200;
 
@@ -40,7 +40,7 @@ async function trues({ way: name, targets, count, width }: Ask & Trues): Promise
         left -= 1;
         const started = performance.now();
         try {
-          await inTime(way.run('true'), patienceMs);
+          await inTime(way.run('true'), trueTimeoutMs);
           seen.times.push(performance.now() - started);
         } catch (error) {
           seen.failed += 1;
@@ -73,7 +73,7 @@ async function inTime<T>(answer: Promise<T>, ms: number): Promise<T> {
 async function readOutput({ way: name, targets, command }: Ask & LongOutput): Promise<Read> {
   const way = await startWay(name, targets, 1);
   await way.run('true');
-  const seen = await inTime(way.read(command), longOutputPatienceMs);
+  const seen = await inTime(way.read(command), longOutputTimeoutMs);
   await way.close();
   return seen;
 }
