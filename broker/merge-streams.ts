@@ -37,7 +37,7 @@ export function mergeStreams<T>(
         } else await changed.wait(signal);
       }
     } finally {
-      // A source that still waits ends when its signal fires, so return() is not awaited.
+      // return() is not awaited: it resolves only when the source ends, and a source may still wait for its next item.
       for (const source of sources) source.return(undefined).catch(() => {});
     }
   })();

@@ -88,7 +88,7 @@ interface RowSource {
   columns: string;
   /** Columns that sort rows with equal values in the sort field of the list. */
   tie?: readonly string[];
-  /** The counts of the table; set if its rows are counted in the background. */
+  /** How the rows of the table are counted in the background; undefined if each list counts the rows itself. */
   counted?: CountedTable;
   /**
    * Returns the conditions for the bounds of a request, such as `since` and `until`; by default they compare the column

@@ -90,7 +90,7 @@ export const brokerSettings = {
     schema: words.default([]).pipe(z.array(z.string().refine(isHostPort, 'must be HOST:PORT')).max(32)),
     value: 'HOST:PORT',
     repeats: true,
-    help: 'addresses of brokers that agents use from now on; they keep their old ones until one of these works',
+    help: 'new addresses of brokers for all agents; an agent keeps its old addresses until a new one has worked',
   },
   insecure_http: { schema: flag, help: 'serve REST without TLS on addresses other than 127.0.0.1' },
   tls_cert: {

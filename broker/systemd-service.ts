@@ -16,7 +16,7 @@ const broker: Service = {
 };
 
 const uninstallSettings = {
-  yes: { schema: flag, help: 'confirm that agents can no longer connect', flagOnly: true },
+  yes: { schema: flag, help: 'uninstall although this disconnects all agents', flagOnly: true },
   purge: { schema: flag, help: 'also delete the broker’s data, settings and account', flagOnly: true },
   help: brokerSettings.help,
 };

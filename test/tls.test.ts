@@ -151,7 +151,7 @@ test('a missing key, a wrong key, no PEM and no file: exit code 78 and a message
     [['--tls-key', one.key], /--tls-key also needs --tls-cert/],
     [['--tls', '--tls-cert', one.cert, '--tls-key', one.key], /choose one/],
     [['--tls-cert', one.cert, '--tls-key', two.key], /does not belong/],
-    [['--tls-cert', nonsense, '--tls-key', one.key], /not PEM/],
+    [['--tls-cert', nonsense, '--tls-key', one.key], /not a PEM file/],
     [['--tls-cert', join(folder, 'nothing'), '--tls-key', one.key], /ENOENT.*nothing/],
   ];
   for (const [flags, message] of received) {

@@ -93,8 +93,8 @@ export class Logins {
         ...{ created_at: at, confirmed_at: at, used_at: at },
       };
       const login = await this.#state.change((transaction) => {
-        // A caller at the broker's own socket file has a key that is not stored. No login is made for it, because it
-        // could never be revoked.
+        // A login ends when its key is revoked. Callers at the broker's own socket file all have a built-in key that is
+        // not stored and cannot be revoked, so they get no login.
         const key = transaction.before.keys.get(caller.key_id);
         if (!key) throw noStoredKey;
         const secret_until = endOfSecret(key, caller.secret_hash);
@@ -185,14 +185,14 @@ export class Logins {
       }
       for (const { id } of ended) transaction.remove('logins', id);
     });
-    // The next sweep tries again.
+    // After a failure, the next call of #sweep() makes the same changes.
     saved.catch((error: unknown) => this.#log.error({ err: error }, 'ended logins could not be removed'));
   }
 }
 
 const noStoredKey = new AppError(
   'forbidden',
-  'this key cannot log in: create an API key, and log in with it',
+  'the broker’s own socket file needs no key, so a request through it cannot log in: create a key with farhand auth create-key, and log in with that key',
 );
 const anotherKey = new AppError(
   'forbidden',

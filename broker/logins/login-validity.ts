@@ -28,7 +28,7 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
   const age = now() - confirmed_at;
   // A confirmation in the future means that the clock was set back. It does not count.
   if (age >= 0 && age < confirmedMs) return;
-  const message = `this needs the API key again: send it with POST /logins/${id}/confirm, then repeat the request`;
+  const message = `this request needs the API key again: send the key with POST /logins/${id}/confirm, then repeat the request`;
   throw new AppError('confirmation_required', message, { login_id: id });
 }
 
@@ -44,8 +44,8 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // The secret of a login with `secret_until` was already replaced earlier. Such a login ends now, even within the
-    // grace period of its secret.
+    // A login with `secret_until` was made with a secret that had already been replaced before. Only one replaced
+    // secret of a key stays valid, and that is now the secret that this request replaces. So such a login ends at once.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

@@ -101,8 +101,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 }
 
 /**
- * Throws forbidden if a key or a schedule selects its machines by tags that the change could affect. Only the scope
- * admin may change which machines they use.
+ * Throws forbidden if a change of tags may change which machines some key may use, or where some schedule runs. Do not
+ * call it for a key with the scope admin, which may make such changes.
  */
 function assertNothingDependsOn(
   before: readonly string[],

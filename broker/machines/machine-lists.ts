@@ -97,16 +97,14 @@ export class MachineLists {
   #field(machine: Machine, name: string): unknown {
     if (name in machine) return Reflect.get(machine, name);
     if (name === 'status') return this.#services.presence.linkedAnywhere(machine.id) ? 'online' : 'offline';
-    if (['cpu', 'memory', 'disk'].includes(name)) return this.#load(machine.id, name);
+    if (['cpu', 'memory', 'disk'].includes(name)) return this.#percentUsed(machine.id, name);
     const facts = this.#services.machineFacts.of(machine.id);
     if (name === 'last_seen') return facts?.last_seen ?? Date.parse(machine.created_at);
     return Reflect.get(facts ?? {}, name) ?? '';
   }
 
-  /**
-   * Returns the percentage in use. Returns -1 without a report, so that such machines come last in descending order.
-   */
-  #load(id: MachineId, name: string): number {
+  /** Returns -1 without a report, so that such machines come last in descending order. */
+  #percentUsed(id: MachineId, name: string): number {
     const report = this.#services.machineFacts.allowedReport(id);
     if (!report) return -1;
     if (name === 'cpu') return report.cpu_usage;
@@ -114,9 +112,8 @@ export class MachineLists {
   }
 
   /**
-   * Returns a text that changes when the status, hostname, os or arch of any machine changes, as far as the selection
-   * uses these fields. A new version of the state makes new lists in #lists, but the state does not contain these
-   * fields.
+   * A list must be made anew, although the state is the same, when a field changes that is not in the state: status,
+   * hostname, os or arch. Returns a text that changes with those of these fields that the selection uses.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;

@@ -22,8 +22,7 @@ export interface MachineSources {
 type Catalogs = { packages: Pick<Packages, 'catalog'> };
 
 /**
- * The texts of last_seen stay in memory, because making them anew would take a tenth of the time in which machines are
- * listed.
+ * Caches last_seen as text. Without the cache, making these texts would take a tenth of the time of a list of machines.
  */
 const seenTexts = new WeakMap<Facts, string>();
 

@@ -78,7 +78,7 @@ function textOf(online: boolean, report: Report | undefined): string {
   if (!report) return lines.join('\n');
   const { memory, disk, disks, network, load_average } = report;
   gauge('uptime_seconds', 'Time since the last boot', [[report.uptime_s]]);
-  gauge('cpu_usage_percent', 'Processor time in use', [[report.cpu_usage]]);
+  gauge('cpu_usage_percent', 'Processor time in use, in percent of all cores', [[report.cpu_usage]]);
   gauge('cpu_cores', 'Number of logical processors', [[report.cpu_cores]]);
   gauge('load1', 'Load average of a minute', [[load_average[0] ?? 0]]);
   gauge('memory_total_bytes', 'Size of the memory', [[memory.total]]);

@@ -72,10 +72,13 @@ function signedPackage(
     );
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // The signature file may contain key changes, signed steps from the key that the machine trusts to the key of the
-  // package. Only the machine can verify them.
+  // A signature file may contain key changes: signed steps from an older key to the key of the package. Only the
+  // machine can verify them, so a package with key changes is not refused here.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
-  return refusal('other_key', `the package ${found.file} is not signed by the key that the machine trusts`);
+  return refusal(
+    'other_key',
+    `the package ${found.file} is signed with another key than the one that the machine trusts: sign it with that key, or run farhand-agent trust-key on the machine`,
+  );
 }
 
 const refusal = (reason: Obstacle, message: string): Refusal => ({ reason, message });

@@ -204,5 +204,6 @@ main() {
   sweep
 }
 
-# The braces prevent a run of a script that was cut off within this line.
+# If the download is cut off within this line, the open brace is a syntax error. Otherwise main could run without its
+# arguments.
 { main "$@"; }

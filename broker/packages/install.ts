@@ -1,4 +1,4 @@
-// Makes the command line that installs an agent, and the script install.sh that it downloads.
+// Makes the command line that installs an agent, and install.sh, the script that this command line downloads and runs.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { isLoopback } from '../../shared/loopback.ts';

@@ -115,7 +115,7 @@ async function upload(
   caller.headers.set('Location', `/packages/${file}`);
   const stored = find();
   if (stored) return toJson(stored);
-  throw new AppError('unavailable', `${file} was deleted while it was stored: upload it again`);
+  throw new AppError('unavailable', `${file} was deleted during the upload: upload it again`);
 }
 
 /** Checks that a signature file is for a package with this name. */

@@ -335,7 +335,7 @@ export class MachineFacts {
   async close(): Promise<void> {
     this.#isClosed = true;
     for (const stop of this.#stops) stop();
-    // The history logs a failure. Closing continues with the other parts.
+    // A failure is ignored, because the history has logged it and the other parts of the broker must be closed too.
     await this.#flush().catch(() => {});
   }
 
@@ -391,7 +391,7 @@ function takeAll(ids: Set<string>): string[] {
   return all;
 }
 
-/** Converts a row to facts; the broker wrote its JSON. */
+/** Converts a row to facts. The casts are safe: only brokers write this JSON. */
 function factsIn(row: Row): Facts {
   const facts = jsonIn(row, 'facts') as Omit<Facts, 'report'>;
   return { ...facts, report: row.report === null ? undefined : (jsonIn(row, 'report') as Report) };

@@ -77,7 +77,10 @@ export class LastHour {
     return row;
   }
 
-  /** Clears the minutes that have begun since the last call. */
+  /**
+   * Clears the places of the minutes that have begun since the last call. Each still has the value of the minute one
+   * hour before.
+   */
   #advance(): void {
     const now = minuteNow();
     const begun = Math.min(now - this.#minute, minutes);

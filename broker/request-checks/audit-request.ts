@@ -79,13 +79,13 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // These rows have the ids of those that commit() added to its transaction. So no second row is added if that
-          // transaction is on disk although it failed with an error.
+          // commit() may have failed although its rows are on disk. The rows written here have the same ids, and a row
+          // whose id is stored already is not added again.
           await write(deeds, id);
         },
       };
     },
-    /** Records how many refusals of the present minute `mostRefusals` has kept out of the audit log. */
+    /** When the broker stops: records how many refusals of the present minute were left out (`mostRefusals`). */
     close: () => refusals.close(),
   };
 }
@@ -116,7 +116,8 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // Only a schedule with tags has an `ownKey`. It can have thousands of machines, so the audit row names none of them.
+  // Only a schedule with tags has an `ownKey`, the key with whose rights it runs. Such a schedule can have thousands of
+  // machines, so the audit row names none of them.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
   );
@@ -139,8 +140,8 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
 }
 
 /**
- * Cuts a text to `longestText` characters, and a list to `longestList` items of as many characters in all. Returns
- * undefined for objects, which are not recorded.
+ * Cuts a text to `longestText` characters. Cuts a list to `longestList` texts, and all of them together to
+ * `longestText` characters. Returns undefined for objects, which are not recorded.
  */
 function cut(value: unknown): unknown {
   if (typeof value === 'string') return value.slice(0, longestText).toWellFormed();

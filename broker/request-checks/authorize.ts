@@ -29,8 +29,8 @@ type Found = {
 };
 
 /**
- * Finds the objects of one kind by id. Both functions return undefined for an unknown id. If `filters` is true, the id
- * may belong to a removed object that is still in the history.
+ * Finds the objects of one kind by id. Both functions return undefined for an unknown id. `filters` is true for an id
+ * by which a list is filtered: removed objects are then found too, because their rows are still in the history.
  */
 interface Lookup {
   /** Finds objects that are declared or in memory. */
@@ -133,7 +133,7 @@ export class AuthorizedRequest<R extends Route> {
         await readRest(raw);
       }
       await this.#lookUp(raw);
-      // Nothing may be awaited between the check of the rights and the work.
+      // Nothing may be awaited between this check of the rights and act(), because the rights could change meanwhile.
       const { input, caller } = this.admit(raw, gone, lasts);
       const result = await act(input, caller);
       this.#stopWatching();
@@ -147,7 +147,10 @@ export class AuthorizedRequest<R extends Route> {
     }
   }
 
-  /** Checks every id in path, query and, once it has been read, body. Throws forbidden before …_not_found. */
+  /**
+   * Checks every id in path, query and, once it has been read, body. Checks first that the key may use all of them
+   * (forbidden), then that all exist (…_not_found).
+   */
   identify(raw: RawInput): void {
     const { state } = this.#guard.services;
     this.#raw = raw;
@@ -156,8 +159,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks all ids again, because reading the body may have taken long, and parses the request. If `lasts` is true, the
-   * rights are checked at each change of keys or machines until the request is over.
+   * Checks the ids with the present rights of the key, which may have changed while the body was read. Then parses the
+   * request. If `lasts` is true, the rights are checked at each change of keys or machines until the request is over.
    */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, services, parser } = this.#guard;
@@ -208,8 +211,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * True if the state need not be refreshed before the request is refused or admitted: `check` throws no error, or this
-   * broker is the only one, whose state is always current.
+   * True if `check` throws no error, or if this broker is the only one, whose state is always current. If false,
+   * refresh the state and check again: another broker may have changed it.
    */
   #passes(check: () => void): boolean {
     if (!this.#guard.services.cluster) return true;
@@ -275,9 +278,9 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * The machines that the ids of a request belong to, as read from the history. They are read once, so that the rights
- * can be checked later without a wait: in the transaction of the change, and repeatedly while a long request lasts.
- * The machines of an object are still checked if the object, such as a command, is removed from memory meanwhile.
+ * The machines of the objects that a request names, such as commands, as read from the history before the request runs.
+ * Later checks of the rights then need not wait: in the transaction of the request's change, and repeatedly while a
+ * long request lasts. They find the machines even when the object is no longer in memory.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
@@ -342,7 +345,10 @@ function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const [only] = declared.machines.size === 1 ? declared.machines.values() : [];
   if (inQuery !== undefined || inBody !== undefined || only === undefined) return;
   if (!reaches(key, only.id, declared)) {
-    throw new AppError('forbidden', 'this key is not allowed to use the only machine of this broker');
+    throw new AppError(
+      'forbidden',
+      'a request without machine_id is for the broker’s only machine, which this key is not allowed to use: use another key',
+    );
   }
   raw.query.machine_id = only.id;
 }
@@ -374,7 +380,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `${noun}.${operation} is to answer repeated requests, but the route table has no such route with an id in its path`,
+        `the route table needs a route ${noun}.${operation} with an id in its path, to answer requests that are repeated with the same Idempotency-Key: add it, or name another route in "again"`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

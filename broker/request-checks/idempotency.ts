@@ -87,8 +87,8 @@ export class Idempotency {
   }
 
   /**
-   * Answers a request; a request without a key simply runs. Throws conflict while the first request with the
-   * key is running, and idempotency_mismatch if the first request was a different one.
+   * Answers a request. Without an Idempotency-Key it simply runs. Throws conflict while the first request with the same
+   * Idempotency-Key is running, and idempotency_mismatch if that request was a different one.
    */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;
@@ -130,7 +130,8 @@ export class Idempotency {
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // This request was not stored, so it does not run. An earlier one with this Idempotency-Key may still run.
+      // This request could not be stored, so it does not run. If an earlier request with this Idempotency-Key is
+      // running, the id stays in #underWay for that request.
       if (isNew) this.#underWay.delete(id);
       throw error;
     });

@@ -19,7 +19,7 @@ export function publicError(
   return new AppError('internal_error', `unexpected failure; see the broker's log for ${about.request_id}`);
 }
 
-const full = 'the broker’s disk is full or read-only; free space on it and try again';
+const full = 'the broker’s disk is full or read-only; free space on it or make it writable, and try again';
 const failed = 'the broker’s disk reported an error; check the disk, and see the broker’s log';
 const tooManyFiles = 'the broker has too many files open; try again, or raise LimitNOFILE of its unit';
 const locked = 'another program has locked the broker’s history.db; try again when it has ended';

@@ -21,7 +21,10 @@ const wrongFromOne = 30;
  * or a trusted proxy that reports no client.
  */
 const wrongFromMany = 1_000;
-/** Milliseconds that the broker waits before it refuses a source again, so that fast retries do not load it. */
+/**
+ * A source over its limit gets each further refusal only after this many milliseconds, so that it cannot keep the
+ * broker busy by retrying at once.
+ */
 const refusalDelayMs = 500;
 /** The limit of requests per minute of a key, and how many it may still send in the present minute. */
 export interface Quota {

@@ -59,6 +59,7 @@ function choose(
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
   const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
   if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
-  // Only the last of the due times within a jump runs, because running all of them would be a burst.
+  // After the clock jumped forward, only the last of the due times that it skipped runs. All of them together would be
+  // a burst.
   return timetable.last(next - 1, Math.min(jump.to, now));
 }

@@ -30,9 +30,9 @@ export class ClockWatch {
   }
 
   /**
-   * Compares the wall clock with the monotonic clock. `drift`: milliseconds by which the wall clock was set since the
-   * last call, or 0. `corrected`: the time of the last call plus `drift`, as if the clock had been set before that
-   * call.
+   * Compares the wall clock with the monotonic clock. `drift`: milliseconds by which the wall clock was set forward
+   * (negative: back) since the last call; 0 if it was not set. `corrected`: the time of the last call, by the clock as
+   * it is set now.
    */
   compare(): { drift: number; corrected: number } {
     // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.

@@ -34,7 +34,10 @@ export class Changes {
     }
   }
 
-  /** Drops the changed paths, because not all of them are known or can be passed to the command. */
+  /**
+   * Drops all changed paths. The run gets none of them, because its command would take an incomplete list for a
+   * complete one.
+   */
   forgetPaths(): void {
     this.#paths = undefined;
   }
@@ -43,16 +46,14 @@ export class Changes {
     const text = path.toString();
     if (!this.#paths || this.#paths.has(text)) return;
     this.#bytes += path.length + 1;
-    // Programs differ in what they take for the end of a line, so no path with a control character is passed on.
+    // The command gets one path per line. Programs differ in what they take for the end of a line, so a path with a
+    // control character cannot be passed.
     const isLine = isUtf8(path) && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(text);
     if (!isLine || this.#bytes > mostBytes || this.#paths.size >= mostPaths) this.forgetPaths();
     else this.#paths.add(text);
   }
 
-  /**
-   * Returns the environment of the command: all changed paths, one per line. The text is empty if #paths is
-   * undefined, because a part of the paths could be taken for all of them.
-   */
+  /** Returns the environment of the command: all changed paths, one per line, or an empty text after forgetPaths(). */
   environment(): Record<string, string> {
     return { FARHAND_CHANGED_PATHS: [...(this.#paths ?? [])].join('\n') };
   }

@@ -57,8 +57,8 @@ export class Timetable {
   }
 
   /**
-   * Returns the next due time of an expression with fixed hours, for which each wall time is due once. A time in a
-   * gap is due right after the gap, and a repeated time when it first occurs.
+   * Returns the next due time of an expression with fixed hours, for which each wall time is due once. A wall time that
+   * a change of the clocks skips is due right after the change. A wall time that occurs twice is due the first time.
    */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
@@ -84,8 +84,8 @@ export class Timetable {
   }
 
   /**
-   * Returns the next due time of an expression whose hour field starts with `*`. A wall time in a gap is never due,
-   * and a repeated time is due twice.
+   * Returns the next due time of an expression whose hour field starts with `*`. A wall time that a change of the
+   * clocks skips is never due. A wall time that occurs twice is due both times.
    */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);

@@ -107,7 +107,7 @@ export class Schedules {
       return { items, total: page.total };
     },
     preview: ({ cron, timezone, count, from }) => {
-      // The preview has no times before 1970.
+      // Due times begin at 1970, so an earlier `from` counts as 1970.
       const after = Math.max(0, from?.getTime() ?? now());
       const times = checkedTimetable(cron, timezone).times(after, count);
       return { cron, timezone, description: wordsOf(cron), next_runs: times.map((at) => iso(at)) };
@@ -237,7 +237,10 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: id });
   }
 
-  /** Throws an error if the cron expression or time zone of a schedule is wrong, or if it may not watch its path. */
+  /**
+   * Throws if the cron expression or the time zone of a schedule is invalid. For a schedule that watches a path, also
+   * throws if its key or the caller may not read files, or if its machine has too many watched paths.
+   */
   #assertTrigger(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
     const { id, cron, on_change, timezone, machine_id, enabled, requested_by } = schedule;
     checkedTimetable(cron ?? '@daily', timezone);

@@ -55,7 +55,7 @@ interface More {
 const busyMs = 60_000;
 /** Milliseconds after the broker's start in which machines may still be reconnecting. */
 const returnMs = 60_000;
-/** Milliseconds after linking in which a machine reports the commands that have ended. */
+/** A machine that has linked again reports within this many milliseconds which of its commands have ended meanwhile. */
 const reportMs = 5_000;
 
 export class Launcher {
@@ -197,7 +197,8 @@ export class Launcher {
   }
 
   /**
-   * Returns how long a command may wait for its machine, in milliseconds. Without queue_for it fails at once.
+   * Returns for how many milliseconds a command may wait for its machine. Returns no queue_for for a machine that is
+   * offline and no longer expected to reconnect soon: its command then fails at once.
    */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
@@ -269,7 +270,7 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key; if the schedule has tags, this change must contain its tags and its command',
+  'the key of this schedule may no longer run commands on its machine (key_revoked). Change the schedule with another key: it then runs with the rights of that key. If it has tags, send its tags and its command in the same request',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */

@@ -27,11 +27,11 @@ const mostMissed = 1000;
  * Maximum number of rows for missed due times of all schedules, after a start of the broker or a change of the clock.
  */
 const mostMissedInAll = 20_000;
-/** The due times that share a row are counted only up to this number. */
+/** A row that stands for several missed due times gives their number up to this maximum. */
 const mostCounted = 200;
 /**
- * Milliseconds until a due time that waits for an open run is checked again: `unsureMs` if the run may have
- * ended, `openMs` if it has not.
+ * A due time waits while an earlier run of its schedule has not ended, and is checked again after `openMs`
+ * milliseconds. If that run may have ended, and its machine has yet to report this, the wait is only `unsureMs`.
  */
 const unsureMs = 1_000;
 const openMs = 60_000;
@@ -259,15 +259,12 @@ export class DueTimes {
 const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/**
- * Returns the words that follow the reason of a row and say for how many due times the row stands. Returns an empty
- * text for a single due time.
- */
+/** Returns the end of a row's reason, which says for how many due times the row stands; empty for a single due time. */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';
   const count = times.length > mostCounted ? `more than ${mostCounted}` : times.length;
-  return `; this row stands for ${count} times from ${iso(times[0])} to ${iso(last)}`;
+  return `; this row stands for ${count} due times, from ${iso(times[0])} to ${iso(last)}`;
 }
 
 /**

@@ -93,8 +93,8 @@ export class ScheduleRecords {
 
   /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
-    // putMark() makes the write fail if another broker owns the machine. Runs without a due time are not checked: a run
-    // by hand may, as a part of a batch, be on a machine of another broker.
+    // For a run with a due time, putMark() makes the write fail if another broker owns the machine. A run by hand has
+    // no due time and is not checked: a batch by hand may include machines of other brokers.
     const { schedule_id, machine_id, scheduled_for: at } = run;
     // A row for the same time is replaced. It exists if the clock was set back after the time was recorded as missed
     // or skipped.
@@ -219,7 +219,7 @@ export class ScheduleRecords {
     );
   }
 
-  /** The runs of a schedule whose commands have not ended, on one machine or on all. */
+  /** The runs of a schedule that have not ended, on all machines or only on `machineId`. */
   async open(scheduleId: string, machineId?: MachineId): Promise<ScheduleRun[]> {
     const [where, values] = allOf([
       ['schedule_id = ?', scheduleId],

@@ -46,7 +46,7 @@ export const decidesRun = (changes: Changes): boolean =>
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `must be sent too (null for no environment): this key has no scope schedules:read, and after a change of ${exposed.join(', ')} the command could print the stored environment`;
+  const message = `must be sent together with ${exposed.join(', ')} (null for no environment): otherwise the changed command could print the stored environment, which a key without the scope schedules:read may not see`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 
@@ -69,8 +69,8 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. Sets `since` to the present if the times, the watched path, its machine or
- * `enabled` change, or if tags replace a machine or a machine replaces tags. Due times and file changes before `since`
+ * Applies the changes of a request. Sets `since` to now if the request changes the times, `enabled`, the watched path
+ * or the machine that watches it, or switches between one machine and tags. Due times and file changes before `since`
  * start no run.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {

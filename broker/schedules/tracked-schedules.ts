@@ -23,10 +23,7 @@ export interface Tracked {
   loaded: boolean;
   /** True while the schedule is being checked. */
   busy: boolean;
-  /**
-   * True while the next due time cannot run yet, because an open run has not ended, or because a failed write is tried
-   * again.
-   */
+  /** True while the next due time waits: an earlier run has not ended, or a failed write is about to be tried again. */
   waiting: boolean;
   /** Number of missed due times that were recorded in succession. */
   missed: number;
@@ -191,14 +188,17 @@ export class TrackedSchedules {
     this.#mark(tagged);
     if (this.#context.cluster && moved.length > 0)
       this.#load(moved).catch((err: unknown) =>
-        this.#log.error({ err }, 'the last times at which schedules have run could not be read'),
+        this.#log.error(
+          { err },
+          'schedules got another machine, but the times of their last runs could not be read: these schedules do not run until this broker is restarted',
+        ),
       );
     return true;
   }
 
   /**
-   * Tracks a schedule that has one machine. If the schedule has moved to another machine, returns it, so that its
-   * mark is read again.
+   * Tracks a schedule that has one machine. If this is another machine than before, returns the entry, so that the
+   * caller reads its mark again.
    */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
@@ -211,7 +211,7 @@ export class TrackedSchedules {
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
-    // The broker that owns the previous machine may have run the schedule after this broker read the mark.
+    // The broker that owns the previous machine may have run the schedule since this broker read the mark.
     return hasMoved ? [tracked] : [];
   }
 
@@ -237,10 +237,9 @@ export class TrackedSchedules {
   }
 
   /**
-   * Sets the time up to which the due times of a schedule count as handled, and returns the mark. That time is the
-   * mark; for a machine without a mark that has just got the tags of the schedule, it is the present. It is never
-   * before `since`. It is never in the future, although a mark can be, if the clock was ahead when the mark was
-   * written.
+   * Sets `settledUntil` to the schedule's mark, and returns the mark. Without a mark, a machine that has just got the
+   * tags of the schedule begins now. `settledUntil` is never before `since`, and never in the future: a mark written
+   * while the clock was ahead is limited to now.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
@@ -251,8 +250,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Otherwise the broker would handle, after a
-   * restart, due times from before the machines had the tags.
+   * Stores marks for machines that have just got the tags of a schedule. Without these marks, a broker that restarts
+   * would handle only due times after its restart there, and overlook those while it was down.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
@@ -264,7 +263,10 @@ export class TrackedSchedules {
     records
       .mark(marks)
       .catch((err: unknown) =>
-        this.#log.warn({ err }, 'the marks of machines that got the tags of a schedule could not be stored'),
+        this.#log.warn(
+          { err },
+          'new machines match the tags of schedules, but the marks for these machines could not be stored; if the broker restarts soon, a due time there may be overlooked',
+        ),
       );
   }
 
@@ -275,7 +277,7 @@ export class TrackedSchedules {
       .catch((err: unknown) =>
         this.#log.warn(
           { err, schedule_id },
-          'the marks of machines that lost the tags of a schedule could not be removed',
+          'a schedule’s tags no longer select some machines, but its marks for these machines could not be removed',
         ),
       );
   }

@@ -40,7 +40,7 @@ interface PathWatch {
   changes: Changes | undefined;
   /** True while a run is being started. */
   busy: boolean;
-  /** True while the changes wait for the end of a run. */
+  /** True while `changes` start no run yet, because an earlier run of the schedule has not ended. */
   waiting: boolean;
   /** Number of attempts in a row that failed. */
   failures: number;

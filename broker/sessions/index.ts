@@ -90,7 +90,7 @@ export class Sessions {
   };
   readonly #context: SessionContext;
   readonly #publicUrl: () => string;
-  /** Attached WebSocket clients that have not connected yet, by the hash of their tickets. */
+  /** Clients that were attached by a request and have not opened their WebSocket yet, by the hash of their tickets. */
   readonly #tickets = new Map<string, Attachment>();
   readonly #stopping = new AbortController();
   readonly #stops: (() => void)[];
@@ -262,7 +262,7 @@ export class Sessions {
     if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });
     const open = sessionsOn(machine_id, this.#context).filter(({ over }) => !over);
     if (open.length >= openTerminals) {
-      const message = `${openTerminals} sessions are open on machine ${machine_id}, the most allowed; end one`;
+      const message = `machine ${machine_id} already has ${openTerminals} open sessions, the most allowed: end one of them and try again`;
       throw new AppError('unavailable', message, { machine_id, limit: openTerminals });
     }
     return link;

@@ -32,11 +32,11 @@ interface ServedClient {
 /** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
 /**
- * Maximum number of bytes on their way to a client; beyond it, the broker stops reading from the agent. An agent that
- * learns what the client has received pauses earlier.
+ * Maximum number of bytes on their way to a client. Beyond it, the broker stops reading from the agent. The agent
+ * learns what the client has received, and normally pauses at half of this number.
  */
 const mostUnreceived = 2 * terminalReplayBytes;
-/** Approximate size of a notice in bytes. */
+/** A message to the client without output, such as a change of status, counts as this many bytes. */
 const noticeBytes = 256;
 /** If a linked agent refuses a call, the call is tried again after this number of milliseconds. */
 const retryMs = 1_000;
@@ -55,7 +55,7 @@ export class Conversation {
   /** Offset of the next byte to send to the client. If it is undefined, the agent decides where the output begins. */
   #position: number | undefined;
   #ready = false;
-  /** Bytes that were passed to the client's port but have not been received by the client. */
+  /** Bytes on their way to the client: sent, but not received yet. */
   #unreceived = 0;
   readonly #received = new Wake();
   /** True when the terminal has ended and the client got all of its output. */
@@ -312,8 +312,8 @@ class UnacknowledgedInput {
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that does not know the client may have received any part of the earlier input, so none of it is sent
-    // again.
+    // An agent that has forgotten the client cannot report how much of the sent input arrived. Sending it again could
+    // run a typed command twice, so all input that was sent and not acknowledged counts as lost.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -357,7 +357,7 @@ class UnacknowledgedInput {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // The first byte of input to send is unknown until the agent has reported where the call begins.
+      // No input is sent before the agent has reported how much of the client's input it already has.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);

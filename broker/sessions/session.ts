@@ -231,8 +231,8 @@ export class OpenSession {
   }
 
   /**
-   * Records the events of one call that opens or keeps a terminal, until the terminal ends. If the call ends earlier,
-   * makes another one on the same link.
+   * Records the events of one call that opens or keeps a terminal, until the terminal ends. If the call ends before the
+   * terminal, makes a new call on the same link.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -379,8 +379,8 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After these errors the agent may have the terminal nevertheless. Only `unavailable` as the answer to the first
-  // OpenTerminal is certain: the machine has too many terminals, so the agent opened none.
+  // After an error in `unsure` the agent may have the terminal nevertheless. `unavailable` is certain only as the
+  // answer to the call that opens the terminal: the machine had too many terminals, so the agent opened none.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

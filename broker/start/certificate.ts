@@ -126,6 +126,6 @@ function reasonOf(error: unknown): string {
   if (errnoOf(error) === 'EACCES')
     return `the broker's user, ${userInfo().username}, must be able to read both (${text})`;
   if (/key values mismatch/.test(text)) return 'the key does not belong to the certificate';
-  if (/no start line|PEM/i.test(text)) return `a file is not PEM (${text})`;
+  if (/no start line|PEM/i.test(text)) return `the certificate or the key is not a PEM file (${text})`;
   return text;
 }

@@ -113,7 +113,8 @@ const maxContents = 64 * 1024 * 1024;
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
   const { state, history, untouched, cluster, countTogether, started } = await createStores(opening);
-  const remedy = settings.peer_listen && 'get it from another broker with farhand-broker cluster join';
+  const remedy =
+    settings.peer_listen && 'get the missing file from another broker with farhand-broker cluster join';
   const authority = await loadAuthority(settings.data_dir, untouched, remedy);
   const events = await Events.open(history, settings.keep_events);
   const deliveries = await deliveriesOf(opening, history);
@@ -125,8 +126,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes to the history what an earlier process of the broker left in the outbox. That needs functions
-  // that events, machine facts and idempotency register, so these three parts are created first.
+  // createNouns() writes to the history what an earlier process of the broker left in the outbox. Events, machine facts
+  // and idempotency must be open before that, because each of them writes its own kind of entries.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -161,7 +162,7 @@ export async function createParts(opening: Opening) {
   };
 }
 
-/** Lets the machine facts, events and links of this broker follow changes at other brokers. */
+/** Updates machine facts, events and presence after changes at other brokers, such as a new link of a machine. */
 function followOthers(
   cluster: Cluster,
   { state, events, presence, machineFacts }: Stores,
@@ -178,7 +179,7 @@ function followOthers(
   });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
   cluster.watch(() => presence.changedElsewhere());
-  // The facts of a machine that another broker has registered are read at once, and later regularly.
+  // This broker reads the facts of other brokers' machines at intervals, but those of a new machine at once.
   state.watch(() => {
     const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));
     machineFacts
@@ -336,7 +337,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     },
     command: {
       present: (id) => belongingTo(commands.machineOf.open(id)),
-      // A run can be found by the id of its command, even if the command itself was deleted.
+      // A run still has the id of its command when the command has been deleted. So lists can be filtered by this id.
       async stored(id, filters) {
         const { machine, directory } = (await commands.whereIs(id)) ?? {};
         const found = belongingTo(machine ?? (filters ? await schedules.machineOfCommand(id) : undefined));

@@ -26,7 +26,10 @@ interface OpenedStores {
   untouched: boolean;
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Cluster | undefined;
-  /** Counts requests together with the other brokers. */
+  /**
+   * Runs the SQL with which all brokers together count the requests of a key (--rate-limit); undefined with a single
+   * broker.
+   */
   countTogether?: CountTogether;
   /** Lets other brokers start. Must be called once all tables exist. */
   started?: () => Promise<void>;

@@ -66,13 +66,15 @@ const login = z.strictObject({
   /** Address of the client that logged in. */
   address: z.string(),
   created_at: z.string(),
-  /** Time when the key itself was last sent for this login. */
+  /**
+   * Time when the client last sent the API key itself: to log in, or to confirm the login (POST /logins/{id}/confirm).
+   */
   confirmed_at: z.string(),
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Time until which the secret with which the login was made is still accepted. Present only if that secret was
-   * replaced.
+   * Present only if the login was made with a secret of the key that has been replaced: time until which this secret,
+   * and so the login, is valid.
    */
   secret_until: z.string().optional(),
 });
@@ -175,7 +177,10 @@ const webhook = z.strictObject({
    * True if the user has enabled the webhook. The history records whether the webhook has failed too often since then.
    */
   enabled: z.boolean(),
-  /** Number of times that the webhook was enabled. Failures before the last time do not count. */
+  /**
+   * Number of times that the webhook was enabled. The history stores a failure with this number, so the failure no
+   * longer counts once the webhook is enabled again.
+   */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
   /** Id of the key that owns the webhook. The webhook gets only events that this key may read. */
@@ -220,7 +225,10 @@ const alertChannel = z.strictObject({
   from: z.string().nullable(),
   to: z.array(z.string()).nullable(),
   enabled: z.boolean(),
-  /** Number of times that the channel was enabled. */
+  /**
+   * Number of times that the channel was enabled. Only webhooks use such a number, but the delivery queue needs it for
+   * both.
+   */
   armed: z.int(),
   /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */
   key_id: keyId,
@@ -252,7 +260,10 @@ export type MaintenanceWindow = z.output<typeof maintenanceWindow>;
 /** Version of the format. Version 1, written by 0.1.0, is the same without a checksum. */
 export const version = 2;
 const file = z.strictObject({
-  /** Checksum of the text (see serialize-state.ts). It is left out when the file is read. */
+  /**
+   * Checksum of the text (see serialize-state.ts). It is checked and then removed when the file is read, so documents
+   * in memory have none.
+   */
   checksum: z.string().optional(),
   version: z.literal([1, version]),
   install_id: z.string(),

@@ -94,8 +94,8 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, declared[name]];
       const all = new Map<string, object>(declared[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // A document is in both results if it was changed before the changed documents were read, and removed before the
-      // removed ids were read. No id is used twice, so such a document is gone.
+      // The changed documents were read before the removed ids, so a document removed between the two reads is in both
+      // results. No id is used twice, so the document is gone.
       for (const id of gone) all.delete(id);
       return [name, all];
     });

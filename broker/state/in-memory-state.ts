@@ -140,8 +140,8 @@ export class State implements Declared {
   }
 
   /**
-   * Rejects the changes that wait for the running commit, and the refresh that waits for the running one. These end
-   * only when the store answers again.
+   * Called when the store stops answering. Rejects the waiting changes and the waiting refresh at once. A commit or
+   * refresh that already runs ends only when the store answers again.
    */
   #rejectWaiting(): void {
     const rejects = this.#queue.map((member) => member.reject);

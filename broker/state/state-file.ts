@@ -35,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Each write makes the previous file state.json.last. So the second write gives state.json.last a checksum too.
-    // From then on a file without a checksum is refused.
+    // Each write makes the previous file state.json.last. After this second write, both files have a checksum, and a
+    // file without one is refused from then on.
     await this.write(data);
     return data;
   }
@@ -50,7 +50,7 @@ export class StateFile implements Adapter<Documents> {
     await this.revert();
     await writeDurably(this.#file, this.bytesOf(data), {
       beforeRename: async () => {
-        // The previous generation is stored as state.json.last, for recovery.
+        // The previous file becomes state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
         this.mayHoldFailed = true;
       },
@@ -59,7 +59,8 @@ export class StateFile implements Adapter<Documents> {
   }
 
   /**
-   * Restores the previous generation if a write failed after its rename. Call revert() again after it throws.
+   * If a failed write may have replaced state.json, puts state.json.last back in its place. Call revert() again if it
+   * throws.
    */
   async revert(): Promise<void> {
     if (!this.mayHoldFailed) return;
@@ -106,8 +107,8 @@ function jsonIn(bytes: Buffer, file: string): unknown {
 }
 
 /**
- * True if a missing checksum is an error. A state of version 1 may lack one, because version 0.1.0 of the broker wrote
- * none. But if the previous generation has a checksum, this file must have one too.
+ * True if a missing checksum is an error. Version 0.1.0 of the broker wrote format version 1 without a checksum. But if
+ * state.json.last has a checksum, a newer broker has written it, so this file must have one too.
  */
 function mustHaveOne(data: Documents, file: string): boolean {
   if (data.version !== 1) return true;

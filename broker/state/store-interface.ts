@@ -32,7 +32,10 @@ export interface StateStore {
    * changes. `current` is any version that change() or refresh() has returned.
    */
   change(current: Version, edit: (newest: Declared) => Edited): Promise<Version>;
-  /** Returns the newest version: `current` itself unless another broker has changed some. Does not wait for change(). */
+  /**
+   * Returns the newest version: `current` itself unless another broker has changed a document. Does not wait for
+   * change().
+   */
   refresh(current: Version): Promise<Version>;
   /**
    * Completes the last commit: undoes it if it failed, and writes the entries of the outbox to the history. If

@@ -44,8 +44,8 @@ export class Upgrades {
   }
 
   /**
-   * Opens the stored upgrades. An upgrade that has ended is deleted `keepMs` milliseconds after its beginning, not
-   * its end.
+   * Opens the stored upgrades. An upgrade is deleted `keepMs` milliseconds after it began, or when it ends if that is
+   * later.
    */
   static async open(services: UpgradeServices, keepMs: number, log: Logger): Promise<Upgrades> {
     return new Upgrades(services, await UpgradeRecords.open(services, keepMs), log);
@@ -168,8 +168,8 @@ export class Upgrades {
       const facts = machineFacts.of(machine_id);
       const found = packageFor(machine, facts, version, catalog);
       const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
-      // Only the broker that owns a machine has the facts of the machine. That broker checks whether it can be
-      // upgraded when its wave begins, so a machine of another broker is not refused here.
+      // Only the broker that owns a machine has the machine's facts. So a machine of another broker is not refused
+      // here: its owner checks it when its wave begins.
       const isElsewhere = cluster?.ownerElsewhere(machine_id) !== undefined;
       const refused =
         isRefusal(found) && !isElsewhere

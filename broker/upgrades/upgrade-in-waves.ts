@@ -220,7 +220,7 @@ export class Rollout {
     } catch (err) {
       this.#log.error(
         { err, machine_id: machineId },
-        'the late outcome of a machine’s upgrade was not stored',
+        'a machine reported the outcome of its upgrade after the time limit, and this could not be stored; the upgrade still lists the machine with no_answer',
       );
     }
   }

@@ -215,7 +215,8 @@ export class MachineUpgrade {
     const call = new AbortController();
     this.#call = call;
     let release = (): void => {};
-    // The slot is used only for the transfer. After that, a machine may wait for its commands for hours.
+    // Each of the `slots` is for one transfer. It is freed after the transfer, because the machine may then wait for
+    // hours until its running commands have ended.
     const free = (): void => {
       release();
       release = () => {};
@@ -290,7 +291,8 @@ export class MachineUpgrade {
     if (this.#leaving) return this.look();
     const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
     if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
-    // If the link was lost, the next hello says whether the machine has taken the package.
+    // After a lost link, only the machine knows whether it has taken the package. look() waits until its next hello
+    // says so.
     if (known.code === 'machine_offline') this.look();
     else this.#lookIn(retryMs);
   }

@@ -42,7 +42,7 @@ export class UpgradeRecords {
     this.history = context.history;
   }
 
-  /** Opens the tables. An upgrade that has ended is deleted `keepMs` milliseconds after it began. */
+  /** Opens the tables. An upgrade is deleted `keepMs` milliseconds after it began, or when it ends if that is later. */
   static async open(context: RecordContext, keepMs: number): Promise<UpgradeRecords> {
     const { history } = context;
     await history.migrate('upgrades', tables);
@@ -138,7 +138,7 @@ export class UpgradeRecords {
   }
 
   /**
-   * Returns the machines whose wave has begun and whose upgrade has not ended. Looks at all machines, or at some.
+   * Returns the machines whose wave has begun and whose upgrade has not ended; with `machineIds`, only those of them.
    */
   async started(machineIds?: readonly string[]): Promise<Member[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);

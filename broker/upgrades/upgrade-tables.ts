@@ -37,7 +37,10 @@ export interface Member {
   commands: number | null;
   created_at: number;
   started_at: number | null;
-  /** Time until which the machine may be offline or switching, in milliseconds since 1970. */
+  /**
+   * Time until which the broker waits for the machine to come back, because it is offline or restarts with the new
+   * version. In milliseconds since 1970; null at other times.
+   */
   until: number | null;
   finished_at: number | null;
 }
