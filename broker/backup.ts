@@ -11,8 +11,8 @@ export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
 /**
  * Returns make(), which makes a backup. First removes a copy that was left in the data directory. Such a copy remains
- * if the broker is killed during a backup, or `farhand broker backup` before it has moved the copy away. `keyFiles` are
- * further files to copy; they never change once created.
+ * if the broker is killed during a backup. It also remains if `farhand broker backup` is killed before this command has
+ * moved the copy away. `keyFiles` are further files to copy; they never change once created.
  */
 export async function createBackups(
   dataDir: string,

@@ -43,7 +43,8 @@ interface Connection {
   acceptedAt: number;
   onSettled(): void;
   /**
-   * On the HTTP port: requests in progress. On the gRPC port: all calls so far, until the connection has authenticated.
+   * On the HTTP port: requests in progress. On the gRPC port: calls so far, without those after the connection has
+   * authenticated.
    */
   requests: number;
   cancelDeadline(): void;
@@ -107,7 +108,7 @@ export function logAcceptErrors(server: Server, log: Logger): void {
 
 export class ConnectionLimiter {
   readonly #options: LimiterOptions;
-  /** Connections by peer, the least recently used first. */
+  /** The unauthenticated connections by peer (address and port), the least recently used first. */
   readonly #unauthenticated = new Map<string, Connection>();
   readonly #authenticated = new Map<string, Connection>();
   /**
@@ -185,8 +186,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Marks the start of a request; the returned function marks its end. Returns undefined after closing a
-   * connection with too many requests.
+   * Marks the start of a request; the returned function marks its end. If the connection has too many requests in
+   * progress, closes the connection and returns undefined.
    */
   begin(socket: Socket): (() => void) | undefined {
     const connection = this.#find(peerOf(socket));

@@ -250,7 +250,7 @@ function assertFields({ type, user, from, to }: AlertChannel, { url, secret }: S
     throw fieldError(
       'body',
       'secret',
-      `is not for channels of type ${type}, whose url is the secret: leave it out`,
+      `is not a field of channels of type ${type}, because their url is the secret: leave the field out`,
     );
 }
 
@@ -280,6 +280,6 @@ function assertSecretSent(
 function assertMayRead({ may }: Pick<Rights, 'may'>): void {
   if (may('machines:read')) return;
   const required_scope = 'machines:read';
-  const message = `a channel sends only alerts that its key is allowed to read: the key needs the scope ${required_scope}`;
+  const message = `a key that creates or changes a channel needs the scope ${required_scope}, because the channel sends alerts`;
   throw new AppError('forbidden', message, { required_scope });
 }

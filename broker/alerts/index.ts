@@ -117,7 +117,8 @@ export class Alerts {
   }
 
   /**
-   * True if there are alerts of this alert rule or in this maintenance window, which may itself have been removed.
+   * True if the history has alerts of this alert rule or maintenance window, even if the rule or window itself was
+   * removed.
    */
   has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
     return this.#records.has(column, id);

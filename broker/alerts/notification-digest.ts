@@ -54,7 +54,7 @@ const tables = [
   CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
 ];
 
-/** Maximum number of alerts and machines that a notification lists. */
+/** A notification lists at most this many alerts, and at most this many machines that are missing after a downtime. */
 const mostListed = 100;
 /** Maximum number of alert steps (opened, repeated or resolved) that one transaction reads. */
 const mostNotices = 20_000;
@@ -93,7 +93,7 @@ export class Digest {
     // Alerts of other brokers start the timer too. If another broker is killed, this broker sends that broker's
     // notices in time.
     this.#stopListening = events.listen(({ type }) => {
-      if (steps[type] && state.alert_channels.size > 0) this.#noticed();
+      if (steps[type] && state.alert_channels.size > 0) this.#startTimer();
     });
     events.within(({ id, type, timestamp, data }, machineId) => {
       if (type !== 'alert.notified') return undefined;
@@ -123,7 +123,7 @@ export class Digest {
         transaction.run('INSERT INTO alert_notices (down_from, down_until) VALUES (?, ?)', from, at);
       return await transaction.get('SELECT 1 AS n FROM alert_notices LIMIT 1');
     });
-    if (waiting) this.#noticed();
+    if (waiting) this.#startTimer();
     this.#stopMarks = every(markMs, () => {
       if (state.alert_channels.size === 0) return;
       this.#mark();
@@ -131,12 +131,15 @@ export class Digest {
     });
   }
 
-  /** Starts the timer if notices wait and no timer runs. Another broker may have ended before it sent its notices. */
+  /**
+   * Starts the timer if alert steps (opened, repeated or resolved) wait in the database and no timer runs. Another
+   * broker may have stored these steps, and ended before it sent them.
+   */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
       .get('SELECT 1 AS n FROM alert_notices LIMIT 1')
       .catch(() => undefined);
-    if (waiting && this.#latest === undefined) this.#noticed();
+    if (waiting && this.#latest === undefined) this.#startTimer();
   }
 
   stop(): void {
@@ -145,7 +148,7 @@ export class Digest {
     this.#cancel();
   }
 
-  /** Records that the broker is alive. A failed write has no effect, because the next one follows soon. */
+  /** Records that the broker is alive. A failed write is only logged, because the next one follows soon. */
   #mark(): void {
     const { history } = this.#services;
     const row = { name: 'alive', at: now() };
@@ -154,17 +157,17 @@ export class Digest {
       .catch((error: unknown) => {
         this.#log.warn(
           { err: error },
-          'could not store the time at which the broker was still alive; after a crash, a notification may report a downtime that is too long',
+          'could not store that this broker is alive; trying again in 30 s. After a crash before that, the reported downtime is too long',
         );
       });
   }
 
-  #noticed(): void {
+  #startTimer(): void {
     const at = monotonic();
     this.#latest ??= at + this.#times.longestMs;
     const due = Math.max(this.#earliest, Math.min(at + this.#times.quietMs, this.#latest));
     this.#cancel();
-    // Before start() no timer is set: start() itself looks for notices that wait.
+    // Before start(), `due` is infinite and no timer is set. start() then finds the stored steps and starts the timer.
     if (Number.isFinite(due)) this.#cancel = after(Math.max(0, due - at), () => void this.#send());
   }
 
@@ -178,7 +181,7 @@ export class Digest {
     }
   }
 
-  /** Makes one notification for each channel from the waiting notices, and deletes the notices. */
+  /** Makes one notification for each channel from the alert steps in the table `alert_notices`. Deletes these rows. */
   async #notify(transaction: HistoryTransaction): Promise<void> {
     const { events, state, receivers } = this.#services;
     const rows = await transaction.all(
@@ -200,7 +203,7 @@ export class Digest {
       const made = this.#notification(channel, wanted, downtimes);
       if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
     }
-    if (rows.length === mostNotices) transaction.committed(() => this.#noticed());
+    if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
   }
 
   /**

@@ -73,8 +73,8 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
 }
 
 /**
- * Longest texts that are sent. Slack truncates texts over 40,000 characters. Discord refuses texts over 2,000
- * characters, and ntfy texts over 4,096 bytes.
+ * Longest texts that are sent, in bytes. Slack would accept 40,000 characters, but such a text is too long to read.
+ * Discord refuses texts over 2,000 characters, and ntfy texts over 4,096 bytes.
  */
 const [mostSlack, mostDiscord, mostNtfy] = [3_000, 2_000, 3_500];
 

@@ -168,7 +168,7 @@ export class TrackedAlerts {
       this.#has(tracked) && tracked.alert?.id === id && tracked.target === 'open';
     if (this.#stopped || !isCurrent()) return;
     if (this.#isElsewhere(tracked.subject)) return this.leave(tracked);
-    // Another maintenance window may have begun meanwhile.
+    // If a maintenance window has begun since the timer was set, the alert waits for the end of that window too.
     if (this.#windows.holding(tracked.subject)) {
       this.armNext(tracked, alert);
       return;

@@ -7,7 +7,10 @@ import { expiringTokens, pruning } from './broker-and-owner-tables.ts';
 const pruneMs = 3_600_000;
 const expireMs = 60_000;
 
-/** Begins to delete outdated rows. If that fails, the next time deletes them. Call the returned function to stop. */
+/**
+ * Deletes outdated rows about brokers every hour, and expired tokens every minute. Rows that could not be deleted are
+ * deleted the next time. Call the returned function to stop.
+ */
 export function deleteOutdatedRows(connection: PostgresListener, log: Logger): () => void {
   let isStopped = false;
   const run = async (statements: readonly string[]): Promise<void> => {

@@ -7,7 +7,7 @@ import { unlinking } from './broker-and-owner-tables.ts';
 export class EndsOfLinks {
   readonly #connection: PostgresListener;
   readonly #brokerId: string;
-  /** Notifies the other brokers. */
+  /** Sends a notification, at which the other brokers read the owners and links of machines again. */
   readonly #notify: () => Promise<void>;
   readonly #log: Logger;
   /** For each machine, its link that has ended, until this end is written to the database. */
@@ -40,7 +40,10 @@ export class EndsOfLinks {
         return this.#notify();
       })
       .catch((err: unknown) =>
-        this.#log.debug({ err }, 'could not store ends of links; trying again when the lease is renewed'),
+        this.#log.debug(
+          { err },
+          'could not store that links of agents have ended; trying again within 2 s, when this broker renews its lease',
+        ),
       );
   }
 }

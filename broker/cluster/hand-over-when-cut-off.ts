@@ -1,6 +1,6 @@
 // A broker that cannot reach the database, although another broker can, asks its agents to link to another broker, and
-// ends the streams and terminals of its clients. If no broker can reach the database, all of them stay, because no other
-// broker could take them.
+// ends the streams and terminals of its clients. If no broker can reach the database, agents and clients stay
+// connected, because no other broker could serve them.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
@@ -14,7 +14,10 @@ const askMs = 2_000;
 
 interface Services {
   cluster: Pick<Cluster, 'isCutOff' | 'lastKnownPeers' | 'ownCount' | 'handOver'>;
-  /** Parts with streams to clients that are not about a single machine. */
+  /**
+   * Parts that send clients streams about many machines, such as events. `cluster.handOver` ends the streams about one
+   * machine.
+   */
   streams: readonly { endStreams(error: unknown): void }[];
   /** Asks another broker whether it can reach the database. Never rejects. */
   ask(peer: Peer): Promise<boolean>;
@@ -36,7 +39,7 @@ export function handOverWhenCutOff({ cluster, streams, ask, spreadMs, log }: Ser
     if (!peer || !cluster.isCutOff) return;
     log.warn(
       { peer: peer.brokerId, machines: cluster.ownCount },
-      'this broker cannot reach the database, but another broker can: its agents and clients are asked to connect to another broker',
+      'this broker cannot reach the database, but another broker can: this broker ends its links and streams, so that agents and clients connect to another broker',
     );
     hasHandedOver = true;
     cluster.handOver(spreadMs);

@@ -39,16 +39,17 @@ export class Lease {
   }
 
   /**
-   * True if this lease has been valid without a break for the length of a lease. In this time all other brokers
-   * could renew their leases.
+   * True if this lease has been valid without a break for `leaseMs` milliseconds. In this time every living broker
+   * could renew its own lease. So a broker whose lease is over has stopped.
    */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
   }
 
   /**
-   * Renews the lease now. True if this renewal and all others of the last `leaseMs` milliseconds have succeeded. So
-   * after an outage of the database, the other brokers have that long to reach the database again too.
+   * Renews the lease now. True if this renewal and all others of the last `leaseMs` milliseconds have succeeded. A
+   * broker that cannot reach the database asks other brokers for this, and sends its agents away if it is true. After
+   * an outage for all brokers it stays false for `leaseMs`, so that each broker can first reach the database again.
    */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});

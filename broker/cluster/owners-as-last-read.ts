@@ -94,10 +94,9 @@ export class OwnersAsLastRead {
 
   /**
    * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `hasOtherBrokers` is true if a broker has started or ended since the last read. `isOther` is true if anything
-   * has changed: a broker, an owner or a link.
+   * link. `brokersChanged` is true if a broker has started or ended since the last read.
    */
-  async read(): Promise<{ machineIds: readonly string[]; isOther: boolean; hasOtherBrokers: boolean }> {
+  async read(): Promise<{ machineIds: readonly string[]; brokersChanged: boolean }> {
     const at = monotonic();
     const brokers = await this.#connection.query(readingBrokers);
     this.#brokers = new Map(
@@ -115,8 +114,7 @@ export class OwnersAsLastRead {
     const rows = await this.#connection.query(readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);
     const machineIds = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
-    const hasOtherBrokers = before !== this.#living;
-    return { machineIds, isOther: machineIds.length > 0 || hasOtherBrokers, hasOtherBrokers };
+    return { machineIds, brokersChanged: before !== this.#living };
   }
 
   /** Stores the owner of a machine in memory. Returns false if this owner or a newer one was known already. */

@@ -23,7 +23,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Drops the open work of a machine of another broker. Writes nothing. Its agent connects again within `spreadMs`. */
+  /** Forgets the open work of a machine that has another owner. Ends its link; the agent returns within `spreadMs`. */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -371,18 +371,18 @@ export class Cluster implements Owners {
   }
 
   async #readOwners(): Promise<void> {
-    const { machineIds, isOther, hasOtherBrokers } = await this.#owners.read();
+    const { machineIds, brokersChanged } = await this.#owners.read();
     for (const id of machineIds) this.#dropIfLost(id);
     for (const id of this.#unloaded)
       if (this.#owners.of(id)?.brokerId !== this.brokerId) this.#unloaded.delete(id);
     const own = machineIds.filter((id) => this.#owners.of(id)?.brokerId === this.brokerId);
     await this.#become([...new Set([...own, ...this.#unloaded])]);
     // The machines of a broker that has stopped are claimed without waiting for the next renewal.
-    if (hasOtherBrokers && this.#stops.length > 0)
+    if (brokersChanged && this.#stops.length > 0)
       await this.#claim().catch((err: unknown) =>
-        this.#log.debug({ err }, 'could not claim machines; trying again when the lease is renewed'),
+        this.#log.debug({ err }, 'could not claim machines; trying again when this broker renews its lease'),
       );
-    if (!isOther) return;
+    if (machineIds.length === 0 && !brokersChanged) return;
     for (const watcher of [...this.#watchers]) watcher();
   }
 

@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects that are created together with the batch, for the audit. A request that is repeated with the same
-   * idempotency key is answered with the object of the first id.
+   * Ids of objects that are created together with the batch, by name, for the audit. If the request is repeated with
+   * the same idempotency key, the answer is about the object whose id comes first here.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */

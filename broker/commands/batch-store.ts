@@ -96,7 +96,7 @@ export class BatchStore {
 
   /**
    * Reads the progress of the batches with commands that have not ended. The counts `open`, `running` and `elsewhere`
-   * begin at 0.
+   * are 0 here, because the database does not store them: the scheduler counts the commands.
    */
   async open(): Promise<BatchProgress[]> {
     const failed = `SELECT count(*) FROM commands WHERE batch_id = batches.id AND ${hasFailed}`;
@@ -111,8 +111,7 @@ export class BatchStore {
   }
 
   /**
-   * Counts one more change of a command of the batch `id`: live updates then count its commands again. Call it once the
-   * change is on disk.
+   * Call this once a change of a command of the batch `id` is on disk. Live updates then read the batch's counts again.
    */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);

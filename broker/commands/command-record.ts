@@ -53,7 +53,7 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
 
 /** Limits and progress of a batch. */
 export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_failures' | 'cancel'> {
-  /** True once all members are stored. */
+  /** True once all commands of the batch are stored. */
   isComplete: boolean;
   /** Number of the batch's commands that have not ended, on machines of this broker. */
   open: number;
@@ -137,8 +137,8 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 };
 
 /**
- * Maps the exit that an agent reports to record fields. `journalId` is the journal of this agent, which may not be the
- * agent that the command was sent to.
+ * Maps the exit that an agent reports to fields of the command's record. `journalId` is the journal of this agent. The
+ * command may have been sent to another agent of the same machine, with another journal.
  */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
   // The agent reports that the command never ran. That is not credible if the broker saw the command running,

@@ -38,7 +38,10 @@ import {
 import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
-/** Extra milliseconds that a broker waits before it removes an old command whose output files another broker has. */
+/**
+ * Extra milliseconds before a broker removes an old command whose output files another broker has. In this time the
+ * other broker, if it runs, removes the command together with the files.
+ */
 const longerMs = 86_400_000;
 
 /** The parts of the broker that commands use. */
@@ -68,8 +71,8 @@ export interface CommandSettings {
   keepBytes: number;
 }
 
-/** Maximum number of characters of the command line in an event of a batch member. */
-const mostOfBatch = 4096;
+/** Events of a batch's commands contain at most this many characters of the command line. */
+const longestBatchLine = 4096;
 
 export class CommandStore {
   readonly history: History;
@@ -144,7 +147,7 @@ export class CommandStore {
     transaction.committed(() => this.#changed(command));
   }
 
-  /** Returns the ids of those machines for which the maximum number of commands already wait. */
+  /** Returns the ids of those machines whose queue is full: `waitingCommands` commands wait for the machine. */
   async withLongQueue(machineIds: readonly string[]): Promise<string[]> {
     const [where, values] = allOf([among('machine_id', machineIds)]);
     const rows = await this.history.all(
@@ -155,7 +158,7 @@ export class CommandStore {
     return rows.map((row) => textIn(row, 'machine_id'));
   }
 
-  /** Writes the changing columns of a command. */
+  /** Writes those columns of a command that can change after its creation. */
   update(command: Command, transaction: HistoryTransaction): void {
     const { id, stdout, stderr, status, batch_id } = command;
     transaction.about(command.machine_id);
@@ -170,8 +173,8 @@ export class CommandStore {
   }
 
   /**
-   * Writes that an agent may have the command. Other columns are not written, because SQLite would rewrite the indexes
-   * of each column that it sets.
+   * Records in the database that an agent may have the command. Call it before the command is sent. No other columns
+   * are written, because SQLite would rewrite the indexes of each column that it sets.
    */
   dispatched({ id, machine_id, journal_id }: Command, transaction: HistoryTransaction): void {
     transaction.about(machine_id);
@@ -217,7 +220,7 @@ export class CommandStore {
     this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
       // A batch emits two events per machine, so its events contain only the beginning of a long command line.
-      command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
+      command: batch_id === null ? text : text.slice(0, longestBatchLine).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
       duration: durationOf(command),
@@ -286,8 +289,8 @@ export class CommandStore {
   }
 
   /**
-   * Records that this broker has the output files of earlier commands. While it was the only broker of its database, it
-   * recorded nothing when a command ended.
+   * Records which commands have their output files in this broker's data directory, so that other brokers can find the
+   * files. This is not recorded for commands that ended while this broker was the only one of its database.
    */
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;

@@ -35,8 +35,9 @@ export const tables = [
     DELETE FROM command_tails WHERE id = old.id;
   END`,
   'CREATE INDEX commands_by_status ON commands (status, created_at)',
-  // The index commands_by_time needs no id, because rows with the same time are listed in the order of their rowids.
-  // The index commands_open is dropped, because the index commands_by_status finds open commands.
+  // The index commands_by_time loses its column `id`: rows with the same time are listed in the order of their rowids.
+  // The index commands_open is dropped, because commands_by_status finds open commands. Indexes on the new columns with
+  // `_truncated` replace those with `_cut`.
   `${dropOldCounts('commands')} DROP INDEX IF EXISTS commands_stdout_cut; DROP INDEX IF EXISTS commands_stderr_cut;
   DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
   ALTER TABLE commands ADD COLUMN stdout_truncated INTEGER AS (stdout_bytes > length(stdout));

@@ -45,8 +45,8 @@ export function followMembers(
 }
 
 /**
- * Maximum number of commands that one key may follow at once, in all its streams of batches. Each of them may have
- * a piece in memory.
+ * Maximum number of commands that one key may follow at once, in all its streams of batches. For each command,
+ * `pieceBytes` of output may be in memory.
  */
 const mostOfKey = 5 * mostFollowed;
 
@@ -61,8 +61,8 @@ export class FollowLimit {
   readonly #byKey = new Map<string, number>();
 
   /**
-   * Counts these commands for the key of a stream until the stream's request ends. Throws unavailable if the key would
-   * then follow more than `mostOfKey` commands.
+   * Adds these commands to the number that the caller's key follows, until the caller's request ends. Throws
+   * unavailable if that number would exceed `mostOfKey`.
    */
   take({ key_id, signal }: Caller, { length }: readonly Command[]): void {
     // A stream of few commands still costs a connection and some reads.

@@ -154,7 +154,7 @@ export class Commands {
   /** Stores a batch, and starts its commands. Returns the first command. */
   async startBatch(...batch: Parameters<Batches['start']>): Promise<AcceptedCommand> {
     const { id, members, first } = await this.batches.start(...batch);
-    if (!first) throw new Error('a batch has at least one machine');
+    if (!first) throw new Error('startBatch() was called without machines');
     const open = members.find(({ record }) => record.id === first.id);
     // If another broker owns the machine, the command is reported as it was stored.
     const begun = open ? accepted(open) : { id: first.id, within: async () => serialize(first) };
@@ -322,9 +322,10 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * Returns the columns whose indexes find the rows of a list, the best one first. An index is useful if it finds few
- * rows: few commands are open, and a schedule has fewer commands than its machine. `failed` and similar statuses need
- * no index of their own: the index commands_failed has the machine and the status.
+ * Returns columns that have an index. The database uses the index of the first of these columns by which a list is
+ * filtered. Columns that leave few rows come first: few commands are open, and a schedule has fewer commands than its
+ * machine. `status` is absent for `failed` and similar statuses, because the index commands_failed contains both the
+ * machine and the status.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';

@@ -131,7 +131,7 @@ export class OpenCommand {
     this.#inSlot = false;
   }
 
-  /** Stores that the agent may have the command, then sends it. Never rejects. */
+  /** Records in the database that the agent may have the command, and then sends the command. Never rejects. */
   async dispatch(link: Link): Promise<void> {
     const { store, scheduler, mayRun } = this.#context;
     try {
@@ -145,7 +145,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // Another broker has taken the last slot of the batch. The scheduler decides again after its next read.
+      // Commands at other brokers fill the batch, so this command stays queued until the scheduler reads them again.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -177,7 +177,7 @@ export class OpenCommand {
     const spec = await store
       .specOf(this.record.id)
       .catch((error: unknown) =>
-        this.#logError(error, 'a command was not queued again: its spec could not be read'),
+        this.#logError(error, 'a command that never ran is not retried: the database could not be read'),
       );
     // The command may have been cancelled or have ended while the spec was being read.
     if (!spec || !this.#mayWait()) return false;
@@ -187,7 +187,7 @@ export class OpenCommand {
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
-        this.#logError(error, 'a command waits in the queue again, but its new state could not be stored'),
+        this.#logError(error, 'a command that never ran is retried, but the database could not be written'),
       )
       .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
@@ -249,7 +249,7 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Stores an end. Returns it instead if the command never ran, so that it may be queued again. */
+  /** Handles one report. Stores an end, but returns the end of a command that never ran and may be queued again. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
@@ -317,7 +317,7 @@ export class OpenCommand {
       .get(machine_id)
       .stub.killProcess({ id, grace_ms: killGraceMs }, options)
       .catch((error: unknown) => {
-        // It is possible that the agent does not know the command yet.
+        // The agent refuses to kill a command that it does not know yet: the kill may arrive before the command.
         log.warn({ err: error, command_id: id }, 'a command could not be killed yet; trying again in 1 s');
         after(retryMs, () => this.#kill());
       });

@@ -231,7 +231,7 @@ function problemOf(parameter: Parameter, text: string, time: PatternTime): strin
   return problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
 }
 
-/** For each type, returns what is wrong with a text. The command line sends every value as text. */
+/** For each type, returns what is wrong with a value. The value is a text, as the CLI sends even numbers as texts. */
 const problems: Record<Parameter['type'], (text: string, parameter: Parameter) => string | undefined> = {
   boolean: (text) => (/^(true|false)$/.test(text) ? undefined : 'must be true or false'),
   enum: (text, { values }) =>
@@ -272,7 +272,10 @@ const test = new Script('new RegExp(pattern, "u").test(text)');
 const timedOut = 'ERR_SCRIPT_EXECUTION_TIMEOUT';
 const sandbox = createContext({ pattern: '', text: '' });
 
-/** Returns what is wrong if a pattern does not match the whole text in the time that is left. */
+/**
+ * Returns what is wrong if the pattern does not match the whole text, or if the comparison takes longer than
+ * `time.left` milliseconds. Otherwise returns undefined.
+ */
 function mismatchOf(pattern: string, text: string, time: PatternTime): string | undefined {
   const began = monotonic();
   Object.assign(sandbox, { pattern: `^(?:${pattern})$`, text });

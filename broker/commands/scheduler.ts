@@ -120,7 +120,8 @@ export class Scheduler {
       const isKnown = this.#open.has(command.id) || this.#endedWhileLoading.has(command.id);
       if (isKnown || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
-      // Another broker is still storing the batch. Once it is complete, the commands that no agent has yet are loaded.
+      // Another broker is still storing this batch, so commands that no agent has (no journal_id) must not start yet.
+      // adoptBatches() loads them once the batch is complete.
       if (batch?.isComplete === false && command.journal_id === '') continue;
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, output, { batch });
@@ -155,7 +156,7 @@ export class Scheduler {
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     const write = (transaction: HistoryTransaction): void => {
-      // The spec is stored only if the command may wait, because it can contain secrets.
+      // The spec can contain secrets, so it is stored only if it is needed later: if the command may wait in the queue.
       store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
     };

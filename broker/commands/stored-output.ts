@@ -93,9 +93,9 @@ export class Output {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
         this.#disk.log.error(
           { err: error, stream },
-          'the output files of a command could not be synced to disk and are deleted; the last MiB is in its record',
+          'an output file of a command could not be synced to disk and is deleted; only the last MiB of this output stays, in the database',
         );
-        // The file is removed, because the record must not refer to a file that a power cut may destroy.
+        // A power cut may destroy an unsynced file, so the file is removed: the command's record must not refer to it.
         await this[stream].remove().catch(() => {});
       });
     }
@@ -124,8 +124,8 @@ export class Output {
 }
 
 /**
- * Disk space that the output of commands leaves free for history and state: the smaller of this number of bytes and
- * this share of the disk.
+ * Disk space that the output of commands leaves free for history and state: `reserveBytes`, or the share
+ * `reserveShare` of the disk if that is less.
  */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;

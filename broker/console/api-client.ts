@@ -11,7 +11,10 @@ export const loginEnded = signal(false);
 /** Whether the last request got an answer from the broker. */
 export const brokerAnswers = signal(true);
 
-/** Header of the console, which other sites cannot set. Without it the broker accepts no change by cookie. */
+/**
+ * Header that browsers let the console send, but not pages of other sites. The broker refuses every change that is
+ * authenticated by a cookie and lacks this header.
+ */
 export const consoleHeader: readonly [name: string, value: string] = ['X-Farhand-Console', '1'];
 
 interface Confirmation {

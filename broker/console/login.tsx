@@ -6,10 +6,8 @@ import { Form, TextField } from './parts/form.tsx';
 import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';
 
-/**
- * True if this browser may drop the cookie. Over plain http, Safari stores no cookie that is marked Secure.
- */
-const mayDropCookie = (): boolean =>
+/** Over plain http, Safari does not store the cookie of a login, because this cookie is marked Secure. */
+const isSafariOverHttp = (): boolean =>
   location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
 
 export function Login() {
@@ -36,7 +34,7 @@ export function Login() {
         <Form submit="Log in" run={submit} disabled={key.trim() === ''}>
           <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
         </Form>
-        {(dropped || mayDropCookie()) && (
+        {(dropped || isSafariOverHttp()) && (
           <p class="notice warn">
             <Icon of={info} />
             <span>

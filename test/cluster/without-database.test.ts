@@ -12,7 +12,7 @@ import { waitFor } from '../wait-for.ts';
 const leaseIsOver =
   'the lease of this broker is over, so other brokers may take over its machines: trying again in 2 s';
 const handsOver =
-  'this broker cannot reach the database, but another broker can: its agents and clients are asked to connect to another broker';
+  'this broker cannot reach the database, but another broker can: this broker ends its links and streams, so that agents and clients connect to another broker';
 
 /**
  * The broker `cut`, a separate process that reaches the database through a proxy, and the broker `other`, which reaches

@@ -71,7 +71,8 @@ export class PeerClient {
   /** Ends the requests to brokers whose lease is over, because a frozen broker would never answer. */
   endLost(): void {
     for (const [one, { brokerId }] of this.#open)
-      if (this.#owners.hasEnded(brokerId)) one.destroy(new Error('the lease of the broker is over'));
+      if (this.#owners.hasEnded(brokerId))
+        one.destroy(new Error('the broker that got this request has not renewed its lease in time'));
   }
 
   /**
@@ -94,9 +95,12 @@ export class PeerClient {
       await once(socket, 'secureConnect');
     } catch (error) {
       for (const [one, peer] of this.#open)
-        if (peer.url === url) one.destroy(new Error('the broker cannot be reached', { cause: error }));
-      // The idle connections to all brokers are closed, so that no later request uses one to the broker that did not
-      // answer.
+        if (peer.url === url)
+          one.destroy(
+            new Error('the broker that got this request cannot be reached any more', { cause: error }),
+          );
+      // Some idle connections may lead to the broker that did not answer. So that no later request uses such a
+      // connection, all idle connections are closed.
       for (const idle of Object.values(this.#agent.freeSockets).flat()) idle?.destroy();
     } finally {
       cancel();

@@ -19,7 +19,7 @@ export interface Owners {
   newOwner(machineId: string): Promise<Peer | undefined>;
   /** Id of this broker's data directory. */
   readonly directoryId: string;
-  /** Returns the other living broker with this data directory. */
+  /** Returns the other broker whose data directory has this id; undefined if that broker does not run. */
   withDirectory(directoryId: string): Peer | undefined;
   /**
    * Resolves once the open work of the machine is loaded, if this broker owns the machine. Throws unavailable if it
@@ -49,7 +49,8 @@ export interface OtherBrokers extends Pick<Owners, 'ownerElsewhere'> {
   /** Follows a stream of another broker to its end. Throws unavailable if the stream cannot begin or breaks. */
   events(peer: Peer, path: string, caller: Caller): AsyncGenerator<{ event: string; data: unknown }>;
   /**
-   * Returns the calls that write files on a machine of another broker; undefined if no other broker owns the machine.
+   * Returns an object that writes files on a machine through the broker that owns the machine. Returns undefined if no
+   * other broker owns it.
    */
   writerOn(machineId: string, caller: Caller): FileWriter | undefined;
 }

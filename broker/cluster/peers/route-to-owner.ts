@@ -32,8 +32,8 @@ export interface RequestSubject {
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
   /**
-   * The owner, read again from the database for this request. It is read again if the machine had no link when all
-   * owners were last read, and set only if the owner is another broker.
+   * The machine's owner as read from the database for this request, if it is another broker. It is read only if the
+   * machine had no link when all owners were last read: the machine may have linked to another broker since.
    */
   newOwner?: Peer | undefined;
 }
@@ -105,7 +105,7 @@ export class Peers {
     return machine && { machine, directory: found?.directory };
   }
 
-  /** Reads the newest documents and looks again, because another broker may just have created the object. */
+  /** Reads the newest documents and looks for the id again: another broker may just have created the object. */
   async #findNew(noun: IdNoun, id: string): Promise<RequestSubject | undefined> {
     await this.#services.state.refresh();
     return this.#find(noun, id);

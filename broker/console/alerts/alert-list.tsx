@@ -101,7 +101,7 @@ function Acknowledge({ alert, close, done }: AcknowledgeProps) {
           value={note}
           change={setNote}
           placeholder="The provider is repairing it"
-          hint="Other users see the note in the list. No more notifications are sent until the alert resolves by itself"
+          hint="Other users see the note in the list. Channels do not repeat the alert then; they report only its end"
           autoFocus
         />
       </Form>

@@ -137,12 +137,15 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
           value={secret}
           change={(text) => set({ secret: text })}
           secret
-          hint={channel ? 'Leave it empty to keep the present one' : (secretHints[type] ?? '')}
+          hint={channel ? hintToKeep(secretLabel) : (secretHints[type] ?? '')}
         />
       )}
     </Form>
   );
 }
+
+const hintToKeep = (label: string): string =>
+  `Leave the field empty to keep the present ${label.toLowerCase()}`;
 
 const secretHints: Readonly<Record<string, string>> = {
   ntfy: 'Only if the topic is protected',

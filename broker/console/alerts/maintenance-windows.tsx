@@ -39,8 +39,8 @@ export function WindowList() {
         empty={
           <Empty icon={icons.maintenance} title="No maintenance is planned">
             <p>
-              In a maintenance window, alerts about its machines are held back. They open at its end if their
-              condition still holds.
+              During a maintenance window, alerts about the chosen machines are held back. When the window
+              ends, an alert opens if its condition still holds.
             </p>
             {newButton}
           </Empty>

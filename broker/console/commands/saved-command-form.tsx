@@ -74,7 +74,7 @@ const draftOf = (saved: SavedCommand | undefined): Draft => ({
 const namesIn = (line: string): string[] =>
   [...line.matchAll(/\{\{([a-z][a-z0-9_]*)\}\}/g)].map(([, name = '']) => name);
 
-/** Returns the parameter as a request contains it. A field that its type does not have is left out. */
+/** Returns the parameter as a request contains it, without the fields that parameters of its type do not have. */
 function parameterOf(name: string, draft: ParameterDraft) {
   const { type, optional, byDefault, values, pattern, min, max, description } = draft;
   const isText = type === 'string' || type === 'path';
@@ -116,7 +116,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
   const { name, description, line, parameters } = draft;
-  // Schedules may set parameters that the line does not use, so these parameters are not removed.
+  // A parameter of the saved command that no argument uses stays, because schedules may set a value for it.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
   const names = [...new Set([...namesIn(line), ...unused])];
@@ -176,7 +176,7 @@ function SettingFields({ draft, set }: { draft: Draft; set: (changes: Partial<Dr
         label="Timeout in seconds"
         value={timeout}
         change={(text) => set({ timeout: text.trim() })}
-        hint="The command is then killed with all its processes"
+        hint="After this time the command is killed with all its processes"
         numeric
       />
     </div>
@@ -211,7 +211,7 @@ function ParameterCard({ name, draft, change }: ParameterCardProps) {
         <TextField label="What it is for" value={description} change={(text) => set({ description: text })} />
         {byDefault === '' && (
           <CheckField
-            label="Optional: without a value, its argument is left out"
+            label={`Optional: without a value, the argument {{${name}}} is left out`}
             value={optional}
             change={(on) => set({ optional: on })}
           />

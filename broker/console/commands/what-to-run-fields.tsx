@@ -8,7 +8,7 @@ import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { allowedText, type Parameter, type SavedCommand } from './saved-command-texts.ts';
 
-/** The content of the fields. */
+/** What the user has entered in the form: a shell command, or a saved command and its values. */
 export interface WhatToRun {
   by: 'line' | 'saved';
   line: string;

@@ -115,7 +115,7 @@ export async function createEditor({
         search({ top: true }),
         syntaxHighlighting(colors),
         ...(language ? [StreamLanguage.define(language)] : []),
-        // Tab inserts a tab, so Escape followed by Tab moves the focus out of the editor.
+        // indentWithTab binds Tab, which otherwise moves the focus. To leave the editor, press Escape and then Tab.
         keymap.of([save, ...searchKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
         EditorView.updateListener.of(({ docChanged }) => docChanged && onChange()),
         look,

@@ -90,7 +90,7 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
           change={setPath}
           hint={
             single
-              ? 'With a slash at the end: the folder to put it into'
+              ? `A path that ends with / is a folder, into which ${only.name} is put`
               : 'The entries are put into this folder'
           }
           mono

@@ -4,7 +4,7 @@ import { MachinePicker } from './machine-picker.tsx';
 import { nameOf } from './names.ts';
 import { Chips } from './selected-machine-chips.tsx';
 
-/** The content of the fields. */
+/** The tags and machines that the user has entered as the limits of something, for example of an API key. */
 export interface Limits {
   /** Tags, separated by commas. */
   tags: string;

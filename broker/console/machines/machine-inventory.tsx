@@ -149,7 +149,7 @@ interface PartProps {
   columns: readonly string[];
   /** Text in place of an empty list. */
   none?: string;
-  /** Content at the end of the line of the title. */
+  /** Content beside the title, at the right edge. */
   beside?: ComponentChildren;
   children: ComponentChildren[];
 }

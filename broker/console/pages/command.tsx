@@ -248,7 +248,7 @@ function InputField({ command }: { command: string }) {
           value={text}
           change={setText}
           mono
-          hint="Only for commands that were started with input"
+          hint="Works only if the command was started with its input left open"
         />
         <button type="submit">Send</button>
         <button type="button" onClick={() => void send(true)}>

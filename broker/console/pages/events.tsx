@@ -28,8 +28,7 @@ export function Events() {
   const [live, setLive] = useState<readonly Happened[]>([]);
   useEffect(() => {
     const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
-    // After an interruption the stored events are loaded again. They include the live events so far, so these are
-    // dropped.
+    // After an interruption all stored events are loaded again. They include those in `live`, so `live` is emptied.
     const stops = [listen(({ event }) => event && add(event)), onReturn(() => setLive([]))];
     return () => {
       for (const stop of stops) stop();

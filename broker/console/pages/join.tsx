@@ -63,7 +63,8 @@ function NewToken({ created }: { created: (token: Token) => void }) {
   return (
     <section class="card card-body">
       <p class="muted">
-        The agent dials out to this broker: the machine needs no open port, and you need no password.
+        The agent connects to this broker, so the machine needs no open port. The line to paste contains a
+        token, so the agent needs no password.
       </p>
       <Form submit="Show the line to paste" run={create}>
         <div class="fields">

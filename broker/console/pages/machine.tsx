@@ -69,8 +69,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when the machine goes online or offline. It compares the status in live updates, because a short
- * interruption, such as a restart of the broker, causes no event.
+ * Calls `reload` when live updates contain a new status of the machine (online or offline). It does not wait for an
+ * event, because a short interruption, such as a restart of the broker, causes none.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');

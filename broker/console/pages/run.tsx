@@ -164,7 +164,7 @@ function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
           label="Timeout in seconds"
           value={options.timeout}
           change={(timeout) => set({ timeout })}
-          hint="The command is then killed with all its processes"
+          hint="After this time the command is killed with all its processes"
           numeric
         />
         {many && <BatchOptions options={options} set={set} />}

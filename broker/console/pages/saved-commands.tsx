@@ -1,4 +1,4 @@
-// The page of all saved commands, each with its line and its parameters.
+// The page of all saved commands, each with its program, arguments and parameters.
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';
 import { mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';

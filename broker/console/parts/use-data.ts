@@ -24,7 +24,7 @@ const againMs = 2_000;
 /**
  * Loads data. Loads it again when one of `inputs` changes, after an event for which `when` is true, and after an
  * interruption of the event stream. For data that the user edits, `when` is null: only a change of `inputs` then causes
- * a load. If `topic` is set, updates of this topic cause loads instead of events.
+ * a load. If `topic` is set, live updates of this topic cause loads, and events do not.
  */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,

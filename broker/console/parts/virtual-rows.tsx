@@ -26,7 +26,7 @@ const margin = 8;
 
 /**
  * Maximum number of rows that are drawn ahead while the list scrolls. The browser scrolls without waiting for the page,
- * so the rows that come into view in the next two frames are drawn before.
+ * so the rows for the next two frames are drawn before they come into view.
  */
 const mostAhead = 32;
 

@@ -22,7 +22,10 @@ export interface Subject {
   what: WhatToRun;
 }
 
-/** When it runs, at times or after changes of a path, and what else applies to each run. */
+/**
+ * The form's fields about when a schedule runs (at times, or after changes of a path), about overlapping and missed
+ * runs, and about failures.
+ */
 export interface Rules extends Pick<Detail, 'timezone' | 'overlap' | 'catch_up'> {
   trigger: 'cron' | 'change';
   cron: string;
@@ -72,7 +75,7 @@ export function subjectInput(
   };
 }
 
-/** Returns the fields of `rules` in the form that the API expects. */
+/** Converts the rules from the form into fields of an API request. `schedule` is the schedule to change, if any. */
 export function rulesInput(rules: Rules, schedule: Detail | undefined) {
   const { trigger, cron, path, recursive, settle, timezone, overlap, catch_up, onFailure } = rules;
   return {

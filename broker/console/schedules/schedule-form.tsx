@@ -169,7 +169,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
         mono
       />
       <CheckField
-        label="Everything below the folder, too"
+        label="Watch everything below the folder, not only its own entries"
         value={recursive}
         change={(on) => set({ recursive: on })}
       />
@@ -178,7 +178,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
           label="Seconds without a change before the run"
           value={settle}
           change={(text) => set({ settle: text.trim() })}
-          hint="If the changes do not stop, the command runs after ten times this time"
+          hint="If the changes do not stop, the command runs after ten times as many seconds"
           numeric
           required
         />

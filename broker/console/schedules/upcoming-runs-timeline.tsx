@@ -107,7 +107,7 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
   );
 }
 
-/** Returns a dot for each run, or one dot for several runs that are too close to each other. */
+/** Returns a dot for each run. Runs whose dots would overlap share one dot. */
 function dotsOf(runs: readonly Run[], data: Upcoming): { percent: number; title: string }[] {
   const dots: { percent: number; title: string }[] = [];
   for (const { at } of runs) {

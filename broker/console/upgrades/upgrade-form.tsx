@@ -92,7 +92,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         value={version}
         change={(text) => change({ version: text.trim() })}
         placeholder="the broker’s version"
-        hint="An older version works, too"
+        hint="May also be older than the version on the machines"
       />
       <TextField
         label="Machines of a wave"

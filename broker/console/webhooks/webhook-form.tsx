@@ -65,7 +65,7 @@ export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
         value={secret}
         change={setSecret}
         secret
-        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave it empty to keep the present one' : ''}`}
+        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave the field empty to keep the present secret' : ''}`}
       />
     </Form>
   );
