@@ -14,8 +14,8 @@ export interface CountedTable {
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
   /**
-   * The column of `columns` that every list compares with one value, such as `schedule_id`. The keys of the counts begin
-   * with this column, so that a query reads only the counts of that value.
+   * The column of `columns` that every list compares with one value, such as `schedule_id`. The keys of the counts
+   * begin with this column, so that a query reads only the counts of that value.
    */
   scope?: string;
 }

@@ -4,8 +4,8 @@ import { compareNumbers } from './deb.ts';
 import { compareWithEpoch } from './rpm.ts';
 
 /**
- * Returns a number below 0 if pacman counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. Releases
- * are compared only if both versions have one.
+ * Returns a number below 0 if pacman counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal.
+ * Releases are compared only if both versions have one.
  */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
