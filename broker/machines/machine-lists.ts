@@ -112,8 +112,8 @@ export class MachineLists {
   }
 
   /**
-   * A list must be made anew, although the state is the same, when a field changes that is not in the state: status,
-   * hostname, os or arch. Returns a text that changes with those of these fields that the selection uses.
+   * The status, hostname, os and arch of machines can change while the state stays the same. Returns a text that
+   * changes with each of these fields that the selection uses: the list must then be made anew.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;

@@ -215,8 +215,8 @@ export class MachineUpgrade {
     const call = new AbortController();
     this.#call = call;
     let release = (): void => {};
-    // Each of the `slots` is for one transfer. It is freed after the transfer, because the machine may then wait for
-    // hours until its running commands have ended.
+    // A slot is freed right after the transfer of the package, because the machine may then wait for hours until its
+    // running commands have ended.
     const free = (): void => {
       release();
       release = () => {};
@@ -291,8 +291,8 @@ export class MachineUpgrade {
     if (this.#leaving) return this.look();
     const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
     if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
-    // After a lost link, only the machine knows whether it has taken the package. look() waits until its next hello
-    // says so.
+    // After a lost link, only the machine knows whether it has taken the package. look() waits for the machine's next
+    // hello, which reports it.
     if (known.code === 'machine_offline') this.look();
     else this.#lookIn(retryMs);
   }
