@@ -1,4 +1,4 @@
-// The directory that the agent shares with root's upgrade unit. It belongs to root, and the agent may write only in
+// The directory that the agent shares with the upgrade unit. It belongs to root, and the agent may write only in
 // `incoming`. Root verifies all that it takes from there.
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -76,7 +76,7 @@ export function readResult(directory: string): UpgradeResult | undefined {
   return readJson(upgradePaths(directory).result, resultSchema);
 }
 
-/** Returns the kind of package that root's upgrade unit can replace; undefined if the unit is not installed. */
+/** Returns the kind of package that the upgrade unit can replace; undefined if the unit is not installed. */
 export function installedKind(directory: string): PackageKind | undefined {
   const { installed, incoming } = upgradePaths(directory);
   return existsSync(incoming) ? readJson(installed, installedSchema)?.kind : undefined;

@@ -1,4 +1,4 @@
-// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root's upgrade unit to
+// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks the upgrade unit to
 // replace the agent. The agent itself may not write in its program's directory.
 import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';

@@ -1,4 +1,4 @@
-// What `farhand-agent install` needs to install root's upgrade unit (systemd): its directory, and the key that the
+// What `farhand-agent install` needs to install the upgrade unit (systemd): its directory, and the key that the
 // machine trusts.
 import { existsSync } from 'node:fs';
 import { chmod, chown, mkdir, realpath } from 'node:fs/promises';

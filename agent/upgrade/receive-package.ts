@@ -24,7 +24,7 @@ export interface Opened {
 }
 
 interface Machine {
-  /** The kind of package that root's upgrade unit can replace; undefined if that unit is not installed. */
+  /** The kind of package that the upgrade unit can replace; undefined if that unit is not installed. */
   installed: PackageKind | undefined;
   /** True if the running program was installed from a package. */
   packaged: boolean;
@@ -84,7 +84,7 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
 }
 
 /**
- * Returns why a package does not fit this machine; undefined if it fits. Root's upgrade unit makes this check again.
+ * Returns why a package does not fit this machine; undefined if it fits. The upgrade unit makes this check again.
  */
 export function fitFault(
   { version: wanted, kind, arch }: Pick<UpgradeRequest, 'version' | 'kind' | 'arch'>,

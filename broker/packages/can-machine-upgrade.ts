@@ -38,7 +38,10 @@ export function packageFor(
       'the agent was not installed as a service from a tar.gz or .deb package: upgrade it by hand',
     );
   if (!upgrade_unit)
-    return refusal('not_supported', `root’s upgrade unit is not installed on the machine: ${byHand}`);
+    return refusal(
+      'not_supported',
+      `the systemd unit farhand-agent-upgrade.path is not installed on the machine: ${byHand}`,
+    );
   if (hold_version !== '' && hold_version !== target)
     return refusal('held', `the machine’s owner accepts only version ${hold_version} (--hold-version)`);
   if (!capabilities.includes('upgrade'))

@@ -1,7 +1,7 @@
 // Tracks the declared schedules on each of their machines: up to which time all due times are handled, and which due
 // time is next.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import { now } from '../../shared/clock.ts';
+import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
 import { Timetable } from './due-times.ts';
@@ -29,6 +29,9 @@ export interface Tracked {
   missed: number;
 }
 
+/** Milliseconds after which marks that could not be read are read again. */
+const retryMs = 5_000;
+
 export class TrackedSchedules {
   readonly #context: ScheduleContext;
   readonly #log: Logger;
@@ -36,6 +39,8 @@ export class TrackedSchedules {
   readonly #bySchedule = new Map<string, Map<string, Tracked>>();
   readonly #timetables = new WeakMap<Schedule, Timetable | null>();
   readonly #stopWatching: () => void;
+  #cancelRetry = (): void => {};
+  #isStopped = false;
   #seen: Pick<ScheduleContext['state'], 'schedules' | 'machines' | 'keys'> | undefined;
 
   constructor(context: ScheduleContext, marks: readonly Mark[], log: Logger) {
@@ -48,7 +53,9 @@ export class TrackedSchedules {
   }
 
   stop(): void {
+    this.#isStopped = true;
     this.#stopWatching();
+    this.#cancelRetry();
   }
 
   /** Calls `watcher` after the schedules or this broker's part of them have changed. Call the returned function to stop. */
@@ -186,14 +193,21 @@ export class TrackedSchedules {
       else moved.push(...this.#trackOnly(schedule, marks));
     }
     this.#mark(tagged);
-    if (this.#context.cluster && moved.length > 0)
-      this.#load(moved).catch((err: unknown) =>
-        this.#log.error(
-          { err },
-          'schedules got another machine, but the times of their last runs could not be read: these schedules do not run until this broker is restarted',
-        ),
-      );
+    if (this.#context.cluster && moved.length > 0) this.#loadMoved(moved);
     return true;
+  }
+
+  /** Reads the marks of schedules that got another machine. Tries again until the marks could be read. */
+  #loadMoved(moved: readonly Tracked[]): void {
+    this.#load(moved).catch((err: unknown) => {
+      if (this.#isStopped) return;
+      const problem =
+        'schedules got another machine, but the times of their last runs could not be read: these schedules run once this broker could read them; it tries again in 5 s';
+      this.#log.error({ err }, problem);
+      this.#cancelRetry();
+      const retry = (): void => this.#loadMoved([...this.all()].filter(({ loaded }) => !loaded));
+      this.#cancelRetry = after(retryMs, retry);
+    });
   }
 
   /**

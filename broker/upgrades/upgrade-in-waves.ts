@@ -211,16 +211,18 @@ export class Rollout {
   /** Corrects the stored outcome of a machine that did not report in time but reports now. */
   async #lookLate(machineId: MachineId): Promise<void> {
     const last = this.#services.machineFacts.of(machineId)?.installation?.last_upgrade;
-    if (!last || last.upgrade_id !== this.#unanswered.get(machineId) || last.outcome === 'running') return;
+    const upgradeId = this.#unanswered.get(machineId);
+    if (!upgradeId || last?.upgrade_id !== upgradeId || last.outcome === 'running') return;
     this.#unanswered.delete(machineId);
     try {
-      const upgrade = await this.#records.get(last.upgrade_id);
+      const upgrade = await this.#records.get(upgradeId);
       const member = await this.#records.member(upgrade.id, machineId);
       if (member?.reason === 'no_answer') this.#add(member, planOf(upgrade));
     } catch (err) {
+      this.#unanswered.set(machineId, upgradeId);
       this.#log.error(
         { err, machine_id: machineId },
-        'a machine reported the outcome of its upgrade after the time limit, and this could not be stored; the upgrade still lists the machine with no_answer',
+        'a machine reported the outcome of its upgrade after the time limit, and this could not be stored; the upgrade lists the machine with no_answer until the machine reports again',
       );
     }
   }

@@ -302,7 +302,7 @@ export class MachineUpgrade {
     const isBack = outcome === 'rolled_back';
     const what = isBack
       ? 'the new version did not work, and the old version runs again'
-      : 'nothing was replaced';
+      : 'the upgrade failed on the machine';
     const message = reason === '' ? what : `${what}: ${reason}`;
     return this.#end({ status: 'failed', reason: isBack ? 'rolled_back' : 'refused', message });
   }

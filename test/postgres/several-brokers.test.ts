@@ -1,7 +1,7 @@
 // Several brokers on one database: what each learns of the others, which of them owns a machine, and what happens to
 // the machine's work if the owner is killed, frozen or disconnected.
 import { randomBytes } from 'node:crypto';
-import { readFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -136,6 +136,27 @@ withPostgres('two brokers', () => {
     clock.leap(3_600_000);
     await soon(() => lines('outdated rows about brokers and tokens could not be deleted')).toBe(1);
     expect(lines('reports of other brokers’ machines could not be read')).toBe(1);
+  }, 40_000);
+
+  test('run a schedule that got a machine of the other, although its mark could not be read at first', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const [{ machineId: machine_id }, { machineId: next }] = [await one.agent(), await two.agent()];
+    const folder = temporaryFolder('watched');
+    const on_change = { path: folder, settle: 1_000 };
+    const { id: schedule_id } = await one.client.schedules.create({
+      ...{ machine_id, name: 'x', command: 'true', on_change },
+    });
+    const { query } = await server();
+    await query('ALTER TABLE schedule_marks RENAME TO no_marks', database);
+    await one.client.schedules.update({ schedule_id, machine_id: next });
+    await soon(() => two.log.join('').includes('schedules got another machine')).toBe(true);
+    await query('ALTER TABLE no_marks RENAME TO schedule_marks', database);
+    const machines = async (): Promise<string[]> => {
+      writeFileSync(join(folder, String(Date.now())), '');
+      const { items } = await two.client.schedules.history({ schedule_id });
+      return items.map((run) => run.machine_id);
+    };
+    await expect.poll(machines, { interval: 1_500, timeout: 20_000 }).toContain(next);
   }, 40_000);
 
   test('refuse a revoked key within a second while the open work of machines cannot be loaded', async () => {

@@ -1,4 +1,4 @@
-// The program of root's upgrade unit, `farhand-agent apply-upgrade`. It takes the agent's request, verifies the
+// The program of the upgrade unit, `farhand-agent apply-upgrade`. It takes the agent's request, verifies the
 // package itself and replaces the agent. If the new version does not link, it restores the previous version.
 import { existsSync, readFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';

@@ -1,4 +1,4 @@
-// The interface by which root's upgrade unit replaces a program. Each kind of package implements it.
+// The interface by which the upgrade unit replaces a program. Each kind of package implements it.
 
 /** Directory names of the previous and the new version in /opt/farhand-agent; empty for a Debian package. */
 export interface VersionNames {
