@@ -24,7 +24,7 @@ import {
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import { createUsers } from '../../agent/files/users-groups.ts';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
@@ -274,6 +274,20 @@ describe('confinement', () => {
     await expectCode(read(unit, { by: all }), 'permission_denied');
     await expectCode(write(unit, 'x', { by: all }), 'permission_denied');
     expect(readFileSync(unit, 'utf8')).toBe('newer unit');
+  });
+
+  test('a file with several links is refused while the files of a forbidden directory cannot all be found', async () => {
+    writeFileSync(path('plain'), 'plain');
+    linkSync(path('plain'), path('alias'));
+    const all = await open(['/'], { forbidden: [forbidden] });
+    expect((await read(path('alias'), { by: all })).body.toString()).toBe('plain');
+    // The path of the innermost directory is longer than Linux allows, so the agent cannot list that directory.
+    const name = 'd'.repeat(250);
+    const script = `for (let n = 0; n < 20; n++) { fs.mkdirSync('${name}'); process.chdir('${name}'); }`;
+    execFileSync(process.execPath, ['-e', script], { cwd: forbidden });
+    onTestFinished(() => void execFileSync('rm', ['-rf', join(forbidden, name)]));
+    const again = await open(['/'], { forbidden: [forbidden] });
+    await expectCode(read(path('alias'), { by: again }), 'invalid_path');
   });
 
   test('a forbidden path that does not exist cannot be made, nor the directory that would hold it', async () => {

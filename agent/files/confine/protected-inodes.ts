@@ -4,6 +4,7 @@ import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { monotonic } from '../../../shared/clock.ts';
+import { ignoring } from '../../../shared/errors.ts';
 import { identityOf } from './confined-fs.ts';
 import { type Bytes, bytes } from './request-path.ts';
 
@@ -69,12 +70,12 @@ export class ProtectedInodes {
     return lineageOf(this.#paths);
   }
 
-  /** Inodes of all files below the protected directories, at any depth. */
+  /** Inodes of all files below the protected directories, at any depth. Throws system errors. */
   inside(): Set<string> {
     if (monotonic() - this.#insideAt < trustMs) return this.#inside;
-    this.#insideAt = monotonic();
     const directories = [...this.#known].filter(([, { directory }]) => directory);
     this.#inside = new Set(directories.flatMap(([path]) => [...insideOf(path)]));
+    this.#insideAt = monotonic();
     return this.#inside;
   }
 }
@@ -138,25 +139,26 @@ function prefixes(path: Bytes): Bytes[] {
 }
 
 /**
- * Yields the inodes of all files below a directory, except those that are removed meanwhile. Called only to check files
- * with several hard links.
+ * Yields the inodes of all files below a directory, except files that are removed meanwhile and directories that the
+ * agent may not list. Called only to check files with several hard links. Throws other system errors, such as EMFILE:
+ * without all inodes, a file with several links must not be read.
  */
 function* insideOf(path: Bytes): Generator<string> {
   const options = { withFileTypes: true, encoding: 'latin1' } as const;
-  for (const entry of unlessFailed(() => readdirSync(bytes(path), options)) ?? []) {
+  for (const entry of unlessGone(() => readdirSync(bytes(path), options)) ?? []) {
     const below = `${path}/${entry.name}`;
     if (entry.isDirectory()) yield* insideOf(below);
     else {
-      const stats = unlessFailed(() => lstatSync(bytes(below), { bigint: true }));
+      const stats = unlessGone(() => lstatSync(bytes(below), { bigint: true }));
       if (stats) yield identityOf(stats);
     }
   }
 }
 
-function unlessFailed<T>(look: () => T): T | undefined {
+function unlessGone<T>(look: () => T): T | undefined {
   try {
     return look();
-  } catch {
-    return undefined;
+  } catch (error) {
+    return ignoring('ENOENT', 'ENOTDIR', 'EACCES')(error);
   }
 }
