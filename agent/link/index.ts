@@ -250,7 +250,10 @@ class Connection {
     this.#options.brokers
       .linked(this.#broker, brokers)
       .catch((err: unknown) =>
-        this.#options.log.error({ err }, 'the addresses that the broker has sent could not be stored'),
+        this.#options.log.error(
+          { err },
+          'new broker addresses from the broker could not be stored, so the agent forgets them when it stops; check the free disk space',
+        ),
       );
     this.#options.log.info({ broker: this.#broker }, 'linked');
     this.#options.onLinkChange?.(true, this.#broker);

@@ -50,7 +50,10 @@ export function upgradePaths(directory: string): UpgradePaths {
   };
 }
 
-/** The agent's request to root: the package's description and signature, and how to try the new version. */
+/**
+ * The agent's request to root to install a package. It has the package's description and signature, the id of the
+ * upgrade, and the milliseconds within which the new version must link to a broker.
+ */
 export const requestSchema = signatureFileSchema.extend({
   upgrade_id: z.string().regex(/^[\w-]{1,64}$/),
   link_timeout_ms: z.int().min(10_000).max(3_600_000),

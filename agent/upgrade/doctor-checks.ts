@@ -39,13 +39,13 @@ export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings
 }
 
 function trusted(directory: string): Finding {
-  const pin = 'farhand-agent trust-key FILE, with the public key that signs your packages';
+  const pin = 'farhand-agent trust-key FILE, with the public key that verifies your packages';
   try {
     const key = readTrustedKey(directory);
     if (key) return ok('trusted key', fingerprintOf(key));
     return warn(
       'trusted key',
-      'this machine does not trust a signing key, so it accepts no upgrade from the broker',
+      'this machine trusts no signing key, so it accepts no upgrade from the broker',
       pin,
     );
   } catch (error) {

@@ -184,7 +184,7 @@ export class Upgrades {
         throw refusal(
           'not_supported',
           'no_upgrade_unit',
-          'the systemd unit farhand-agent-upgrade.path does not run on this machine; run farhand-agent install there as root',
+          'the systemd unit farhand-agent-upgrade.path does not run on this machine; as root on this machine, run farhand-agent install',
         );
       await sleep(pollMs, this.#closing.signal);
     }

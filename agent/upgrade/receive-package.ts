@@ -118,7 +118,7 @@ export function signerFault(request: UpgradeRequest, trusted: Buffer | undefined
     return [
       'precondition_failed',
       'no_trusted_key',
-      'this machine does not trust a signing key yet; upgrade it by hand once, or run farhand-agent trust-key FILE there as root',
+      'this machine trusts no signing key yet; as root on this machine, run farhand-agent trust-key FILE, with the public key that verifies your packages',
     ];
   const fault = signatureFault(request, request, trusted);
   if (fault === 'untrusted_key')

@@ -34,7 +34,7 @@ export function readPublicKey(file: string): Buffer {
     const key = createPublicKey(text);
     if (key.asymmetricKeyType === 'ed25519') return rawPublicKey(key);
   } catch {
-    // The error below also says what is wrong with a file that contains no public key.
+    // The file contains a private key, or no key at all. The error below says which file is needed.
   }
   throw new StartError(
     `${file} is no Ed25519 public key in PEM; npm run package -- --make-key FILE writes one to FILE.pub`,

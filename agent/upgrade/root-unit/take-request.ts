@@ -85,8 +85,8 @@ async function copyVerified(
     const { bytesRead } = await source.read(buffer, 0, pieceBytes);
     if (bytesRead === 0) break;
     copied += bytesRead;
-    // The agent may let the file grow during the copy. Root then stops copying, and refuses the package below for its
-    // wrong size.
+    // The agent may let the file grow during the copy. Root then stops copying, and the check of the size after this
+    // loop refuses the package.
     if (copied > size) break;
     const piece = buffer.subarray(0, bytesRead);
     hash.update(piece);
