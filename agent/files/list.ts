@@ -11,8 +11,8 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 /** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;
 /**
- * Maximum number of names of a listing without a limit. One more is read, so that the broker can refuse a longer
- * listing.
+ * Maximum number of names of a listing if the request sets no limit. For a larger directory the agent lists one name
+ * more than this, and the broker refuses the listing.
  */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */

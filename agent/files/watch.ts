@@ -173,7 +173,10 @@ class Watch implements Disposable {
     }
   }
 
-  /** Yields the changes of one name, and the content of a new directory as added. */
+  /**
+   * Yields what has changed at one entry of a watched directory. If the entry is a new directory and the watch is
+   * recursive, also yields each entry below it, as added.
+   */
   async *#look(
     path: Bytes,
     folder: Folder,

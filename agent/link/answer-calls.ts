@@ -202,8 +202,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // HTTP/2 resets each cancelled stream, and closes a connection with too many resets. A broker that cancels a call
-    // also ends its stream, so the agent first waits until the broker has ended the stream.
+    // A broker that cancels a call also ends the call's stream. The agent cancels the stream itself only if the broker
+    // takes longer than `givenUpMs`: each cancel sends a reset, and HTTP/2 closes a connection with too many resets.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });

@@ -9,7 +9,7 @@ const momentMs = 25;
  * expects an answer or a stream within a time limit.
  */
 const silentMs = 1_000;
-/** Largest answer in bytes. With its message headers it must fit in one message of the control stream. */
+/** Maximum size in bytes of an answer that is sent as one message. The control stream allows 64 KiB with headers. */
 const mostBytes = 60 * 1024;
 const mostFrames = 64;
 

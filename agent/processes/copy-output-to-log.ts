@@ -26,7 +26,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // While the disk hangs, the loop waits once more, because cut() would lose the output that is still in the pipes.
+    // While the disk hangs, the loop waits for another `drainMs`: cut() would lose the output that is still in the pipes.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );

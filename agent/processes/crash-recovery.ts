@@ -65,10 +65,11 @@ export async function recover(parts: Parts, outputs: string, pipes: string): Pro
  * requested could start after the recovery.
  */
 async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
-  // Agents of version 0.1.0 had four spawners of each of two types.
-  const older = [0, 1, 2, 3].map((nth) => `:${journalId}:${nth}`);
-  const marks = older.flatMap((mark) => [`spawner${mark}`, `forking-spawner${mark}`]);
-  const tree = new Tree({ marks: [...marksOf(journalId), ...marks] });
+  // The earlier agent may be of version 0.1.0, which had four spawners of the type `spawner` and four of the type
+  // `forking-spawner`. These must be killed too.
+  const numbers = [0, 1, 2, 3].map((nth) => `:${journalId}:${nth}`);
+  const olderMarks = numbers.flatMap((number) => [`spawner${number}`, `forking-spawner${number}`]);
+  const tree = new Tree({ marks: [...marksOf(journalId), ...olderMarks] });
   const left = await tree.members();
   if (left.length === 0) return;
   // SIGKILL also ends a stopped spawner. A spawner that waits for a disk ends later, but runs none of its own
@@ -133,25 +134,24 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
 }
 
 // In version 0.1.0 each spawner wrote the "accepted" lines of its commands into its own file, promises-N. Afterwards
-// the agent copied each line into the journal. If the agent crashed in between, only the promises file names the
-// command, which may have run.
+// the agent copied each line into the journal. If the agent crashed in between, only promises-N names the command,
+// which may have run.
 
 /**
- * Returns the "accepted" lines that are in the promises files of version 0.1.0 and not in the journal. Must be called
- * after the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
+ * Returns the "accepted" lines that version 0.1.0 wrote to the files promises-N and did not copy into the journal. Must
+ * be called after the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
  */
 async function readPromisesFiles(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // A line of a promises file is ignored if the journal has a line for the same id, because version 0.1.0 wrote the
-  // journal's line later.
+  // Commands that the journal names are left out: for them the journal has a newer line than promises-N.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
-  const texts = await Promise.all((await promisesFilesIn(directory)).map(read));
+  const texts = await Promise.all((await promisesFilesIn(directory)).map(readUnlessDirectory));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
 /**
- * Removes the promises files of version 0.1.0. Must be called after their "accepted" lines were copied into the
- * journal.
+ * Removes the files promises-N, in which version 0.1.0 recorded accepted commands. Must be called after the journal
+ * has these commands.
  */
 async function removePromisesFiles(directory: string): Promise<void> {
   for (const path of await promisesFilesIn(directory)) await rm(path, { force: true, recursive: true });
@@ -162,9 +162,9 @@ async function promisesFilesIn(directory: string): Promise<string[]> {
   return names.filter((name) => name.startsWith('promises-')).map((name) => join(directory, name));
 }
 
-function read(path: string): Promise<string> {
+/** Returns the content of a file; an empty text if `path` is a directory. */
+function readUnlessDirectory(path: string): Promise<string> {
   return readFile(path, 'utf8').catch((error: unknown) => {
-    // A directory that has the name of a promises file contains no lines.
     if (errnoOf(error) === 'EISDIR') return '';
     throw fromErrno(error, path);
   });

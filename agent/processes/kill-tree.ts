@@ -28,9 +28,9 @@ interface Process extends Leader {
 
 /** A process, with its environment mark and its output files. These show the command that it belongs to. */
 interface Seen extends Process {
-  /** Value of the marker variable in the process's environment; undefined if absent or unreadable. */
+  /** Value of FARHAND_COMMAND_ID in the process's environment; undefined if absent or unreadable. */
   mark: string | undefined;
-  /** Files of its standard output and error, as /proc/PID/fd lists them. */
+  /** Targets of the links /proc/PID/fd/1 and /proc/PID/fd/2: the files of standard output and standard error. */
   links: readonly string[];
 }
 
@@ -38,7 +38,10 @@ interface Seen extends Process {
 export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
 export interface TreeOptions {
-  /** Values of the marker variable: ids of commands and terminals, or marks of spawners. */
+  /**
+   * Values of FARHAND_COMMAND_ID in the environment of the processes: ids of commands and terminals, or for spawners
+   * the values of marksOf().
+   */
   marks: readonly string[];
   /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
   links?: readonly string[];
@@ -60,8 +63,8 @@ export class Tree {
   readonly #sessions = new Map<number, string>();
 
   constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
-    // Empty texts are dropped: an empty link would match every process whose open files the agent cannot read.
     this.marks = new Set(marks.filter((mark) => mark !== ''));
+    // An empty link would match every process whose open files the agent cannot read: lookAt() gives it empty links.
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
     for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });

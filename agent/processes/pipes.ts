@@ -101,7 +101,8 @@ function openFreePipe(path: string): number | undefined {
   }
   const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
   try {
-    // read(2) returns 0 only if no process has the pipe open for writing (pipe(7)). The pipe is free only then.
+    // read(2) returns 0 only if no process has the pipe open for writing (pipe(7)). Only then may the next command
+    // use the pipe.
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
     // read(2) fails with EAGAIN if another process has the empty pipe open for writing. The pipe is then not free.

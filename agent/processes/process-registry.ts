@@ -245,7 +245,7 @@ export abstract class ProcessTable<T extends Tracked> {
     return one;
   }
 
-  /** Starts the process. Returns its ending if it was not started, else undefined. */
+  /** Starts the process. If that fails or is cancelled, returns the ending to report; otherwise undefined. */
   async #run(
     one: T,
     prepared: PromiseSettledResult<Prepared>,

@@ -14,7 +14,7 @@ import { clear } from '../empty-directory.ts';
 
 const prefix = '.farhand-';
 const notRemoved = 'a temporary file could not be removed; the agent tries again at its next start';
-/** Size in bytes beyond which the journal is rewritten. It is also emptied whenever no file is left in it. */
+/** Size in bytes beyond which the journal is rewritten, without the lines about files that are already removed. */
 const largest = 256 * 1024;
 /**
  * Longest time in milliseconds that the agent's start waits for the removal of old temporary files. A dead network
@@ -74,7 +74,7 @@ export class Journal {
     const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
     const removed = new AbortController();
     await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
-    // The timer is ended. Otherwise it would delay the exit of an agent that is stopped soon after its start.
+    // Ends the timer of sleep(). Otherwise an agent that is stopped now would exit up to five seconds later.
     removed.abort();
     return journal;
   }

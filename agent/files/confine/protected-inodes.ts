@@ -12,7 +12,7 @@ import { type Bytes, bytes } from './request-path.ts';
 export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
-  /** Inode of the directory in which no other file may get `name`. */
+  /** Inode of the directory in which `name` is reserved: the file API gives this name to no other file there. */
   parent: string | undefined;
   name: Bytes;
   /**
@@ -45,8 +45,8 @@ export class ProtectedInodes {
 
   /**
    * Reads all inodes again if the last full read is at least a second ago. Otherwise reads only the protected paths
-   * whose parent directory was missing, because that directory may exist now. With `name`, reads only those of these
-   * paths that have a component with this name. Never rejects.
+   * whose parent directory was missing, because that directory may exist now. A caller that looks for one name can limit
+   * this second case to the paths that contain `name`. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

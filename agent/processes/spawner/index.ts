@@ -45,8 +45,8 @@ const killForMs = 5_000;
  * Values of the marker variable in the environments of spawners. In the environment of a command, the marker variable
  * has the command's id instead. A child that was forked keeps the spawner's value until it executes its program.
  */
-export function marksOf(name: string): string[] {
-  return Array.from({ length: most }, (_, nth) => `spawner:${name}:${nth}`);
+export function marksOf(journalId: string): string[] {
+  return Array.from({ length: most }, (_, nth) => `spawner:${journalId}:${nth}`);
 }
 
 export class Spawners {
@@ -59,9 +59,12 @@ export class Spawners {
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
 
-  /** `name` identifies the agent's data directory. It is the same after each restart, and no other agent uses it. */
-  constructor(name: string, options: SpawnersOptions) {
-    this.#marks = marksOf(name);
+  /**
+   * The marks of spawners contain `journalId`. It stays the same when the agent restarts, so that the new agent finds
+   * and kills the spawners that the earlier agent left, and no spawners of other agents.
+   */
+  constructor(journalId: string, options: SpawnersOptions) {
+    this.#marks = marksOf(journalId);
     this.#options = options;
   }
 

@@ -166,7 +166,7 @@ function resetOomScore(): void {
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // The kernel has no such file, so the agent cannot have used it to protect itself.
+    // A kernel without oom_score_adj has not protected the agent either, so there is nothing to undo.
   }
 }
 

@@ -176,8 +176,8 @@ export class Client {
   #parting: Parting | undefined;
 
   /**
-   * `from`: offset of the first byte to send, which the terminal must still store. `before`: the state of this client
-   * after its previous call.
+   * `from`: offset of the first byte to send; attach() has checked that the terminal still stores this byte. `before`:
+   * the state of this client after its previous call.
    */
   constructor(terminal: Terminal, from: number, before: Client | undefined) {
     this.#terminal = terminal;
