@@ -67,7 +67,7 @@ async function measure(session: Session, place: Place): Promise<void> {
     await sleep(1_000);
     const idle = await entered(session);
     await send(place, name);
-    // Work that continues after the answer belongs to the request.
+    // Waits, so that functions that run for the request after its answer are counted too.
     await sleep(200);
     const found = [...(await entered(session))].filter(([key]) => !idle.has(key));
     const files = Map.groupBy(found, ([key]) => key.slice(0, key.lastIndexOf(':')));

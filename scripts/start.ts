@@ -129,8 +129,8 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // Calls the broker over its socket file, because another program may use its address after the broker has
-  // ended.
+  // Calls the broker over its socket file and not over its HTTP address: if the broker has ended, another program may
+  // listen on that address.
   const asked = <T>(use: Parameters<typeof withSocket<T>>[1]): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');

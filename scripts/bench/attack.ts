@@ -85,7 +85,7 @@ await bench(async (folder) => {
     table.row(name, felt, `${was} / ${most} MiB`, `${is} MiB`);
     console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);
   };
-  // Waits until the broker has released the memory of its start.
+  // The broker releases memory that it needed only to start. The wait keeps this memory out of the first row.
   await sleep(Number(values.rest) * 1_000);
   row('none', await reading(farhand, seconds), cost(farhand.broker.pid).rss);
   for (const name of Object.keys(assaults).filter((one) => one.includes(values.only))) {

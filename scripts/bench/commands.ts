@@ -148,9 +148,7 @@ async function inTurns<Way extends string, T>(
   return seen;
 }
 
-/**
- * Returns those of these ways to run a command that the computer has. Without sshd they are only Farhand and spawn.
- */
+/** Leaves out the ways to run a command that need an sshd, if the bench could start none. */
 const reachable = ({ targets }: CommandsBench, ways: WayName[]): WayName[] =>
   ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
 
@@ -290,7 +288,10 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
   table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
 }
 
-/** Compares the broker of the other parts with a second broker, which has many commands in its history. */
+/**
+ * Measures whether a long history slows down new commands. Starts a second broker, fills its history with commands, and
+ * compares it with the broker that all other parts measure.
+ */
 async function history(commandsBench: CommandsBench): Promise<void> {
   const { table, kept } = commandsBench;
   const folder = join(commandsBench.folder, 'history');
@@ -316,15 +317,23 @@ async function history(commandsBench: CommandsBench): Promise<void> {
   const ours = after.get('long') ?? [];
   const row = (beside: string, theirs: Seen[] = []): void =>
     table.row(
-      `\`true\` with ${total.toLocaleString('en')} commands in history: p50 / p99`,
+      `second broker, \`true\` with ${total.toLocaleString('en')} commands in history: p50 / p99`,
       bothOf(ours),
       `${beside}: ${bothOf(theirs)}`,
       `${rounded(p50(ours) / p50(theirs))} (p50)`,
     );
-  row(`another broker with ${other} commands, measured in turns`, after.get('short'));
-  row(`this broker when its history had ${few} commands`, before.get('long'));
+  row(
+    `first broker, with ${other} commands in history, measured in turns with the second`,
+    after.get('short'),
+  );
+  row(`second broker earlier, with ${few} commands in history`, before.get('long'));
   const speed = `${rounded(filled.times.length / filled.seconds)}/s`;
-  table.row(`${kept.toLocaleString('en')} commands, 32 at once, to fill that history`, speed, '', '');
+  table.row(
+    `second broker, ${kept.toLocaleString('en')} commands to fill its history, 32 at once`,
+    speed,
+    '',
+    '',
+  );
 }
 
 async function completedOf({ http, key }: Targets): Promise<number> {
@@ -357,10 +366,18 @@ async function steps(commandsBench: CommandsBench): Promise<void> {
   const rows: [string, number, string][] = [
     ['HTTP request and answer', ms('http'), 'GET /auth/me'],
     ['broker stores the accepted command', ms('row'), 'insert of a row by SQLite (WAL, synchronous = FULL)'],
-    ['one round trip over the link', ms('call') - ms('http'), 'GET /files/stat, less GET /auth/me'],
+    [
+      'one round trip over the link',
+      ms('call') - ms('http'),
+      'time of GET /files/stat minus time of GET /auth/me',
+    ],
     ['agent writes its journal', ms('line'), 'append and fdatasync'],
     ['spawn and exit', ms('spawn'), 'spawn of `sh -c true` by a process with little memory'],
-    ['broker stores the end of the command', ms('row'), 'the same insert as for the accepted command'],
+    [
+      'broker stores the end of the command',
+      ms('row'),
+      'insert of a row by SQLite, as for the accepted command',
+    ],
   ];
   const rest = whole - rows.reduce((sum, [, value]) => sum + value, 0);
   rows.push(['rest', rest, 'time of the whole command, minus the steps above']);

@@ -1,11 +1,11 @@
-// Runs several programs ("peers") that do the same work, such as Farhand and scp, in turns. Measures their cost, and
+// Runs several programs that make the same copy, such as Farhand and scp, in turns. Measures their cost, and
 // prints a table of results.
 import { writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { cost, mebibytes, median, type Running, run } from './start-and-measure-programs.ts';
 
-export interface Peer {
+export interface CopyProgram {
   name: string;
   /** A shell command that creates `made`. That path does not exist before. */
   command: string;
@@ -17,8 +17,9 @@ export interface Work {
   what: string;
   /** The file or directory of which every compared program must make an exact copy. */
   source: string;
-  /** Amount of work in a run, and its unit. */
+  /** Amount of work in one run, in the unit below. */
   amount: number;
+  /** MiB or files. */
   unit: string;
 }
 
@@ -62,32 +63,32 @@ export class Table {
 /**
  * Runs all compared programs in turn, `runs` times. Each round begins with another program. Adds a row for each pair of
  * a program of `ours` (Farhand) and one of `others`: the median speeds, their ratio, and the smallest and largest ratio
- * of a single round. A program that fails, or whose copy is wrong, is left out.
+ * of a single round. A program is left out if it fails, or if its copy differs from `work.source`.
  */
 export async function race(
   table: Table,
   runs: number,
   work: Work,
-  ours: Peer[],
-  others: Peer[],
+  ours: CopyProgram[],
+  others: CopyProgram[],
 ): Promise<void> {
-  const peers = [...ours, ...others];
-  const times = new Map<Peer, number[]>(peers.map((peer) => [peer, []]));
+  const programs = [...ours, ...others];
+  const times = new Map<CopyProgram, number[]>(programs.map((program) => [program, []]));
   for (let round = 0; round < runs; round += 1) {
-    const first = round % peers.length;
-    for (const peer of [...peers.slice(first), ...peers.slice(0, first)]) {
-      if (!times.has(peer)) continue;
+    const first = round % programs.length;
+    for (const program of [...programs.slice(first), ...programs.slice(0, first)]) {
+      if (!times.has(program)) continue;
       try {
-        times.get(peer)?.push(await turn(work, peer));
+        times.get(program)?.push(await turn(work, program));
       } catch (error) {
-        times.delete(peer);
-        table.failure(`${work.what}, ${peer.name}`, error);
+        times.delete(program);
+        table.failure(`${work.what}, ${program.name}`, error);
       }
     }
   }
-  const speed = (peer: Peer): number => work.amount / median(times.get(peer) ?? []);
-  const printed = (peer: Peer): string =>
-    speed(peer) > 0 ? `${rounded(speed(peer))} ${work.unit}/s` : 'failed';
+  const speed = (program: CopyProgram): number => work.amount / median(times.get(program) ?? []);
+  const printed = (program: CopyProgram): string =>
+    speed(program) > 0 ? `${rounded(speed(program))} ${work.unit}/s` : 'failed';
   for (const one of ours) {
     const what = `${work.what}, ${one.name}`;
     if (others.length === 0) table.row(what, printed(one), '', '');
@@ -106,15 +107,15 @@ function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
   return dividends.map((dividend, n) => dividend / (divisors[n] ?? Number.NaN));
 }
 
-async function turn(work: Work, peer: Peer): Promise<number> {
+async function turn(work: Work, program: CopyProgram): Promise<number> {
   // Flushes the data of the previous run, so that this run does not wait for it.
-  await run(`rm -rf ${peer.made} && sync -f ${dirname(peer.made)}`);
-  const timing = (): Promise<{ seconds: number }> => run(peer.command);
-  const { seconds } = await (peer.meter ? peer.meter.around(timing) : timing());
-  await run(`diff -rq ${work.source} ${peer.made}`);
+  await run(`rm -rf ${program.made} && sync -f ${dirname(program.made)}`);
+  const timing = (): Promise<{ seconds: number }> => run(program.command);
+  const { seconds } = await (program.meter ? program.meter.around(timing) : timing());
+  await run(`diff -rq ${work.source} ${program.made}`);
   const speed = `${rounded(work.amount / seconds)} ${work.unit}/s`;
-  console.error(`${work.what}, ${peer.name}: ${seconds.toFixed(3)} s, ${speed}`);
-  await run(`rm -rf ${peer.made}`);
+  console.error(`${work.what}, ${program.name}: ${seconds.toFixed(3)} s, ${speed}`);
+  await run(`rm -rf ${program.made}`);
   return seconds;
 }
 

@@ -1,10 +1,11 @@
-// Compares files with scp, rsync, tar over ssh and bare node:http: speed, CPU, memory and a far link. Also measures
-// lists, and requests beside stalled readers.
+// Compares Farhand's file transfers with scp, rsync, tar over ssh and a bare node:http server: the speed, also over a
+// link with a long delay, the CPU time and the memory. Also measures directory listings, and requests beside stalled
+// downloads.
 //
 //   npx node scripts/bench/files.ts                            1 GiB, five runs of each: half an hour or so
 //   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
 //   npx node scripts/bench/files.ts --only down,up             some parts: down, up, tree, far, list, stalled
-//   npx node scripts/bench/files.ts --only up --beside scp     only beside the peers of these names
+//   npx node scripts/bench/files.ts --only up --beside scp     compares only with the programs of these names
 //   npx node scripts/bench/files.ts --only up --busy           while two other programs use all the CPU they get
 //   npx node scripts/bench/files.ts --packaged                 broker and agent bundled and started as in their packages
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            all files in memory, so that no disk is measured
@@ -13,9 +14,9 @@
 // missing program are skipped, with a note in the table.
 // Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
 //
-// The rules: every peer copies between the same two places of the same file system, with the page cache warm. They
+// The rules: every program copies between the same two places of the same file system, with the page cache warm. They
 // take turns. The time of the whole client process is measured, including the handshake of ssh. An upload must be on
-// disk: Farhand and the bare server call fsync. For the other peers `sync FILE` runs afterwards, or `sync -f` for many
+// disk: Farhand and the bare server call fsync. For the other programs `sync FILE` runs afterwards, or `sync -f` for many
 // files, and its time is included, except for "scp without sync". Downloads are not synced. Every copy is compared with
 // its source, which is not timed. Figures are medians. Compare the ratios, not the absolute times. Each ratio is
 // followed by the smallest and the largest ratio of a single round.
@@ -23,7 +24,7 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { Meter, type Peer, race, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
+import { type CopyProgram, Meter, race, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import type { FilesBench } from './files/files-bench-type.ts';
 import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
 import { makePackagedPrograms } from './packaged-programs.ts';
@@ -159,8 +160,8 @@ async function down(filesBench: FilesBench): Promise<void> {
     made: copy,
     meter: meters.plain,
   };
-  await race(table, runs, work, ours, chosen(filesBench, [...sshPeers(filesBench, 'down'), bare]));
-  spent(filesBench, 'down', meters);
+  await race(table, runs, work, ours, chosen(filesBench, [...sshPrograms(filesBench, 'down'), bare]));
+  spent(filesBench, 'download', meters);
 }
 
 async function up(filesBench: FilesBench): Promise<void> {
@@ -168,7 +169,7 @@ async function up(filesBench: FilesBench): Promise<void> {
   const meters = metersOf(filesBench);
   const work = { what: `${sizeText(size)} up`, source, amount: size, unit: 'MiB' };
   const form = `-F path=${copy} -F file=@${source}`;
-  const ours: Peer[] = [{ ...upload(filesBench, files, source), meter: meters.ours }];
+  const ours: CopyProgram[] = [{ ...upload(filesBench, files, source), meter: meters.ours }];
   if (!filesBench.beside)
     ours.push({ name: 'POST upload', command: `${curl(folder)} ${form} ${files}/upload`, made: copy });
   const bare = {
@@ -177,39 +178,39 @@ async function up(filesBench: FilesBench): Promise<void> {
     made: copy,
     meter: meters.plain,
   };
-  await race(table, runs, work, ours, chosen(filesBench, [...sshPeers(filesBench, 'up'), bare]));
-  spent(filesBench, 'up by `PUT /raw`', meters);
+  await race(table, runs, work, ours, chosen(filesBench, [...sshPrograms(filesBench, 'up'), bare]));
+  spent(filesBench, 'upload by `PUT /raw`', meters);
 }
 
-function download({ folder, copy }: FilesBench, files: string, source: string): Peer {
+function download({ folder, copy }: FilesBench, files: string, source: string): CopyProgram {
   const command = `${curl(folder)} -o ${copy} '${files}/download?${query(source)}'`;
   return { name: 'GET download', command, made: copy };
 }
 
-function upload({ folder, copy }: FilesBench, files: string, source: string): Peer {
+function upload({ folder, copy }: FilesBench, files: string, source: string): CopyProgram {
   const command = `${curl(folder)} -T ${source} '${files}/raw?${query(copy)}'`;
   return { name: 'PUT raw', command, made: copy };
 }
 
-function sshPeers({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up'): Peer[] {
+function sshPrograms({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up'): CopyProgram[] {
   if (!ssh) return [];
   const paths = way === 'down' ? `bench:${source} ${copy}` : `${source} bench:${copy}`;
   const sync = way === 'down' ? '' : ` && sync ${copy}`;
-  const peer = (name: string, command: string, after = sync): Peer => ({
+  const copying = (name: string, command: string, after = sync): CopyProgram => ({
     ...{ name, command: `${command} ${paths}${after}`, made: copy },
   });
-  const peers = [
-    peer('scp', `scp -q ${ssh.options}`),
-    peer('scp, aes128-gcm', `scp -q ${ssh.options} -c aes128-gcm@openssh.com`),
+  const programs = [
+    copying('scp', `scp -q ${ssh.options}`),
+    copying('scp, aes128-gcm', `scp -q ${ssh.options} -c aes128-gcm@openssh.com`),
   ];
-  if (sync) peers.push(peer('scp without sync', `scp -q ${ssh.options}`, ''));
-  if (has.has('rsync')) peers.push(peer('rsync -W', `rsync -W -e 'ssh ${ssh.options}'`));
-  return peers;
+  if (sync) programs.push(copying('scp without sync', `scp -q ${ssh.options}`, ''));
+  if (has.has('rsync')) programs.push(copying('rsync -W', `rsync -W -e 'ssh ${ssh.options}'`));
+  return programs;
 }
 
-/** Returns the peers that the option --beside names, or all peers. */
-function chosen({ beside }: FilesBench, peers: Peer[]): Peer[] {
-  return peers.filter(({ name }) => beside?.includes(name) ?? true);
+/** Returns the programs that the option --beside names; without --beside all. */
+function chosen({ beside }: FilesBench, programs: CopyProgram[]): CopyProgram[] {
+  return programs.filter(({ name }) => beside?.includes(name) ?? true);
 }
 
 interface Meters {
@@ -222,7 +223,7 @@ const metersOf = ({ farhand, plain, idle }: FilesBench): Meters => ({
   plain: new Meter([plain], idle),
 });
 
-/** Adds the CPU and memory of the serving programs to the table. `way` names the transfers, such as "down". */
+/** Adds the CPU and memory of the serving programs to the table. `way` names the transfers, such as "download". */
 function spent({ table, size }: FilesBench, way: string, { ours, plain }: Meters): void {
   const perGib = (meter: Meter): string => {
     const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);
@@ -230,7 +231,12 @@ function spent({ table, size }: FilesBench, way: string, { ours, plain }: Meters
   };
   const mib = (values: number[]): string => `${values.map((value) => value.toFixed(0)).join(' + ')} MiB`;
   const server = (text: string): string => (plain.used ? `node:http server: ${text}` : '');
-  table.row(`CPU time per GiB of broker + agent, ${way}`, perGib(ours), server(perGib(plain)), '');
+  table.row(
+    `CPU seconds of broker + agent per GiB transferred, ${way}`,
+    perGib(ours),
+    server(perGib(plain)),
+    '',
+  );
   const peak = `peak memory over idle (${mib(ours.idle())}), broker + agent, ${way}`;
   table.row(peak, mib(ours.peak()), server(mib(plain.peak())), '');
 }
@@ -243,7 +249,7 @@ async function tree(filesBench: FilesBench): Promise<void> {
   mkdirSync(source);
   const content = Buffer.alloc(1024);
   for (let n = 0; n < treeFiles; n += 1) writeFileSync(join(source, `file-${n}`), randomFillSync(content));
-  const ours = (name: string, command: string): Peer => ({
+  const ours = (name: string, command: string): CopyProgram => ({
     name,
     command: `mkdir ${copy} && ${command}`,
     made: copy,
@@ -252,13 +258,19 @@ async function tree(filesBench: FilesBench): Promise<void> {
   const what = `${treeFiles.toLocaleString('en')} files of 1 KiB`;
   const get = `${curl(folder)} '${files}/download?${query(source)}&archive=tar'`;
   const downs = ours('GET download as tar', `${get} | tar x -C ${copy}`);
-  await race(table, runs, { ...work, what: `${what} down` }, [downs], treePeers(filesBench, source, 'down'));
+  await race(
+    table,
+    runs,
+    { ...work, what: `${what} down` },
+    [downs],
+    treePrograms(filesBench, source, 'down'),
+  );
   const post = `${curl(folder)} -X POST -H 'Content-Type: application/x-tar' -T -`;
   const ups = ours('POST extract', `tar c -C ${source} . | ${post} '${files}/extract?${query(copy)}'`);
-  await race(table, runs, { ...work, what: `${what} up` }, [ups], treePeers(filesBench, source, 'up'));
+  await race(table, runs, { ...work, what: `${what} up` }, [ups], treePrograms(filesBench, source, 'up'));
 }
 
-function treePeers({ ssh, has, copy }: FilesBench, source: string, way: 'down' | 'up'): Peer[] {
+function treePrograms({ ssh, has, copy }: FilesBench, source: string, way: 'down' | 'up'): CopyProgram[] {
   if (!ssh) return [];
   const remote = `ssh ${ssh.options} bench`;
   const unpack = `mkdir ${copy} && tar x -C ${copy}`;
@@ -298,21 +310,21 @@ async function far(filesBench: FilesBench): Promise<void> {
   const url = `http://${await delayed(new URL(plain.line.url ?? '').host)}`;
   const scp =
     ssh && `scp -q ${ssh.options} -o Port=${(await delayed(`127.0.0.1:${ssh.port}`)).split(':')[1]}`;
-  const peers = (onScp: string, onHttp: string): Peer[] => [
+  const programs = (onScp: string, onHttp: string): CopyProgram[] => [
     ...(scp ? [{ name: 'scp', command: `${scp} ${onScp}`, made: copy }] : []),
     { name: 'node:http', command: `curl -sS -f ${onHttp}`, made: copy },
   ];
   const what = `${sizeText(size)} over ${2 * oneWayMs} ms`;
   const work = { source, amount: size, unit: 'MiB' };
-  const downs = peers(`bench:${source} ${copy}`, `-o ${copy} ${url}/far`);
-  const ups = peers(`${source} bench:${copy} && sync ${copy}`, `-T ${source} ${url}/copy`);
+  const downs = programs(`bench:${source} ${copy}`, `-o ${copy} ${url}/far`);
+  const ups = programs(`${source} bench:${copy} && sync ${copy}`, `-T ${source} ${url}/copy`);
   const held = privateMemory([farhand.broker, agent]);
   const sockets = await startStalled(new URL(`${files}/download?${query(source)}`), farhand.key);
   const stalledRow = `private memory of broker + agent for ${sockets.length} stalled downloads, round trip ${2 * oneWayMs} ms`;
   table.row(stalledRow, held(), '', '');
   await rest();
   table.row(
-    `private memory for these downloads 30 s later, once V8 has collected its garbage`,
+    `the same downloads, still stalled, 30 s later: private memory, once V8 has collected its garbage`,
     held(),
     '',
     '',

@@ -6,7 +6,7 @@ import { type Commands, root } from './start-and-measure-programs.ts';
 /** Makes the programs of a checkout in a new directory. Returns the commands of their launchers. */
 export async function makePackagedPrograms(folder: string, checkout: string = root): Promise<Commands> {
   const packaging = join(resolve(checkout), 'scripts/package/program-directories.ts');
-  // The cast is safe: another checkout has the same script.
+  // The path depends on `checkout`, so the compiler cannot know the type. The script has the same exports in both checkouts.
   const { makeProgram } = (await import(packaging)) as typeof import('../package/program-directories.ts');
   const arch = process.arch === 'arm64' ? 'arm64' : 'x64';
   const make = async (name: 'farhand-broker' | 'farhand-agent'): Promise<string[]> => {

@@ -33,8 +33,8 @@ export function programPath(name: string): string | undefined {
 }
 
 /**
- * Returns the programs that are installed. For each other program, adds a note to the table that names the package
- * to install.
+ * Returns the programs that are installed. For each missing program, adds a note to `table`, with the Debian package
+ * to install. `packages`: the package of each program.
  */
 export function present(packages: Record<string, string>, table: Table): Set<string> {
   const has = new Set(Object.keys(packages).filter((name) => programPath(name)));

@@ -230,7 +230,7 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
       );
     if (far.status !== 503)
       failures.push(
-        `a broker that is cut from the machine's owner must answer 503, but answered ${far.status} ${far.text}`,
+        `a broker that cannot reach the broker that owns the machine must answer 503, but answered ${far.status} ${far.text}`,
       );
     longest = Math.max(longest, far.ms);
     await sleep(500);
@@ -241,8 +241,14 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
   print(
     `  brokers cut from each other for ${peersCutMs} ms: 503 after at most ${Math.round(longest)} ms, ${changed.length} owners changed; back after ${Math.round(ms)} ms`,
   );
-  if (changed.length > 0) failures.push(`${changed.length} machines have another owner`);
-  if (ms > backMs) failures.push(`forwarding was back only after ${Math.round(ms)} ms`);
+  if (changed.length > 0)
+    failures.push(
+      `${changed.length} machines got another broker as owner, although every broker could still reach the database`,
+    );
+  if (ms > backMs)
+    failures.push(
+      `a broker forwarded requests again only ${Math.round(ms)} ms after the cut had ended, allowed are ${backMs}`,
+    );
   return failures.slice(0, 5);
 }
 
@@ -282,8 +288,8 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   const made = await createKey(system, at);
   const { data } = JSON.parse(made.text) as { data?: { id: string; key: string } };
   if (!data) throw new Error(`no key was created: ${made.text}`);
-  // Each broker is asked for one of its own machines. A broker that is asked for a list reads first what has changed in
-  // the database, and so learns of the revocation early. A broker without a machine is left out.
+  // Asks each broker for one of its own machines, and not for a list. Before it answers with a list, a broker reads from
+  // the database what has changed, and would so learn of the revocation early. A broker without machines is left out.
   const own = await Promise.all(brokers.map((broker) => machinesOf(system, broker)));
   const looks = brokers.flatMap((broker, n) => {
     const [machine] = own[n] ?? [];

@@ -52,8 +52,8 @@ export async function measureRelinks(
 }
 
 /**
- * Prints the times of several measurements. Returns a message for each kind of agents whose p99 is above `mostMs`, and
- * one if some agents are still without a link.
+ * Prints how long agents were without a link in several measurements. Returns a message for each fault: if the p99 of
+ * real or of simulated agents is above `mostMs` milliseconds, and if some agents still have no link.
  */
 export function checkRelinks(
   all: readonly Relinks[],

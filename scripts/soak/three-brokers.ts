@@ -77,7 +77,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
       ? undefined
       : await FleetOfAgents.start({
           ...{ brokers: addresses, agents: simulated, processes, dialsAtOnce, joinToken: token },
-          hasOwnPriority: true,
+          hasNormalPriority: true,
         });
   return {
     ...{ postgres, brokers, proxy, fleet, key, real: rows.map(({ id }) => String(id)) },

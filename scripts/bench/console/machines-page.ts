@@ -53,7 +53,7 @@ export async function measureLargeFleet({ tab, figures, machines }: ConsoleBench
     );
     const [script, empty, cut] = [at(scripts, 0.95).toFixed(1), percent(blank), percent(bare)];
     figures.line(
-      `frames of the page’s scripts: p95 ${script} ms; with a row still loading: ${empty}; with empty space at an edge: ${cut}`,
+      `time between two animation frames of the page: p95 ${script} ms; frames with a row still loading: ${empty}; scroll events with empty space at an edge of the list: ${cut}`,
     );
   }
   // Every row has been loaded by now, so this is the largest state of the page.

@@ -77,7 +77,7 @@ export interface Frames {
   scripts: number[];
   /** Share of frames with a row that was not loaded yet. */
   blank: number;
-  /** Share of frames in which rows were missing at an edge of the list, because the page had not made them yet. */
+  /** Share of scroll events at which rows were missing at an edge of the list: the page had not made them yet. */
   bare: number;
 }
 

@@ -10,7 +10,7 @@ export interface FilesBench {
   /** MiB of the large file. */
   size: number;
   runs: number;
-  /** Names of the peers to measure against; all peers if undefined. */
+  /** Names of the programs to compare Farhand with (option --beside); all programs if undefined. */
   beside: string[] | undefined;
   table: Table;
   farhand: Farhand;

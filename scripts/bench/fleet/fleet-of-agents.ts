@@ -13,9 +13,10 @@ export interface FleetParams {
   dialsAtOnce: number;
   joinToken: string;
   /**
-   * True if the agents do not yield to the broker. On a busy machine, agents that yield take minutes to link again.
+   * True if the simulated agents run with the CPU priority of the broker. By default theirs is lower, and on a busy
+   * machine they then take minutes to link again.
    */
-  hasOwnPriority?: boolean;
+  hasNormalPriority?: boolean;
 }
 
 /** Sums of what the processes with simulated agents have counted. */
@@ -40,12 +41,19 @@ export class FleetOfAgents {
   /** Starts the processes and lets all agents join. Resolves when all are linked. */
   static async start(params: FleetParams): Promise<FleetOfAgents> {
     const fleet = new FleetOfAgents();
-    const { processes, brokers, joinToken, dialsAtOnce, hasOwnPriority = false } = params;
+    const { processes, brokers, joinToken, dialsAtOnce, hasNormalPriority = false } = params;
     const agents = agentParams(params.agents);
     const atOnce = dialsAtOnce === 0 ? Number.MAX_SAFE_INTEGER : Math.ceil(dialsAtOnce / processes);
     for (let n = 0; n < processes; n += 1) {
       const own = agents.filter((_, index) => index % processes === n);
-      fleet.#order(fleet.#fork(), { kind: 'join', agents: own, brokers, joinToken, atOnce, hasOwnPriority });
+      fleet.#order(fleet.#fork(), {
+        kind: 'join',
+        agents: own,
+        brokers,
+        joinToken,
+        atOnce,
+        hasNormalPriority,
+      });
     }
     await fleet.linked(params.agents, 600);
     return fleet;

@@ -70,7 +70,7 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   const after = agents.counts();
   const refused = after.refused - before.refused;
   const dials = (after.dials - before.dials - refused) / settings.scale;
-  const each = `${dials.toFixed(2)} dials per agent that the broker's port accepted, ${(refused / settings.scale).toFixed(2)} that it refused`;
+  const each = `dials per agent: ${dials.toFixed(2)} accepted and ${(refused / settings.scale).toFixed(2)} refused by the broker's port`;
   figures.row(
     `${what}: time since the interruption; time since the broker serves again; dials; CPU of the broker`,
     `${seconds?.toFixed(1)} s; ${sinceServed?.toFixed(1)} s; ${each}; ${rounded(spent)} s of CPU`,
@@ -83,5 +83,5 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
 /** Waits a minute after the agents have linked again, then measures CPU and memory. Runs after all cuts and kills. */
 export async function restAfterInterruptions(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
-  await restRow(fleet, 'a minute after the agents were back for the last time');
+  await restRow(fleet, 'at rest, a minute after the last interruption was over');
 }

@@ -15,7 +15,7 @@ export type Order =
       brokers: string[];
       joinToken: string;
       atOnce: number;
-      hasOwnPriority: boolean;
+      hasNormalPriority: boolean;
     }
   | { kind: 'cut' };
 
@@ -78,10 +78,10 @@ async function pinned(broker: string, joinToken: string): Promise<Omit<Way, 'sou
 }
 
 async function join(order: Order & { kind: 'join' }): Promise<void> {
-  const { agents: params, brokers, joinToken, atOnce, hasOwnPriority } = order;
+  const { agents: params, brokers, joinToken, atOnce, hasNormalPriority } = order;
   // Real agents run on other machines. These simulated agents share the cores of the broker, so they yield to the
   // broker and its clients.
-  if (!hasOwnPriority) setPriority(10);
+  if (!hasNormalPriority) setPriority(10);
   const ways = await Promise.all(brokers.map((broker) => pinned(broker, joinToken)));
   const token = joinToken.replace(/^farhand_join_/, '').split('.')[0] ?? '';
   const waiting = [...params.entries()];

@@ -135,8 +135,8 @@ export class SimulatedMachine {
 
   /**
    * Returns the end of a command. If this machine never got the command, returns `unknown_id`, and the broker sends the
-   * command again. That happens if a broker was killed after it had stored that it sends a command, and before it sent
-   * it.
+   * command again. A broker stores that it sends a command and then sends it. If the broker is killed in between, the
+   * machine never gets the command.
    */
   #follow(id: string): Result {
     // The messages are encoded as StartProcessResponse. A FollowProcessResponse has the same bytes, because `event` is
