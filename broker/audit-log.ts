@@ -21,7 +21,8 @@ const counted: CountedTable = {
   ...{ table: 'audit', time: 'created_at', number: 'seq' },
   columns: ['action', 'key_id', 'key_name'],
 };
-// The table has few indexes, because for each index every command writes one more page of the database.
+// The table has few indexes: with each index, every audited request (such as the start of a command) writes one more
+// page of the database.
 const tables = [
   `CREATE TABLE audit (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,

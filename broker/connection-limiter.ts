@@ -43,7 +43,7 @@ interface Connection {
   acceptedAt: number;
   onSettled(): void;
   /**
-   * On the HTTP port: requests in progress. On the gRPC port: calls so far, without those after the connection has
+   * HTTP port: number of requests in progress. gRPC port: number of calls that began before the connection had
    * authenticated.
    */
   requests: number;
@@ -320,7 +320,7 @@ export class ConnectionLimiter {
       return;
     }
     // Compressed calls are refused until the connection has authenticated. A few bytes can expand to megabytes, and
-    // grpc-js would decompress them at once. Agents compress none of these calls.
+    // grpc-js would decompress them at once. Agents never compress the calls with which they authenticate.
     const packed = (headers['grpc-encoding'] ?? 'identity') !== 'identity';
     if (connection.requests <= mostCalls && !packed) return;
     // The HTTP/2 session is destroyed too. With only the socket closed, Node would still handle the data that arrived

@@ -282,7 +282,7 @@ test('after a downtime one message has its start and the machines that did not c
   await receiver.heard(1);
   const [text = ''] = messages('slack', receiver);
   expect(text).toContain('The broker was down');
-  expect(text).toContain('Not linked again since then: web-0');
+  expect(text).toContain('Machines that have not linked to the broker again: web-0');
   expect(text).not.toContain('web-1');
   expect(await looksInto(again.client).steps()).toEqual([]);
 });

@@ -102,7 +102,8 @@ export class AlertRecords {
   }
 
   /**
-   * True if the history has an alert of this rule or window. The rule or window itself may have been removed.
+   * True if the history has an alert that this rule opened, or that this maintenance window held back. The rule or
+   * window may have been removed since.
    */
   async has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
     const sql = `SELECT 1 AS n FROM alerts WHERE ${column} = ? LIMIT 1`;

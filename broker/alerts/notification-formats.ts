@@ -64,7 +64,7 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
     title: title.filter(Boolean).join('. '),
     lines: [
       ...down,
-      ...(away === '' ? [] : [`Not linked again since then: ${away}`]),
+      ...(away === '' ? [] : [`Machines that have not linked to the broker again: ${away}`]),
       ...listed.map(line),
       ...(total > listed.length ? [`and ${(total - listed.length).toLocaleString('en')} more`] : []),
     ],

@@ -84,8 +84,8 @@ export class Conditions {
   }
 
   /**
-   * Removes the runs of schedules from memory. Call it when ran() is no longer called for new runs; they would then
-   * be outdated.
+   * Removes the runs of schedules from memory. Call it when new runs are no longer passed to ran(): the runs in memory
+   * would then be out of date.
    */
   unload(): void {
     this.#runs = undefined;

@@ -56,7 +56,8 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     update: ({ rule_id, ...changes }, caller) =>
       state.change((transaction) => {
         const before = find(rule_id, caller, transaction.before);
-        // A new threshold `above` gets a new default of `recover`, the value at which the alert ends.
+        // An alert opens above `above` and ends at `recover`. If a request sets only `above`, the old `recover` is
+        // dropped, and checked() computes a new one.
         const recover = changes.above === undefined ? before.recover : null;
         const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);

@@ -17,8 +17,8 @@ export const tables = [
     PERFORM 1 FROM owners WHERE machine_id = machine AND epoch = owned FOR SHARE;
     IF NOT FOUND THEN RAISE EXCEPTION 'another broker owns machine %', machine USING ERRCODE = 'FH001'; END IF;
   END $$`,
-  // The table rate_limits is UNLOGGED: a crash of PostgreSQL may empty it. This does no harm, because a count of
-  // requests is valid for a minute only.
+  // Two tables: `tasks` for the work that one broker does for all, and `rate_limits` for counts of requests. UNLOGGED
+  // means that a crash of PostgreSQL may empty `rate_limits`, which does no harm: a count is valid for a minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
   // The secrets that an existing broker passes to a new one. The key that encrypts them is derived from the token.

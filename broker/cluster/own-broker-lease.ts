@@ -47,9 +47,10 @@ export class Lease {
   }
 
   /**
-   * Renews the lease now. True if this renewal and all others of the last `leaseMs` milliseconds have succeeded. A
-   * broker that cannot reach the database asks other brokers for this, and sends its agents away if it is true. After
-   * an outage for all brokers it stays false for `leaseMs`, so that each broker can first reach the database again.
+   * Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. A
+   * broker that cannot reach the database asks the other brokers for this result, and if one answers true, sends its
+   * own agents away. After an outage of the database the result stays false for `leaseMs` milliseconds. In this time
+   * each broker can reach the database again, and keeps its agents.
    */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});

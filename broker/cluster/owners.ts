@@ -209,13 +209,13 @@ export class Cluster implements Owners {
   /** Calls `read` whenever other brokers may have written something. */
   follow(read: () => Promise<void>): void {
     const failed = (err: unknown): void =>
-      this.#log.debug({ err }, 'changes of other brokers could not be read; trying again within a second');
+      this.#log.debug({ err }, 'changes made by other brokers could not be read; trying again within 1 s');
     this.#readers.push(new NewsReader(read, failed));
   }
 
   /**
-   * Makes this broker the owner of a machine that has proven its identity here. `linkId` is empty for a machine
-   * without a link. Resolves once the open work of the machine is loaded.
+   * Makes this broker the owner of a machine that links to it, or that has just been registered here. A machine that
+   * was only registered has no link yet: `linkId` is then empty. Resolves once the open work of the machine is loaded.
    */
   take(machineId: string, linkId: string): Promise<void> {
     if (this.#isClosed) return Promise.reject(databaseUnavailable());
@@ -290,7 +290,7 @@ export class Cluster implements Owners {
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
-        ? 'the lease of this broker could not be renewed'
+        ? 'this broker could not renew its lease, without which other brokers take over its machines'
         : 'the lease of this broker is over, so other brokers may take over its machines';
       this.#log.error({ err }, `${text}: trying again in 2 s`);
     }

@@ -1,5 +1,6 @@
-// Tasks that one broker does for all brokers: sending to one receiver of deliveries, and rules about keys and
-// certificates. A claim is valid as long as the lease of the broker that has it.
+// Tasks that one broker does for all brokers: sending to a receiver of deliveries (a task for each receiver), and
+// evaluating the alert rules about keys and certificates (one task). A broker claims a task in the database. The claim
+// is valid as long as the broker's lease.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { claimingTasks, leaseMs, readingTasks } from './broker-and-owner-tables.ts';

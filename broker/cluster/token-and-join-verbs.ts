@@ -28,7 +28,10 @@ const name = 'farhand-broker';
 /** Seconds for which a token is valid. */
 const validSeconds = 15 * 60;
 
-/** The files of the secrets. authority.json is written last, because a directory that has it is complete. */
+/**
+ * The files that a new broker gets from an existing one. authority.json is written last: `join` refuses a
+ * directory that has this file, and it must be possible to run `join` again if it was interrupted.
+ */
 const files = [...authorityFiles, vaultFile].reverse();
 const [authorityFile] = authorityFiles;
 const contents = z.array(z.tuple([z.enum(files), z.string()]));
@@ -153,7 +156,10 @@ async function joinWithToken(settings: Settings, connection: PostgresListener): 
   }
 }
 
-/** Returns the id under which the secrets of a token are stored, and the vault that encrypts them. */
+/**
+ * Derives from a token the id of its row in the table broker_tokens, and a vault. The vault encrypts the secrets that
+ * the row passes to the new broker.
+ */
 function derivedFrom(token: string): { id: string; vault: SecretVault } {
   const derive = (what: string): Buffer =>
     Buffer.from(hkdfSync('sha256', token, '', `farhand broker ${what}`, 32));

@@ -231,7 +231,10 @@ export class Batches {
       return all;
     } catch (error) {
       await store.batches.remove(batch_id).catch((err: unknown) => {
-        log.warn({ err, batch_id }, 'a batch that was not stored completely is removed at the next start');
+        log.warn(
+          { err, batch_id },
+          'a batch could not be stored completely, and its stored part could not be removed; the broker removes it when it next starts',
+        );
       });
       throw error;
     }
@@ -278,7 +281,7 @@ export class Batches {
   async #reportedElsewhere(id: BatchId, open: readonly Command[], caller: Caller) {
     const { elsewhere } = this.#byBroker(open, caller);
     const answers = elsewhere.map(({ get }) => get(`/api/v1/batches/${id}`).catch(() => undefined));
-    // The cast is safe: the peer port has the same routes.
+    // The cast is safe: the answers come from this same route of other brokers.
     const batches = (await Promise.all(answers)) as (Reply<Api['batches']['get']> | undefined)[];
     return new Map(batches.flatMap((batch) => batch?.results ?? []).map((one) => [one.id, one]));
   }
@@ -341,7 +344,7 @@ function tallyOf({ status, finished_at }: Result): Tally {
 
 /** Yields the events of another broker, except the event `end` of the batch. */
 async function* withoutEnd(events: AsyncIterable<{ event: string; data: unknown }>): AsyncGenerator<Sent> {
-  // The cast is safe: the peer port has the same routes.
+  // The cast is safe: the events come from this same route of another broker.
   for await (const sent of events) if (sent.event !== 'end') yield sent as Sent;
 }
 

@@ -145,7 +145,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // Commands at other brokers fill the batch, so this command stays queued until the scheduler reads them again.
+      // With its commands at other brokers, the batch may start no further command now. This command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -183,11 +183,11 @@ export class OpenCommand {
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
     this.queueTimeout.awaitReturn();
-    const { record } = this; // Sending the command replaces this.record, and may happen before the write runs.
+    const { record } = this; // A copy, because sending the command again can replace this.record before the write.
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
-        this.#logError(error, 'a command that never ran is retried, but the database could not be written'),
+        this.#logError(error, 'a command that never ran is sent again, but this could not be stored'),
       )
       .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
@@ -244,12 +244,12 @@ export class OpenCommand {
       return undefined;
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, command_id: id }, 'the stream with an agent’s reports on a command ended early');
+      log.info({ why, command_id: id }, 'a call to an agent, to start a command or read its reports, failed');
       return this.#handleFailure(error, spec !== undefined);
     }
   }
 
-  /** Handles one report. Stores an end, but returns the end of a command that never ran and may be queued again. */
+  /** Handles one report. Stores the end of a command that ran, but returns the end of a command that never ran. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
@@ -259,7 +259,7 @@ export class OpenCommand {
       await this.output.append(stream, output.offset, output.data);
     } else if (exit) {
       const end = endOf(exit, this.record, link.journalId);
-      if (end.status === 'expired') return end;
+      if (end.status === 'expired') return end; // The command never ran, so it may be queued again.
       // If the machine has lost output before the exit, readers see a gap.
       const { stdout, stderr } = this.output;
       if (exit.stdout_bytes > stdout.end) await stdout.skip(exit.stdout_bytes);
@@ -335,7 +335,7 @@ export class OpenCommand {
         .write((transaction) => this.#announce(transaction))
         .catch((error: unknown) => {
           this.#announced = false;
-          this.#logError(error, 'the start of a command could not be stored; it is stored with the end');
+          this.#logError(error, 'could not store the start of a command; trying again when the command ends');
         });
     });
   }

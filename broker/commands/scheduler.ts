@@ -334,8 +334,8 @@ export class Scheduler {
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
     if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
-    // The command occupies a slot of its batch until its failure is counted. No other command may start before that,
-    // because the batch may exceed max_failures then.
+    // The command occupies a slot of its batch until its failure is counted. Otherwise another command could start in
+    // this slot, although this failure already exceeds max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }

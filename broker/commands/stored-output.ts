@@ -234,16 +234,17 @@ export class OutputDirectory {
   }
 }
 
+/** Returns the last bytes of a log without a gap between them, at most `most` bytes. */
 async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
   let pieces: Buffer[] = [];
   const { end } = log;
   for (let at = Math.max(log.start, end - most); at < end; ) {
     const { offset, data } = await log.read(at, Math.min(readBytes, end - at));
+    // Bytes between `at` and `offset` are no longer stored, so the result begins after them.
     if (offset > at) pieces = [];
     if (data.length === 0) return data;
     pieces.push(data);
     at = offset + data.length;
   }
-  // The log may drop bytes while this function reads. Pieces read before that stay in the result.
   return Buffer.concat(pieces);
 }

@@ -72,7 +72,7 @@ export class PeerClient {
   endLost(): void {
     for (const [one, { brokerId }] of this.#open)
       if (this.#owners.hasEnded(brokerId))
-        one.destroy(new Error('the broker that got this request has not renewed its lease in time'));
+        one.destroy(new Error(`broker ${brokerId} counts as stopped: it has not renewed its lease in time`));
   }
 
   /**
@@ -90,14 +90,16 @@ export class PeerClient {
     const socket = connectTls({ host, port: Number(port), servername: peerName, secureContext });
     // An error event without a listener would end the process.
     socket.on('error', () => {});
-    const cancel = after(answerMs, () => socket.destroy(new Error(`no connection within ${answerMs} ms`)));
+    const cancel = after(answerMs, () =>
+      socket.destroy(new Error(`no TLS connection to ${url} within ${answerMs} ms`)),
+    );
     try {
       await once(socket, 'secureConnect');
     } catch (error) {
       for (const [one, peer] of this.#open)
         if (peer.url === url)
           one.destroy(
-            new Error('the broker that got this request cannot be reached any more', { cause: error }),
+            new Error(`broker ${peer.brokerId} can no longer be reached at ${url}`, { cause: error }),
           );
       // Some idle connections may lead to the broker that did not answer. So that no later request uses such a
       // connection, all idle connections are closed.
@@ -244,7 +246,7 @@ export class PeerClient {
     const outgoing = httpsRequest({ agent: this.#agent, host, port, method, path, headers });
     this.#track(outgoing, peer);
     const cancel = after(connectMs, () =>
-      outgoing.destroy(new Error(`no connection within ${connectMs} ms`)),
+      outgoing.destroy(new Error(`no TLS connection to ${peer.url} within ${connectMs} ms`)),
     );
     outgoing.once('close', cancel).once('socket', (socket) => {
       if (!socket.connecting) cancel();

@@ -70,7 +70,7 @@ async function write(
   call.on('data', (answer: Buffer) => answers.push(answer));
   const ended = new Promise<StatusObject>((resolve) => call.once('status', resolve));
   const over = new AbortController();
-  void ended.then(() => over.abort(new Error('the broker that got this call has ended it')));
+  void ended.then(() => over.abort());
   try {
     for await (const message of messages) {
       over.signal.throwIfAborted();

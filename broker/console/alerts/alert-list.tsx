@@ -101,7 +101,7 @@ function Acknowledge({ alert, close, done }: AcknowledgeProps) {
           value={note}
           change={setNote}
           placeholder="The provider is repairing it"
-          hint="Other users see the note in the list. Channels do not repeat the alert then; they report only its end"
+          hint="Other users see the note in the list. Channels do not repeat an acknowledged alert; they report only its end"
           autoFocus
         />
       </Form>

@@ -24,7 +24,7 @@ export const services: Readonly<Record<Type, Service>> = {
   discord: {
     text: 'Discord',
     example: 'https://discord.com/api/webhooks/…',
-    hint: 'Settings of the Discord channel, Integrations, Webhooks, Copy webhook URL',
+    hint: 'In Discord: Edit Channel > Integrations > Webhooks > Copy Webhook URL',
   },
   ntfy: {
     text: 'ntfy',

@@ -75,7 +75,7 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
           {entries.some(({ type }) => type === 'directory')
             ? 'Changes only a folder itself, not its content. '
             : ''}
-          Another owner or group needs an agent that runs as root.
+          To change the owner or group, the agent must run as root.
         </p>
       </Form>
     </Dialog>

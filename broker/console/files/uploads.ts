@@ -20,7 +20,10 @@ export interface Upload {
   exists?: boolean;
 }
 
-/** All uploads in their order. They change in place, because a thousand files change thousands of times. */
+/**
+ * All uploads in their order. An upload that makes progress is changed in place: a thousand uploads report progress
+ * many thousand times, and each report would otherwise copy the whole array.
+ */
 let all: Upload[] = [];
 /** A copy of `all` for the pages to display. It is replaced soon after each change. */
 export const uploads = signal<readonly Upload[]>([]);

@@ -133,7 +133,7 @@ function ColumnChoice() {
           <p class="hint">This browser remembers them.</p>
           <footer>
             <button type="button" disabled={!isChosen.value} onClick={() => chooseColumns(undefined)}>
-              Fit to the window
+              Choose by window width
             </button>
             <button type="button" class="primary" onClick={close}>
               Done

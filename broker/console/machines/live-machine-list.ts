@@ -73,8 +73,8 @@ export class Fleet {
   }
 
   /**
-   * Loads the rows in view, and the next page in the direction of scrolling, unless they were requested before. Rows
-   * loaded only when they are in view would be filled all at once, which would delay a frame.
+   * Loads the rows in view, and the next page in the direction of scrolling, unless they were requested before. If
+   * rows were loaded only once they are in view, all of them would be filled in the same frame, which would be late.
    */
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;

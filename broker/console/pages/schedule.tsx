@@ -197,7 +197,7 @@ function History({ schedule, withMachine }: { schedule: string; withMachine: boo
             'Result',
             'Why',
             ['Duration', 'right'],
-            ['End of the output', 'wide'],
+            ['Last line of output', 'wide'],
           ]}
         >
           {items.map((run) => (

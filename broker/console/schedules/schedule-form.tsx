@@ -116,7 +116,7 @@ function WhenFields({ rules, set }: RuleFieldsProps) {
           value={overlap}
           change={(value) => set({ overlap: value === 'allow' ? 'allow' : 'skip' })}
           options={[
-            ['skip', trigger === 'cron' ? 'skip the run' : 'run once more after it'],
+            ['skip', trigger === 'cron' ? 'skip the run' : 'run once after it has ended'],
             ['allow', 'run beside it'],
           ]}
         />
@@ -178,7 +178,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
           label="Seconds without a change before the run"
           value={settle}
           change={(text) => set({ settle: text.trim() })}
-          hint="If the changes do not stop, the command runs after ten times as many seconds"
+          hint="If the changes do not stop, the command runs after ten times the seconds in this field"
           numeric
           required
         />

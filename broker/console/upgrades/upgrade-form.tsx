@@ -111,7 +111,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         label="Allowed failures"
         value={failures}
         change={(text) => change({ failures: text.trim() })}
-        hint="The upgrade stops once more machines than this have failed"
+        hint="The upgrade stops when more machines than this number have failed"
         numeric
         required
       />
