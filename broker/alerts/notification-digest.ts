@@ -157,7 +157,7 @@ export class Digest {
       .catch((error: unknown) => {
         this.#log.warn(
           { err: error },
-          'could not store that this broker is alive; trying again in 30 s. If the broker crashes before it succeeds, the downtime that it later reports to alert channels is too long',
+          'could not store that this broker is alive; trying again in 30 s. If the broker crashes before a try succeeds, the downtime that it later reports to alert channels is too long',
         );
       });
   }

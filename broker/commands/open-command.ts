@@ -145,7 +145,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // With its commands at other brokers, the batch may start no further command now. This command stays queued.
+      // Counted at all brokers, the batch has no free slot or too many failures. This command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -249,7 +249,7 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Stores the end of a command that ran, but returns the end of a command that never ran. */
+  /** Handles one report. Stores the end of a command that ran; the end of a command that never ran is only returned. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

@@ -335,7 +335,7 @@ export class Scheduler {
       return { status: 'expired', reason: 'max_failures' };
     if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
     // The command occupies a slot of its batch until its failure is counted. Otherwise another command could start in
-    // this slot, although this failure already exceeds max_failures.
+    // this slot before the scheduler has compared the failures with max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }

@@ -74,7 +74,7 @@ export class Fleet {
 
   /**
    * Loads the rows in view, and the next page in the direction of scrolling, unless they were requested before. If
-   * rows were loaded only once they are in view, all of them would be filled in the same frame, which would be late.
+   * rows were loaded only once they are in view, all of them would be filled in one frame, which would be drawn late.
    */
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;

@@ -86,8 +86,8 @@ function usePresence(machine: MachineDetail | undefined, reload: () => void): vo
       }),
     [id, status, reload],
   );
-  // An update can arrive while the machine is being loaded. If the loaded machine has another status than this update,
-  // it is out of date and is loaded again.
+  // An update can arrive while the machine is being loaded. If the update has another status than the loaded machine,
+  // the loaded machine is out of date, and is loaded again.
   useEffect(() => {
     const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
     last.current = undefined;
