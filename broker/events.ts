@@ -45,7 +45,8 @@ type StreamInput = Input<Api['events']['stream']>;
 const counted: CountedTable = {
   ...{ table: 'events', time: 'created_at', number: 'seq', columns: ['type'] },
 };
-// The table has few indexes, because for each index every command writes one more page of the database.
+// The table has few indexes: each command on a machine stores events here, and would write one more page of the
+// database for each further index.
 const tables = [
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,

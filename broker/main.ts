@@ -11,7 +11,7 @@ runServiceProgram({
   name,
   summary: 'the server that agents and API clients connect to',
   settings: brokerSettings,
-  verbsHelp: `To find problems: ${name} doctor. To move its data to PostgreSQL, or back to files: ${name} migrate --help.\nTo add a broker to the same database: ${name} cluster --help.\n`,
+  verbsHelp: `To find problems: ${name} doctor. To move the broker’s data to PostgreSQL, or back to files: ${name} migrate --help.\nTo add a broker to the same database: ${name} cluster --help.\n`,
   checkArguments: refusePasswordIn,
   loadServiceVerbs: () => import('./systemd-service.ts'),
   verbs: {

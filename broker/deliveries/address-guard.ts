@@ -107,8 +107,9 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection that leads to this broker itself. Such a connection is possible over an address that no
-   * running interface has, for example that of an unplugged interface or of a local route.
+   * Destroys a connection that leads to this broker itself. resolve() knows only the addresses of running
+   * interfaces. The computer can have others: for example that of an unplugged interface, or one that `ip route add
+   * local` has added.
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;

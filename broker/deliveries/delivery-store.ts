@@ -175,7 +175,8 @@ export class DeliveryStore {
       ...[status, status === 'failed' ? 'attempts_failed' : null, delivery.tries + 1, next, text],
       ...[delivery.id, delivery.dueAt],
     );
-    // If no row was changed, the delivery was requested again during the attempt, so it remains due.
+    // The UPDATE above changes no row if the delivery was requested again during the attempt. The delivery then remains
+    // due, and only the attempt is stored.
     const again = `UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ? RETURNING attempts`;
     const row = changed ?? (await transaction.get(again, text, delivery.id));
     const attempts = row ? (jsonIn(row, 'attempts') as unknown[]) : [];

@@ -194,7 +194,7 @@ function setValidators(caller: Caller, etag: string, modified_at_ms: number): vo
   caller.headers.set('Last-Modified', new Date(modified_at_ms).toUTCString());
 }
 
-/** Records a download. A failed write is only logged, because the bytes have been sent already. */
+/** Stores the event of a download. If that fails, only logs the error, because the file has been sent already. */
 function recordDownload(
   services: FileServices,
   caller: Caller,
@@ -204,7 +204,10 @@ function recordDownload(
 ): void {
   recordFileEvent(services, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch(
     (error: unknown) => {
-      services.log.warn({ err: error, machine_id: machine }, 'the record of a download could not be written');
+      services.log.warn(
+        { err: error, machine_id: machine },
+        'a file was downloaded, but the event file.downloaded could not be stored',
+      );
     },
   );
 }

@@ -36,9 +36,9 @@ export interface HistoryTransaction extends Journal, RowReader {
   about(machineId: string): void;
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement and calls `use` with its first row, before the functions passed to committed() are called. If the
-   * change does not await the promise, it need not wait for a remote database. If the statement fails, the change fails
-   * in both cases.
+   * Runs a statement and calls `use` with its first row, before the functions passed to committed() are called. Code
+   * that goes on without awaiting the promise does not wait for a remote database. The change fails if the statement
+   * fails, even if the promise is not awaited.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */

@@ -192,7 +192,7 @@ export class GroupCommit {
   }
 }
 
-/** One change of a group while it runs, and its hooks. */
+/** One change of a group while it runs, and its hooks: the functions to call after the commit. */
 class Change {
   /** Resolves the caller's promise. */
   resolve: () => void = () => {};
@@ -202,7 +202,7 @@ class Change {
   readonly #name: string;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #hooks: (() => void)[] = [];
-  /** Resolve when the statements of ask() are answered. The change may end earlier, but its hooks wait for them. */
+  /** The promises of ask(). The code of the change need not await them, so runHooks() awaits them before the hooks. */
   readonly #answers: Promise<void>[] = [];
   /** The appended entries that are being written. */
   #appended: Promise<void>[] = [];

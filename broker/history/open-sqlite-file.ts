@@ -15,7 +15,7 @@ const schemaVersion = 1;
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
-/** The incomplete states of history.db in which the broker starts. */
+/** What may be missing from history.db without an error. */
 interface Accepted {
   /** history.db may be missing or empty: no broker has run here yet, or the user accepts the loss (--new-history). */
   isNew?: boolean;
@@ -24,8 +24,9 @@ interface Accepted {
 }
 
 /**
- * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer version. Throws
- * StartError if the file is missing or empty without `isNew`, or lacks its last changes without `isOld`.
+ * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer version. Unless
+ * `isNew` is true, throws StartError if the file is missing or empty. Unless `isOld` is true, throws StartError if the
+ * file lacks its last changes.
  */
 export function openHistory(
   file: string,
@@ -58,8 +59,8 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
     ${countedTable}`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  // The checkpoint writes `running = 1` to the file itself. If a later start reads it there without a -wal file, that
-  // -wal file was lost.
+  // The checkpoint copies `running = 1` from the -wal file to history.db. If the -wal file is lost later, the next
+  // start notices the loss, because it finds `running = 1` but no -wal file.
   database.exec(`PRAGMA user_version = ${schemaVersion};
     UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
 }

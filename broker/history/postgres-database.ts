@@ -12,7 +12,10 @@ import { stepToPostgres } from './translate-to-postgres.ts';
 
 /** Maximum number of connections for reads. */
 const mostReaders = 4;
-/** Timeout of reads through `committed`, in milliseconds. Otherwise a frozen server would delay them forever. */
+/**
+ * Timeout in milliseconds of the reads of PostgresDatabase.committed. Without it, these reads would wait forever for a
+ * database server that is frozen.
+ */
 const committedMs = 10_000;
 
 const tables = [

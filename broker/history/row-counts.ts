@@ -192,8 +192,9 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // The rows of the quarter are found by their sequence numbers, so no index of times is needed. The lowest possible
-  // number is the first millisecond of the quarter × sequencesPerMs. The highest was stored when the rows were counted.
+  // The counted rows in the quarter of an hour that contains `until` are found by their sequence numbers, so no index
+  // of times is needed. The lowest possible number is the first millisecond of the quarter × sequencesPerMs. The
+  // highest number was stored when the rows were counted.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

@@ -84,7 +84,8 @@ export class SqliteDatabase implements Database {
   }
 
   snapshot(): (copy: string) => Promise<void> {
-    // In WAL mode a reader sees only what was committed when its transaction began.
+    // The copy is read in a transaction on a connection of its own. In WAL mode that transaction sees the database as
+    // it is now, even if other connections write meanwhile.
     const reader = new DatabaseSync(this.#file, { readOnly: true });
     reader.exec('BEGIN');
     reader.prepare('SELECT id FROM installation').get();

@@ -113,8 +113,8 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
     else below?.destroy();
   });
   server.on('upgrade', (request, socket, head) => {
-    // A WebSocket counts as a request that never ends, so the function that begin() returns is not called. Its ticket
-    // authenticates the connection.
+    // A WebSocket is a request until its connection closes, so the function that begin() returns, which marks the end
+    // of the request, is never called. The connection is authenticated by the ticket in the URL of the WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);

@@ -132,8 +132,9 @@ export class WebSocketClient implements ClientPort {
 
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
-    // Reports of received output overtake waiting input, because a program that waits for its output to be read
-    // reads no input.
+    // The client reports how much output it has received. Such a report is handled before input that waits. Otherwise
+    // both could wait forever: a program may read no input until its output is read, and the broker sends more output
+    // only after a report.
     const report = binary ? undefined : reportIn(data);
     if (report !== undefined) {
       this.#received = report;

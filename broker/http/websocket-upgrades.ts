@@ -91,9 +91,9 @@ export class WebSocketUpgrades {
   }
 
   /**
-   * Connects a request with the broker that has its session. Returns undefined if the session is open here. Otherwise
-   * resolves with true if the terminal was opened. Rejects if no broker has answered the request; the caller must then
-   * answer it.
+   * Forwards a request to open a terminal to the broker that has its session. Returns undefined if this broker has the
+   * session. Otherwise resolves with true if the other broker opened the terminal, and with false if it refused and its
+   * answer was sent to the client. Rejects if no broker answered: the caller must then answer the client.
    */
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);

@@ -51,7 +51,10 @@ export class Keys {
     this.#log = log;
     this.#usage = usage;
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
-      log.warn({ address, more }, 'further requests from this address came without a valid API key'),
+      log.warn(
+        { address, more },
+        'more requests from this address came without a valid API key; only their number is logged',
+      ),
     );
   }
 

@@ -9,8 +9,9 @@ import { Semaphore } from '../../shared/semaphore.ts';
 /**
  * Maximum number of open calls of each class. The limits of `short` and `bulk` are agreed in the hello. The classes are
  * separate, so that stalled downloads do not delay a listing. An agent's own limit on open calls allows all classes to
- * reach their limits at once. An agent refuses a heavy file operation, such as a copy, while it runs 8
- * and queues 32 others. The limit of `long` is below their sum, so that more operations wait here instead.
+ * reach their limits at once. An agent runs 8 heavy file operations at once, such as copies, queues 32 more and refuses
+ * the rest. These operations are in the class `long`. Its limit is below 8 + 32, so that further operations wait at the
+ * broker, and the agent refuses none.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },

@@ -111,8 +111,9 @@ async function readAuthority(file: string, restKeyFile: string) {
       return { minVersion: 'TLSv1.3', ...leaf };
     },
     /**
-     * Makes a leaf, and with it the TLS options with which brokers connect to each other, as client and as server. No
-     * other certificate of this authority has the name of a broker, so no other opens a peer port.
+     * Makes a leaf, and with it the TLS options with which brokers connect to each other, as client and as server. A
+     * peer port, the port for other brokers, accepts only certificates with `peerName`. The authority gives this name
+     * only to these leaves.
      */
     async peer(): Promise<PeerLeaf> {
       const leaf = await makeLeaf(issuer, peerName, [peerName], newKey(), [serverAuth, clientAuth]);

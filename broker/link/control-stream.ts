@@ -64,8 +64,8 @@ export type LinkSettings = typeof defaultSettings;
 export const messageBytes = 1024 * 1024 + 64 * 1024;
 const frameBytes = 256 * 1024;
 /**
- * Longest wait for the hello of a control stream, in milliseconds. It also limits a second control stream on a
- * connection that has already authenticated.
+ * Longest wait for the hello of a control stream, in milliseconds. It applies to each control stream, even on a
+ * connection that another control stream has already authenticated.
  */
 const helloMs = 5_000;
 /**

@@ -34,7 +34,10 @@ export function createLinkLimits(services: { history: History; events: Events; l
   const { history, events, log } = services;
   const warn = (key: string, text: string) => (value: string, more: number) =>
     log.warn({ [key]: value, more }, text);
-  const unauthenticated = warn('address', 'further connections to the gRPC port did not authenticate');
+  const unauthenticated = warn(
+    'address',
+    'more connections from this address to the gRPC port did not authenticate; only their number is logged',
+  );
   const addresses = new LogLimiter(addressLines, minute, unauthenticated);
   const lines = warn('machine_id', 'more log lines about this machine were left out');
   const machines = new LogLimiter(machineLines, minute, lines, unlimited);

@@ -200,7 +200,7 @@ const anotherKey = new AppError(
 );
 const notManaged = new AppError(
   'forbidden',
-  'this login belongs to another API key; end it with that key, or with an unlimited key that has the scope admin',
+  'this login belongs to another API key; end it with that key, or with a key that has the scope admin and may use all machines',
 );
 
 function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
@@ -230,5 +230,8 @@ function assertPrivate({ secure }: Caller): void {
 /** Throws forbidden unless the request has the API key itself, not the cookie of a login. */
 function assertKeyItself({ login_id }: Caller): void {
   if (login_id !== undefined)
-    throw new AppError('forbidden', 'this needs the API key itself: send it in the header Authorization');
+    throw new AppError(
+      'forbidden',
+      'this request needs the API key itself, not the cookie of a login: send the key in the header Authorization',
+    );
 }

@@ -8,7 +8,7 @@ import type { Declared, Key, StateTransaction } from '../state/in-memory-state.t
 
 type Logins = Pick<Declared, 'logins'>;
 
-/** Milliseconds for which a confirmation is valid. */
+/** Milliseconds for which a login counts as confirmed, after its API key was sent to create or confirm the login. */
 const confirmedMs = 15 * 60_000;
 
 export const loginEnded = new AppError('unauthorized', 'this login has ended: log in again');

@@ -214,8 +214,8 @@ async function createTables(
 }
 
 /**
- * True if the database has none of these tables, or belongs to a broker whose state was never changed and into which
- * nothing was copied.
+ * True if a copy into the database would overwrite no data: it has none of these tables; or the broker that created
+ * them has never changed its state, and no copy was made into the database.
  */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');

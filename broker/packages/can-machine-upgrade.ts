@@ -50,7 +50,10 @@ export function packageFor(
       'the machine’s owner does not allow upgrades: see the agent’s option --allow',
     );
   if (trusted_key === '')
-    return refusal('no_key', 'the machine does not trust a signing key: run farhand-agent trust-key there');
+    return refusal(
+      'no_key',
+      'the machine trusts no signing key yet: run farhand-agent trust-key FILE there as root, with the public key that signs your packages',
+    );
   return signedPackage(catalog, { version: target, arch, kind }, trusted_key);
 }
 
@@ -80,7 +83,7 @@ function signedPackage(
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal(
     'other_key',
-    `the package ${found.file} is signed with another key than the one that the machine trusts: sign it with that key, or run farhand-agent trust-key on the machine`,
+    `the machine trusts another key than the one that signed the package ${found.file}: sign the package with the key that the machine trusts, or run farhand-agent trust-key FILE there as root, with the public key of the package’s signature`,
   );
 }
 

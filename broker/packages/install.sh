@@ -65,9 +65,9 @@ has_joined() {
   esac
 }
 
-# check_sums FILE: fails unless FILE, the downloaded SHA256SUMS, has the SHA-256 that is the third part of the token.
-# A machine that has joined is not refused: it may update without a token, or with a token from before the broker's
-# upgrade. Then only the connection protects the packages, so it must be HTTPS or stay on this machine.
+# check_sums FILE: compares the SHA-256 of FILE, the downloaded SHA256SUMS, with the third part of the token. Fails if
+# they differ, unless this machine has joined already: it may also update without a token, or with a token from before
+# the broker's upgrade. Only the connection then protects the packages, so it must be HTTPS or lead to this machine.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)

@@ -124,7 +124,7 @@ export class AuthorizedRequest<R extends Route> {
   async perform<T>({ read, gone, lasts, readRest, act }: RequestWork<R, T>): Promise<T> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
-      if (!this.#passes(() => this.#checkScope())) await this.#guard.services.state.refresh();
+      if (this.#needsRefresh(() => this.#checkScope())) await this.#guard.services.state.refresh();
       this.#checkScope();
       const raw = read();
       if (readRest) {
@@ -199,11 +199,11 @@ export class AuthorizedRequest<R extends Route> {
 
   async #lookUp(raw: RawInput): Promise<void> {
     const { parser, services } = this.#guard;
-    const { lookups, state, cluster } = services;
+    const { lookups, state } = services;
     this.#raw = raw;
     const ids = parser.ids(raw);
     await this.#storedIds.lookUp(ids, lookups, state);
-    if (!cluster || this.#passes(() => this.#check(this.#find(state), state))) return;
+    if (!this.#needsRefresh(() => this.#check(this.#find(state), state))) return;
     // Another broker may have created the object or changed the key a moment ago. Several waiting requests share one
     // refresh.
     await state.refresh();
@@ -211,16 +211,16 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * True if `check` throws no error, or if this broker is the only one, whose state is always current. If false,
-   * refresh the state and check again: another broker may have changed it.
+   * True if `check` throws, but may pass after a refresh, because another broker may have changed the state. Always
+   * false for a single broker, whose state is current.
    */
-  #passes(check: () => void): boolean {
-    if (!this.#guard.services.cluster) return true;
+  #needsRefresh(check: () => void): boolean {
+    if (!this.#guard.services.cluster) return false;
     try {
       check();
-      return true;
-    } catch {
       return false;
+    } catch {
+      return true;
     }
   }
 
@@ -380,7 +380,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `the route table needs a route ${noun}.${operation} with an id in its path, to answer requests that are repeated with the same Idempotency-Key: add it, or name another route in "again"`,
+        `requests that are repeated with the same Idempotency-Key need a route ${noun}.${operation} with an id in its path, but the route table has none: add it, or set "again" of the repeated route to another operation`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

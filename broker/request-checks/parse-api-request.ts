@@ -24,9 +24,11 @@ export interface FoundId {
   filters: boolean;
 }
 
-/** An id of a request, with the machines that the object belongs to. `exists` is false if no object has this id. */
+/** An id in a request, with what the broker knows of the object that the id identifies. */
 export interface Subject extends FoundId {
+  /** False if no object has this id. */
   exists: boolean;
+  /** The machines that the object belongs to. */
   machines?: readonly MachineId[] | undefined;
   /** The key with whose rights a schedule with tags runs; undefined for all other objects. */
   ownKey?: KeyId | undefined;

@@ -219,9 +219,9 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which the result of fillIn() is reused: long enough for all machines of one due time. The result can
- * be an error. An error must not be reused for longer: the check of a pattern may have timed out only because the
- * computer was busy.
+ * Milliseconds for which the result of fillIn() is reused: long enough for all machines of one due time, but no longer.
+ * The result can be an error that passes: while the computer is busy, matching a parameter with its pattern can time
+ * out.
  */
 const filledInMs = 10_000;
 

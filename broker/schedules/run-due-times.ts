@@ -259,7 +259,10 @@ export class DueTimes {
 const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/** Returns the end of a row's reason, which says for how many due times the row stands; empty for a single due time. */
+/**
+ * Returns a text for the end of `reason` in a row that records several missed due times: their number and their first
+ * and last time. Returns '' if the row records one due time.
+ */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';

@@ -236,8 +236,9 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any.
-   * Returns at most `mostRan` times the number of schedules; one schedule may have more due times than another.
+   * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any. The
+   * limit for all schedules together is `mostRan` × the number of schedules, so one schedule may have more than
+   * `mostRan`.
    */
   async ran(
     scheduleIds: readonly string[],

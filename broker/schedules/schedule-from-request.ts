@@ -46,7 +46,7 @@ export const decidesRun = (changes: Changes): boolean =>
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `must be sent together with ${exposed.join(', ')} (null for no environment): otherwise the changed command could print the stored environment, which a key without the scope schedules:read may not see`;
+  const message = `must be sent too: this key lacks the scope schedules:read, and the change of ${exposed.join(', ')} could make the schedule print the stored environment, which the key may not read; send a new environment, or null for none`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 

@@ -59,8 +59,9 @@ export class TimeZone {
   }
 
   /**
-   * Returns the instants at which clocks in the zone have this wall time: one, two in a repeated hour, or the end of
-   * the gap that skips it. `wall` is in whole seconds.
+   * Returns the instants at which clocks in the zone show this wall time, which is in whole seconds: normally one, or
+   * two if the hour is repeated. If clocks are set forward past this wall time, returns the instant of that change as
+   * `end`.
    */
   instantsOf(wall: number): Instants {
     const [before, after] = [this.offsetAt(wall - dayMs), this.offsetAt(wall + dayMs)];

@@ -197,12 +197,12 @@ export class TrackedSchedules {
     return true;
   }
 
-  /** Reads the marks of schedules that got another machine. Tries again until the marks could be read. */
+  /** Reads the marks of schedules that moved to another machine. Tries again until the marks could be read. */
   #loadMoved(moved: readonly Tracked[]): void {
     this.#load(moved).catch((err: unknown) => {
       if (this.#isStopped) return;
       const problem =
-        'schedules got another machine, but the times of their last runs could not be read: these schedules run once this broker could read them; it tries again in 5 s';
+        'schedules moved to another machine, but the times of their last runs could not be read: this broker tries again in 5 s, and does not run these schedules before it has read the times';
       this.#log.error({ err }, problem);
       this.#cancelRetry();
       const retry = (): void => this.#loadMoved([...this.all()].filter(({ loaded }) => !loaded));
@@ -225,7 +225,8 @@ export class TrackedSchedules {
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
-    // The broker that owns the previous machine may have run the schedule since this broker read the mark.
+    // The mark must be read again: the broker that owns the previous machine may have run the schedule since this
+    // broker last read it.
     return hasMoved ? [tracked] : [];
   }
 
@@ -251,9 +252,9 @@ export class TrackedSchedules {
   }
 
   /**
-   * Sets `settledUntil` to the schedule's mark, and returns the mark. Without a mark, a machine that has just got the
-   * tags of the schedule begins now. `settledUntil` is never before `since`, and never in the future: a mark written
-   * while the clock was ahead is limited to now.
+   * Sets `settledUntil` to the schedule's mark, and returns the mark. Without a mark, sets it to now on a machine that
+   * has just got the schedule's tags, and leaves it as it is otherwise. In each case `settledUntil` is at least
+   * the schedule's `since`, and at most now: a mark that was written while the clock was ahead is in the future.
    */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
@@ -264,8 +265,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Without these marks, a broker that restarts
-   * would handle only due times after its restart there, and overlook those while it was down.
+   * Stores marks for machines that have just got the tags of a schedule. If such a machine has no mark when the broker
+   * restarts, the due times while the broker was down are overlooked on it.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;

@@ -25,7 +25,7 @@ export async function dueRuns(
     if (at !== undefined && at < until) waiting.push({ schedule, at });
     if (n % sliceSize === sliceSize - 1) await nextTurn();
   }
-  // The order is descending, so that pop() removes the next run.
+  // The latest run is first, so that pop() removes the next run.
   waiting.sort((a, b) => b.at - a.at);
   const runs: DueRun[] = [];
   for (let run = waiting.pop(); run && runs.length < limit; run = waiting.pop()) {
@@ -37,7 +37,7 @@ export async function dueRuns(
   return { runs, more: false };
 }
 
-/** Inserts a run into a list in descending order. */
+/** Inserts a run into a list that is sorted by due time, the latest first. */
 function insert(waiting: DueRun[], run: DueRun): void {
   let [low, high] = [0, waiting.length];
   while (low < high) {

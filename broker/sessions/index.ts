@@ -256,7 +256,7 @@ export class Sessions {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
     machineFacts.assertAllows(machine_id, ['terminal']);
-    // An agent that cannot load node-pty lists no methods of terminals.
+    // An agent that cannot load node-pty does not list this method, because it cannot open terminals.
     const method = 'OpenTerminal';
     const message = `the agent on machine ${machine_id} cannot open terminals; update or reinstall it`;
     if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });

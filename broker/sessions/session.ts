@@ -250,7 +250,7 @@ export class OpenSession {
       const why = error instanceof AppError ? error.code : error;
       log.info(
         { why, session_id: this.record.id },
-        'the stream with an agent’s reports on a session ended early',
+        'the stream in which the agent reports on a session broke off; unless the session has ended, the broker opens the stream again',
       );
       const unopened = opening && this.record.status === 'PENDING';
       const end = refusalOf(error, unopened, this.record, link);
@@ -379,8 +379,8 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After an error in `unsure` the agent may have the terminal nevertheless. `unavailable` is certain only as the
-  // answer to the call that opens the terminal: the machine had too many terminals, so the agent opened none.
+  // After one of these errors the terminal may exist all the same, so the call is repeated. But if `unavailable` is the
+  // answer to the call that opens the terminal, the machine had too many terminals, and the agent opened none.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

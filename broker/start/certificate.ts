@@ -124,7 +124,7 @@ async function versionOf({ cert, key }: Pair): Promise<string> {
 function reasonOf(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
   if (errnoOf(error) === 'EACCES')
-    return `the broker's user, ${userInfo().username}, must be able to read both (${text})`;
+    return `the broker’s user, ${userInfo().username}, must be able to read the certificate and its key (${text})`;
   if (/key values mismatch/.test(text)) return 'the key does not belong to the certificate';
   if (/no start line|PEM/i.test(text)) return `the certificate or the key is not a PEM file (${text})`;
   return text;

@@ -182,9 +182,9 @@ function followOthers(
   // This broker reads the facts of other brokers' machines at intervals, but those of a new machine at once.
   state.watch(() => {
     const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));
-    machineFacts
-      .readOthers(unread)
-      .catch((err: unknown) => log.debug({ err }, 'the facts of new machines could not be read'));
+    const problem =
+      'the stored facts of new machines could not be read; trying again at the next change of the state';
+    machineFacts.readOthers(unread).catch((err: unknown) => log.debug({ err }, problem));
   });
   // If a machine is removed at another broker, this broker ends its link.
   state.watch(() => presence.removeAllBut(state.machines));

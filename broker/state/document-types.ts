@@ -226,8 +226,8 @@ const alertChannel = z.strictObject({
   to: z.array(z.string()).nullable(),
   enabled: z.boolean(),
   /**
-   * Number of times that the channel was enabled. Only webhooks use such a number, but the delivery queue needs it for
-   * both.
+   * Number of times that the channel was enabled. The delivery queue requires this number of all its receivers,
+   * channels and webhooks, but it matters only for webhooks.
    */
   armed: z.int(),
   /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */

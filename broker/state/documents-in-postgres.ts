@@ -71,8 +71,8 @@ export class PostgresStore implements StateStore {
   async refresh(current: Version): Promise<Version> {
     const { committed } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');
-    // #newest() may also return documents that are newer than this generation. The next refresh then reads these
-    // documents again, because it starts from this generation.
+    // #newest() may also return documents that are newer than this generation. That does no harm: the next refresh
+    // starts from this generation, and reads these documents again.
     return await this.#newest(current, Number(row?.generation), committed);
   }
 
@@ -111,7 +111,7 @@ export class PostgresStore implements StateStore {
   bytes(): never {
     throw new AppError(
       'not_supported',
-      'the documents of this broker are in PostgreSQL: make a backup with pg_dump',
+      'the state of this broker is in PostgreSQL: make a backup with pg_dump',
     );
   }
 

@@ -197,7 +197,10 @@ export class State implements Declared {
       await this.#finish();
       throw this.#store.isUndone
         ? cause
-        : new Error('a change of the state failed, and could not be undone yet; trying again', { cause });
+        : new Error(
+            'a change of the state failed, and undoing it failed too; the broker tries to undo it again',
+            { cause },
+          );
     }
   }
 

@@ -35,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Each write makes the previous file state.json.last. After this second write, both files have a checksum, and a
-    // file without one is refused from then on.
+    // Each write saves the previous file as state.json.last. So it takes two writes until both files have a checksum.
+    // From then on, a file without a checksum is refused.
     await this.write(data);
     return data;
   }
@@ -125,13 +125,10 @@ function unchecked(which: string, file: string): StartError {
 function recoveryOf(file: string): string {
   const back = commandBack(file);
   if (!back) return 'put it back from a backup';
-  return `to go back one generation: mv ${quoted(file)} ${quoted(`${file}.broken`)} && ${back}`;
+  return `to go back to the previous version of the file, without the last changes: mv ${quoted(file)} ${quoted(`${file}.broken`)} && ${back}`;
 }
 
-/**
- * Returns the shell command that restores the previous generation; undefined if state.json.last is missing or
- * damaged.
- */
+/** Returns the shell command that restores state.json.last; undefined if that file is missing or damaged. */
 export function commandBack(file: string): string | undefined {
   const last = lastOf(file);
   if (!existsSync(last) || checksumOf(readFileSync(last)) === 'wrong') return undefined;

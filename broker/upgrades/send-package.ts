@@ -44,7 +44,7 @@ async function* requests(
       kind: kind === 'deb' ? 'PACKAGE_KIND_DEB' : 'PACKAGE_KIND_TAR_GZ',
       signature: signature ? { ...signature, key_changes: [...signature.key_changes] } : null,
       running: running === 'end' ? 'RUNNING_PROCESSES_END' : 'RUNNING_PROCESSES_WAIT',
-      // At least 1 ms is sent, because 0 means the agent's default.
+      // `wait_ms` is at least 1, because the agent takes 0 for its default.
       ...{ wait_ms: Math.max(1, wait_for), link_timeout_ms: probe_timeout },
     },
   };

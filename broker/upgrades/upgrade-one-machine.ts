@@ -104,7 +104,7 @@ export class MachineUpgrade {
   /** Stops the upgrade of this machine, unless it has taken the package already. */
   leave(why: Why): void {
     this.#leaving ??= why;
-    this.#call?.abort(new AppError('unavailable', 'the upgrade was stopped'));
+    this.#call?.abort(new AppError('unavailable', 'the upgrade of this machine was cancelled'));
     this.look();
   }
 
@@ -178,7 +178,10 @@ export class MachineUpgrade {
     this.#lookAtEnd();
   }
 
-  /** Waits for a machine whose link was lost. The machine may have taken the package. */
+  /**
+   * Waits for a machine whose link was lost while it got the package. The machine may be upgrading, so its wave waits
+   * for it as long as an upgrade can take. After that the machine counts as offline, and the wave goes on.
+   */
   async #awaitReturn(): Promise<void> {
     const { until } = this.#member;
     if (until === null) await this.#step({ until: this.#outcomeUntil() });

@@ -258,8 +258,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // A caller that may read the webhook may still lack the right to read the event of its last delivery: the webhook
-    // may no longer send events of this type.
+    // The right to read the webhook is not enough. The last delivery can be of an event type that the webhook no longer
+    // sends, and that the caller is not allowed to read.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

@@ -76,7 +76,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await broker('status')).code).toBe(3);
     const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
     const unread = await broker('install', '--http', '0.0.0.0:8420', ...pair);
-    expect(unread.stderr).toContain('farhand-broker, must be able to read both');
+    expect(unread.stderr).toContain('farhand-broker, must be able to read the certificate and its key');
   });
 
   test('a program that the service could not read is refused', async () => {

@@ -60,7 +60,7 @@ async function refusal(folder: string): Promise<string> {
 }
 
 function recover(message: string): void {
-  const command = /to go back one generation: (mv .*)$/.exec(message)?.[1];
+  const command = /to go back to the previous version .*: (mv .*)$/.exec(message)?.[1];
   if (!command) throw new Error(`no command in: ${message}`);
   execFileSync('sh', ['-ec', command]);
 }

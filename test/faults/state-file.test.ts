@@ -102,7 +102,9 @@ async function refusal(folder: string): Promise<StartError> {
 
 /** Returns the shell command that a refusal names as the next step. */
 function commandIn(error: StartError): string {
-  const command = /to (?:recover|go back one generation): ((?:mv|cp) .*)$/.exec(error.message)?.[1];
+  const command = /to (?:recover|go back to the previous version .*): ((?:mv|cp) .*)$/.exec(
+    error.message,
+  )?.[1];
   if (!command) throw new Error(`no command in: ${error.message}`);
   return command;
 }

@@ -149,7 +149,7 @@ withPostgres('two brokers', () => {
     const { query } = await server();
     await query('ALTER TABLE schedule_marks RENAME TO no_marks', database);
     await one.client.schedules.update({ schedule_id, machine_id: next });
-    await soon(() => two.log.join('').includes('schedules got another machine')).toBe(true);
+    await soon(() => two.log.join('').includes('schedules moved to another machine')).toBe(true);
     await query('ALTER TABLE no_marks RENAME TO schedule_marks', database);
     const machines = async (): Promise<string[]> => {
       writeFileSync(join(folder, String(Date.now())), '');

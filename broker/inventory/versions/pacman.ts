@@ -37,7 +37,7 @@ function compareSegment(x: string, y: string): number {
  * left. Letters make a version older: 1.0beta is older than 1.0.
  */
 function compareRests(a: string, b: string): number {
-  // If both versions have something left, the separators at its start are not compared.
+  // If neither rest is empty, the separators at the start of each rest are not compared.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;
