@@ -109,10 +109,17 @@ export const gaveUp = new AppError('unavailable', 'the caller cancelled the call
 export const cancelledDetails = 'cancelled';
 
 /**
- * Concurrency classes of calls, each with a limit of its own per machine. Unary calls: `control` for processes,
- * `single` for one entry of the file system, `long` for file operations of any length. Streaming calls: `short`
- * for lists and small contents, `bulk` for file transfers, `process` for output of processes, `terminal` for
- * terminals and their clients, `watch` for watches of files.
+ * Concurrency classes. The open calls of one class share a limit of their own per machine. Classes of unary calls:
+ * - `control`: the default, also for calls to processes
+ * - `single`: one entry of the file system
+ * - `long`: file operations that may take hours, such as a copy
+ *
+ * Classes of streaming calls:
+ * - `short`: the default, for lists and small contents
+ * - `bulk`: file transfers and searches
+ * - `process`: output of processes
+ * - `terminal`: terminals and their clients
+ * - `watch`: watches of files
  */
 export type Lane = 'control' | 'single' | 'long' | 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
