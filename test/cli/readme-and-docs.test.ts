@@ -258,7 +258,9 @@ test('the table of libraries names every one that is installed with the package'
 
 test('the comment of each rpc in agent.proto names the capability that the agent checks', () => {
   const rpcs = [
-    ...read('proto/farhand/agent/v1/agent.proto').matchAll(/^ {2}\/\/ Needs (.*)\.\n {2}rpc (\w+)\(/gm),
+    ...read('proto/farhand/agent/v1/agent.proto').matchAll(
+      /^ {2}\/\/ Needs the capability (.*)\.\n {2}rpc (\w+)\(/gm,
+    ),
   ];
   expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(
     requiredCapabilities,
