@@ -185,7 +185,7 @@ export function addMaintenanceWindows(program: Command): void {
     ],
     flags: {
       '--machine <list>': 'machines of the window, comma-separated (default: all)',
-      '--tags <list>': 'also machines with any of these tags, comma-separated',
+      '--tags <list>': 'machines with any of these tags, comma-separated, in addition to those of --machine',
       '--starts-at <date>':
         'start of a window that takes place once, such as 2026-11-21T10:00:00Z (default: now)',
       '--ends-at <date>': 'end of a window that takes place once; --duration can be given instead',

@@ -150,14 +150,13 @@ interface LeftByKey {
 }
 
 function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByKey): void {
-  const next = 'To change that, log in with another key and';
   if (schedules.length > 0)
     hint(
-      `these schedules no longer run, because they had the rights of the revoked key: ${schedules.join(', ')}. ${next} give each its machine or tags, and its command, again (farhand schedules update ID)`,
+      `these schedules no longer run, because they had the rights of the revoked key: ${schedules.join(', ')}. To run them with the rights of another key, log in with that key, and set the machine (or tags) and the command of each schedule again: farhand schedules update ID`,
     );
   if (webhooks.length > 0)
     hint(
-      `these webhooks no longer send events, because they had the rights of the revoked key: ${webhooks.join(', ')}. ${next} enable them (farhand webhooks update ID --enable)`,
+      `these webhooks no longer send events, because they had the rights of the revoked key: ${webhooks.join(', ')}. To send events with the rights of another key, log in with that key, and enable each webhook: farhand webhooks update ID --enable`,
     );
   const check = 'the key was the last to change these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);

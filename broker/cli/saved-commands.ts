@@ -141,7 +141,9 @@ function parameterOf(text: string): Parameter {
   const [, name, optional, kind = 'string', byDefault] =
     /^([^?:=]+)(\?)?(?::([^=]*))?(?:=(.*))?$/s.exec(text) ?? [];
   if (name === undefined)
-    throw new UsageError(`--parameter ${text}: write NAME, NAME:TYPE or NAME:A|B, with =DEFAULT at the end`);
+    throw new UsageError(
+      `--parameter ${text}: write NAME, NAME:TYPE or NAME:A|B; add ? after NAME if it is optional, and =DEFAULT at the end if it has a default`,
+    );
   const type = types.find((one) => one === kind);
   return {
     name,

@@ -76,8 +76,8 @@ interface View {
 }
 
 /**
- * Displays a session until it ends or is detached. If the connection breaks, a local terminal stays and attaches
- * again. Returns this program's exit code.
+ * Displays a session until it ends or the user detaches from it. If the connection breaks while standard input is
+ * a terminal, attaches to the session again. Returns the exit code for this program.
  */
 export async function showSession(client: Farhand, session_id: string, observe: boolean): Promise<number> {
   const modes = watchModes();
@@ -109,7 +109,7 @@ export async function showSession(client: Farhand, session_id: string, observe: 
       else if (isBroken(ending) && process.stdin.isTTY && !leaving.signal.aborted) {
         hint(`${reasonOf(ending)}: attaching again; Ctrl-] leaves`);
         terminal = await attachAgain(view, offset);
-        // A program that fills the screen draws the screen again after a change of the size. That removes the hint.
+        // Removes the hint from the screen: a full-screen program does not draw over it by itself.
         if (terminal && modes.isAlternateScreen && !observe) redraw(terminal);
       }
       if (terminal) continue;
@@ -153,7 +153,7 @@ async function attachAgain(view: View, offset: number): Promise<Terminal | undef
   try {
     for (let from: number | undefined = offset; !signal.aborted; await sleep(retryMs, signal)) {
       const failing = new AbortController();
-      const cancel = after(attachMs, () => failing.abort(new Error(`no answer within ${attachMs} ms`)));
+      const cancel = after(attachMs, () => failing.abort());
       try {
         return await attach(view, AbortSignal.any([signal, failing.signal]), from);
       } catch (error) {
@@ -173,7 +173,7 @@ async function attachAgain(view: View, offset: number): Promise<Terminal | undef
 
 /** False if the broker has refused to attach because of the session or the API key. */
 function mayWorkLater(error: unknown): boolean {
-  // An error without an answer of the broker has the status 0.
+  // Status 0 means that the broker did not answer, so attaching is tried again.
   if (error instanceof FarhandError)
     return !(error.status >= 400 && error.status < 500) || error.status === 429;
   const why = endingIn(error)?.why;

@@ -54,7 +54,7 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
 }
 
 /** Flags that several lists have. */
-export const ofMachine = { '--machine <machine>': 'list only what belongs to this machine' };
+export const ofMachine = { '--machine <machine>': 'list only items that concern the machine MACHINE' };
 export const since = { '--since <time>': 'only items since this time: a date, or 2h for 2 hours ago' };
 export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
@@ -157,7 +157,10 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   spec.after?.(answer, output);
 }
 
-/** Asks for a confirmation unless --yes is given. Returns the record to print after the call. */
+/**
+ * Asks the user to confirm, unless --yes is given. Returns what to print after the route was called, such as
+ * `{ removed: 'web-1 (mach_…)' }`.
+ */
 async function confirmed<T>(
   { route, calls }: Performed<T>,
   [what, done]: [string, string],

@@ -40,8 +40,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // `place` is a finding if the stored login cannot be read. If no broker is configured, examineBroker() reports that,
-  // but a user who gave a data directory wants only that directory checked.
+  // If the stored login cannot be read, configured() has returned a finding. If the user gave a data directory and no
+  // broker is configured, no broker is checked.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

@@ -7,7 +7,8 @@ import { clean, cleanJson, hint } from '../print.ts';
 
 export const flags = {
   '--tags <list>': 'run on every machine with all of these tags',
-  '-i, --interactive': 'send standard input to the command, even from a terminal or to several machines',
+  '-i, --interactive':
+    'send standard input to the command; without this flag it is sent only from a pipe or file, and only to a single machine',
   '--timeout <duration>': 'kill the command and its child processes after this time',
   '--cwd <dir>': 'working directory on the machine',
   '--env <name=value>': 'environment variable; repeat the flag for several',

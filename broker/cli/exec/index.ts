@@ -59,7 +59,9 @@ function paramsOf(texts: string[], options: one.ExecOptions): { machines: string
 const plain: one.Listener = {
   output: one.writeOutput,
   gap: (stream, count) =>
-    hint(`farhand: ${count} bytes of ${stream} were dropped, because this program read too slowly`),
+    hint(
+      `farhand: ${count} bytes of ${stream} were dropped, because the command wrote faster than its output was read`,
+    ),
 };
 
 async function runOnOne(

@@ -46,7 +46,7 @@ function addReads(files: Command): void {
     examples: ["farhand files find web-1:/var/log --name '*.log' --content error"],
     flags: {
       '--name <glob>':
-        'glob pattern that the name must match; if it has a slash, that the whole path must match',
+        'glob pattern for the name; a pattern with a slash is compared with the path below the directory',
       '--content <text>': 'text that a line must contain',
       '-i, --ignore-case': 'ignore case',
       '-a, --all': 'include hidden files',
