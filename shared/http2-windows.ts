@@ -23,8 +23,8 @@ const nearBytes = mebibyte / 2;
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
 /**
- * Maximum sum in bytes of the windows of all distant peers whose data is read quickly. Unread bytes lower this maximum,
- * if a peer has more of them than `nearBytes` per stream.
+ * Maximum sum in bytes of the windows of all distant peers whose data is read quickly. If a peer has more
+ * unread bytes than `nearBytes` for each of its streams, the excess is subtracted from this maximum.
  */
 const allBytes = largestBytes;
 /**
@@ -107,7 +107,7 @@ function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /** The distant peers whose windows look() sizes: with open calls, or with a window that is not back at `firstBytes`. */
+  /** Distant peers with open calls. After its last call a peer stays until look() has set its window to `firstBytes`. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
@@ -222,7 +222,7 @@ function limitOf(calls: number): number {
   return calls <= fewStreams ? largestBytes : (sharedBytes * someStreams) / Math.max(someStreams, calls);
 }
 
-/** Returns true for a peer with a short round trip, and sets its window, which stays as it is. Otherwise returns false. */
+/** Sets the window of a near peer to its fixed size, and returns true. Returns false for a distant peer. */
 function resizeNear(peer: Peer): boolean {
   const isNear = largestOf(peer) <= nearBytes;
   if (isNear) resize(peer, nearBytes);

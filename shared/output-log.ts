@@ -124,7 +124,7 @@ export class OutputLog {
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** After this call no append waits for readers, and appends that wait already resolve. */
+  /** Ends all waiting for readers: appends that wait for them now resolve, and later appends do not wait. */
   release(): void {
     this.#backpressure.release();
   }

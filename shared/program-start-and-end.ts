@@ -57,7 +57,8 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * Start of the error message for a data directory in use. The CLI recognizes the error by this text, and then waits.
+ * Start of the error message for a data directory that another process uses. The CLI recognizes by this text that
+ * a broker already runs there, and waits until that broker answers.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

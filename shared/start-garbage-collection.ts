@@ -25,9 +25,9 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Called with the size of each piece of transferred data. The buffers of a transfer are short-lived, but V8 counts them
- * as old objects. Without these collections V8 marks the whole heap repeatedly, which is half of the cost of
- * a transfer (measured).
+ * Must be called with the size of each piece of transferred data: starts a collection of young objects after every
+ * `everyBytes`. Without these collections, V8 counts the short-lived buffers of a transfer as old objects. V8 then
+ * marks the whole heap repeatedly, which is half of the cost of a transfer (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;
@@ -47,8 +47,8 @@ export function collectAtRest(ms: number = lookMs): () => void {
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();
-  // Smallest number of resident bytes since the last collection. V8 returns memory to the system a moment
-  // after a collection.
+  // Smallest number of resident bytes since the last collection. The number right after a collection is too high,
+  // because V8 returns memory to the system a moment later.
   let settled = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);

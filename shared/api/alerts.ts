@@ -35,7 +35,7 @@ export type AlertKind = (typeof alertKinds)[number];
 const alertStatuses = ['held', 'open', 'acknowledged', 'resolved'] as const;
 
 const whatKinds =
-  'What the rule watches: a machine that is `offline`; `cpu`, `memory` or `disk` in percent, or `load`, above a value; a `schedule` that failed or did not run; an agent older than the broker; a `certificate` of the broker or an API `key` that expires';
+  'What the rule watches. `offline`: a machine is offline. `cpu`, `memory`, `disk`: the percentage in use is over `above`. `load`: the load average is over `above`. `schedule`: a schedule failed or did not run. `agent_outdated`: an agent is older than the broker. `certificate`, `key`: a certificate of the broker or an API key expires soon';
 
 /** Descriptions of the optional fields of a rule in answers. */
 const described = {
@@ -168,7 +168,7 @@ export const alerts = {
       acknowledged: z.literal(true).describe('Always true'),
       note: text(1000).nullable().optional().describe('Note for other users'),
     }),
-    example: { acknowledged: true, note: 'the hosting company knows' },
+    example: { acknowledged: true, note: 'reported to the hosting company' },
     reply: alert,
   }),
 };

@@ -112,7 +112,7 @@ const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } 
 const streams = ['stdout', 'stderr'] as const;
 
 export const outputPiece = z.object({
-  stream: z.enum(streams).describe('Output of the command from which the bytes in `data` come'),
+  stream: z.enum(streams).describe('Whether `data` is from standard output or standard error'),
   offset: z.number().describe('Offset of the first byte of `data`'),
   data: z.string().describe('The bytes of the output, in `encoding`'),
   encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),

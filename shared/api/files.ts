@@ -136,7 +136,10 @@ const fromTo = {
   source_encoding: pathEncoding,
   destination: path.describe('New path'),
   destination_encoding: pathEncoding,
-  overwrite: z.boolean().default(false).describe('Replace an existing file; otherwise already_exists'),
+  overwrite: z
+    .boolean()
+    .default(false)
+    .describe('Replace an existing file; if false, an existing file is the error already_exists'),
 };
 const match = z.object({
   entry: entry.describe('The file that matches'),

@@ -111,7 +111,7 @@ export const inventoryLists = z.object({
     .array(
       z.object({
         part: word('Name of the incomplete part, such as `packages`'),
-        reason: word('Why the part is not complete'),
+        reason: word('Why this part of the inventory is not complete'),
       }),
     )
     .max(64)

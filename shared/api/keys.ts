@@ -125,7 +125,7 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of the schedules of the revoked key. None of them runs until another key changes it. For a schedule with `tags`, that change must contain `tags` or `machine_id`, and `command` or `saved_command_id`',
+          'Ids of the schedules of the revoked key. None of them runs until another key changes it. If the schedule has `tags`, that key must set again where it runs (`tags` or `machine_id`) and what it runs (`command` or `saved_command_id`)',
         ),
       webhooks: z
         .array(webhookId)

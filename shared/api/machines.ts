@@ -73,7 +73,7 @@ const networkInterface = z.object({
   sent_bytes: z.number().describe('Bytes sent since boot'),
 });
 
-/** The fields of a machine's report that lists of statuses contain too. */
+/** Fields of a report that both `MachineStatus` and `LiveMachine` contain. `MachineStatus` has further fields. */
 const report = {
   uptime: z.number().describe('Seconds since the machine booted'),
   cpu: group('CPU', {

@@ -182,7 +182,10 @@ export interface Caller extends Rights {
   secret_hash?: string | undefined;
   /** True if the request was encrypted, or came from the broker's own machine. */
   secure?: boolean;
-  /** True if another broker forwarded the request. That broker asks all others itself, so this broker asks none. */
+  /**
+   * True if another broker forwarded the request. That broker collects the answers of all brokers, so this broker
+   * answers only for its own machines.
+   */
   isForwarded?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;

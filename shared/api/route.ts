@@ -64,7 +64,7 @@ export interface Route<
   accepts?: Accepts;
   /** Schema of `data` in the answer, or of one item of a list or stream. Raw and bytes routes have none. */
   reply: Reply;
-  /** Media types of a raw or bytes route. */
+  /** Media types of a successful answer. Set only for routes of the kinds `raw` and `bytes`. */
   types?: readonly string[];
   replyHeaders?: readonly ReplyHeader[];
   /** Error codes of the route, besides those that follow from its access, ids and body. */

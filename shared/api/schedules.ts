@@ -112,7 +112,9 @@ const run = named('ScheduleRun', {
   schedule_id: scheduleId,
   machine_id: machineId,
   command_id: commandId.nullable().describe('Id of the command; null if none was created'),
-  batch_id: batchId.nullable().describe('Id of the batch of a manual run by `tags`; null for all others'),
+  batch_id: batchId
+    .nullable()
+    .describe('Id of the batch, if a user started a schedule with `tags` by hand; null for all other runs'),
   status: z.enum(runStatuses).describe('Status'),
   trigger: z.enum(['cron', 'change', 'manual', 'catch_up']).describe('Why the schedule ran'),
   scheduled_for: timestamp
@@ -149,7 +151,7 @@ const onChange = z
     settle: milliseconds(1000, 600_000)
       .default(2000)
       .describe(
-        'Milliseconds without a change after which a run starts. If changes never stop for that long, a run starts at 10 times this time after the first change',
+        'Milliseconds without a change after which a run starts. If changes do not stop, the run starts 10 × `settle` after the first change',
       ),
   })
   .meta({
@@ -275,8 +277,8 @@ export const schedules = {
       from: instant.optional().describe('Start of the period; default: now. An earlier time counts as now'),
       until: instant.optional().describe('End; default: 24 hours after the start'),
       limit: queryNumber(1, 1_000).default(200).describe('Largest number of runs in the answer'),
-      schedule_id: scheduleId.optional().describe('Only runs of this schedule'),
-      machine_id: machineId.optional().describe('Only runs on this machine'),
+      schedule_id: scheduleId.optional().describe('List only the runs of this schedule'),
+      machine_id: machineId.optional().describe('List only the runs on this machine'),
     },
     reply: named('UpcomingRuns', {
       from: timestamp.describe('Start'),

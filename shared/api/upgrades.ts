@@ -135,7 +135,7 @@ const choices = {
     .int()
     .min(0)
     .max(mostMachines)
-    .describe('The upgrade stops once more machines than this have failed'),
+    .describe('The upgrade stops when more machines than this number have failed'),
   running: z
     .enum(['wait', 'end'])
     .describe('What happens to running commands and terminals: `wait` for their end, or `end` them'),
@@ -202,7 +202,7 @@ const upgradeMachine = named('UpgradeMachine', {
   commands: z
     .number()
     .nullable()
-    .describe('Number of running commands and terminals for which a busy machine waits'),
+    .describe('Number of running commands and terminals that must end before a `busy` machine is upgraded'),
   created_at: timestamp.describe('Time of creation'),
   started_at: timestamp
     .nullable()

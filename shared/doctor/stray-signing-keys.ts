@@ -22,7 +22,11 @@ export async function examineSigningKeys(...directories: readonly string[]): Pro
   const found = new Set<string>();
   const places = [...directories, homedir(), await homeOfOwner(directories[0] ?? '')];
   for (const place of new Set(places)) await search(place, maxDepth, { entries: maxEntries }, found);
-  if (found.size === 0) return ok('signing key', 'no key that signs agent packages was found here');
+  if (found.size === 0)
+    return ok(
+      'signing key',
+      'no key that can sign agent packages was found on this machine, as it should be',
+    );
   const what = `${[...found].join(', ')} can sign agent packages: an intruder on this machine could sign packages for all machines`;
   return warn('signing key', what, 'move the key to the machine that builds packages, and delete it here');
 }

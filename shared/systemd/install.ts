@@ -259,7 +259,7 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
     const way = `end the processes of user ${name}, then uninstall again`;
-    const rest = 'the rest of the service is removed';
+    const rest = 'everything else of the service was removed';
     throw new StartError(`user ${name} could not be removed (${messageOf(error)}); ${rest}; ${way}`, 1);
   });
 }

@@ -164,7 +164,7 @@ export const sparseRecord = 'GNU.sparse';
 /** Keys of the records that are used. decodePax() drops all others, so that they do not fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
 
-/** Returns the used records of a pax header by key, in order; undefined if the header is malformed. */
+/** Returns the records of a pax header whose keys are in `usedRecords`, by key; undefined if the header is malformed. */
 export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
   const records = new Map<string, Bytes>();
   for (let at = 0; at < body.length; ) {
