@@ -324,8 +324,8 @@ function statusIs(status: Status | undefined): Condition {
 /**
  * Returns columns that have an index. The database uses the index of the first of these columns by which a list is
  * filtered. Columns that leave few rows come first: few commands are open, and a schedule has fewer commands than its
- * machine. For the statuses `failed`, `timeout`, `cancelled`, `expired` and `lost`, the result does not contain the column
- * `status`: the index commands_failed contains both the machine and these statuses.
+ * machine. For the statuses `failed`, `timeout`, `cancelled`, `expired` and `lost`, the result does not contain the
+ * column `status`: the index commands_failed contains both the machine and these statuses.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
