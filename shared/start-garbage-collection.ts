@@ -26,8 +26,8 @@ let collect: Collect | undefined;
 
 /**
  * Must be called with the size of each piece of transferred data: starts a collection of young objects after every
- * `everyBytes`. Without these collections, V8 counts the short-lived buffers of a transfer as old objects. V8 then
- * marks the whole heap repeatedly, which is half of the cost of a transfer (measured).
+ * `everyBytes`. V8 counts the buffers of a transfer as old objects, although they are short-lived. So without these
+ * collections V8 marks the whole heap repeatedly, which is half of the cost of a transfer (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;
