@@ -65,12 +65,12 @@ export class MetricsReader {
   }
 
   /**
-   * Measures the CPU usage since the last report, and returns the number of cores. The first report covers
-   * the time since the reader was created. A report less than 100 ms after the last measurement
-   * repeats its value.
+   * Measures the CPU usage since the last measurement (at first, since this reader was created), and returns the
+   * number of cores.
    */
   async #measureCpu(): Promise<number> {
     const before = await this.#cpuTimes;
+    // The report then repeats the last value.
     if (monotonic() - this.#usageAt < shortestWindow) return before.cores;
     this.#usageAt = monotonic();
     this.#cpuTimes = this.#readCpuTimes();

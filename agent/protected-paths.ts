@@ -1,5 +1,5 @@
-// Lists the paths that file operations may not change, or may not even read: the agent's keys, settings,
-// service and program. Otherwise a request could change what the machine's owner allows.
+// Lists the agent's own files that file operations may not change, or may not even read.
+// Otherwise a request could change what the machine's owner allows.
 import { basename, dirname, join, resolve } from 'node:path';
 import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
 
@@ -42,8 +42,8 @@ const everyService = [
 ];
 
 /**
- * Files of the agent's data directory. Each is listed by itself, because a file may be mounted there. Its inode can
- * then also be reached by a path outside the directory.
+ * Files of the agent's data directory, listed one by one: a file that is mounted there can also be reached by
+ * another path.
  */
 const parts = [
   'identity.json',

@@ -139,8 +139,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * Returns the identity of this machine. If the machine has none, it joins the broker first: the agent tries
- * until the broker answers, and then removes the file with the join token.
+ * Returns this machine's identity and removes the join token's file. A machine without an identity first joins the
+ * broker; failures are retried.
  */
 async function joined(
   { data_dir, broker: brokers, name, tags, join_token, join_token_file: file }: AgentSettings,

@@ -13,8 +13,8 @@ const longestName = 200;
 /** Milliseconds after which the start of a call that still runs is logged. */
 const slowMs = 1_000;
 /**
- * Maximum number of logged lines per minute for refused calls with the same method and error code. Further
- * calls are only counted, so that a flood of refused calls does not push older lines out of the log.
+ * Maximum number of logged lines per minute for refused calls with the same method and error code. Further calls
+ * are only counted.
  */
 const mostRefusals = 5;
 const minute = 60_000;

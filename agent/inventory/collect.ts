@@ -1,5 +1,5 @@
-// Collects the inventory of this machine. All parts are collected at the same time, each with limits of time
-// and size. If a part cannot be read, the reason is sent in its place.
+// Collects the inventory of this machine, all parts at the same time.
+// If a part cannot be read, the reason is sent instead.
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { InventoryGap } from '../../proto/types/farhand/agent/v1/InventoryGap.ts';
 import { errnoOf } from '../../shared/errors.ts';

@@ -1,5 +1,5 @@
-// Lists installed packages and pending updates of dpkg, rpm, apk and pacman. It never
-// refreshes package lists and waits for no lock. Only dnf, run as root, locks its cache for a moment.
+// Lists installed packages and pending updates of dpkg, rpm, apk and pacman.
+// Never refreshes package lists, and waits for no lock.
 import { access, readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { InventoryPackage } from '../../proto/types/farhand/agent/v1/InventoryPackage.ts';
@@ -94,11 +94,13 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
     return updatesOfZypper(repositories, signal);
   // Exit code 100 means that there are updates. If another dnf has the lock, this one fails at once.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
+  // As root, dnf locks its cache for a moment here.
   const text = await runProgram('dnf', args, { signal, codes: [100] });
-  // Several versions of a package may be installed, such as of the kernel; the last installed one counts. An update may
-  // have another architecture than the installed package, so the map also has each version under the name alone.
+  // Several versions of a package, such as the kernel, may be installed. The version that was installed last
+  // counts.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
+      // This entry is for an update that has another architecture than the installed package.
       [`${name}`, version],
       [`${name}.${arch}`, version],
     ]),

@@ -24,10 +24,8 @@ const path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 export class PartFailed extends Error {}
 
 /**
- * Returns the text that a program prints to stdout. Throws PartFailed if the program cannot start, fails,
- * prints too much or takes too long. The program leads its own process group. If the program still runs when
- * the call fails, the whole group is killed. If a background process keeps stdout open, the call fails after the
- * time limit.
+ * Returns the text that a program prints to stdout. Throws PartFailed if the program cannot start, fails, prints
+ * too much or takes too long.
  */
 export function runProgram(
   program: string,
@@ -36,6 +34,7 @@ export function runProgram(
 ): Promise<string> {
   const child = spawn(program, args, {
     cwd: '/',
+    // The program leads a process group, so that killGroup() also kills the program's children.
     detached: true,
     env: { PATH: path, LC_ALL: 'C', HOME: '/nonexistent', ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -63,6 +62,7 @@ export function runProgram(
   });
   const stop = (): void => fail('was stopped');
   signal.addEventListener('abort', stop, { once: true });
+  // The limit also ends the wait for a background process that keeps stdout open.
   const cancelTimeout = after(programMs, () => fail(`did not end within ${programMs / 1000} s`));
   return promise.finally(() => {
     cancelTimeout();

@@ -63,14 +63,13 @@ async function findVirtualization(cpu: string, signal: AbortSignal): Promise<str
   return /^flags\s*:.* hypervisor\b/m.test(cpu) ? 'vm-other' : 'none';
 }
 
-/**
- * Returns true if the machine needs a restart. Debian, Ubuntu and SUSE then create a file. On other systems, missing
- * modules of the running kernel mean that the kernel was replaced. Returns undefined if no kernel has modules.
- */
+/** Returns whether the machine needs a restart; undefined if there are no kernel modules. */
 async function readRebootRequired(): Promise<boolean | undefined> {
+  // If a restart is needed, Debian, Ubuntu and SUSE create one of these files.
   for (const file of ['/run/reboot-required', '/var/run/reboot-required', '/run/reboot-needed'])
     if (await exists(file)) return true;
   if ((await exists('/var/lib/dpkg/status')) || (await exists('/usr/bin/zypper'))) return false;
+  // On other systems, missing modules of the running kernel mean that the kernel was replaced.
   const kernels = await readdir('/lib/modules').catch((): string[] => []);
   return kernels.length > 0 ? !kernels.includes(os.release()) : undefined;
 }

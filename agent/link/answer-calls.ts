@@ -46,8 +46,8 @@ const givenUpMs = 1_000;
 /** Maximum number of open streaming calls in each of the classes `short` and `bulk`. */
 export const openCalls = 32;
 /**
- * Maximum number of open calls in all: short and bulk calls, followed processes, terminals and their clients,
- * watches, unary calls, and calls that the broker has cancelled but the agent has not ended.
+ * Maximum number of open calls: short and bulk calls, followed processes, terminals, their clients, watches and
+ * unary calls. Cancelled calls count until the agent has ended them.
  */
 const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 128;
 
@@ -55,8 +55,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the connection of the control stream. Long answers use another connection, so that the echo
- * of a key in a terminal need not wait behind them.
+ * Calls whose answers use the control stream's connection, so that key echoes need not wait behind long answers on
+ * the other connection.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -202,8 +202,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // A broker that cancels a call also ends the call's stream. The agent cancels the stream itself only if the broker
-    // takes longer than `givenUpMs`: each cancel sends a reset, and HTTP/2 closes a connection with too many resets.
+    // The agent first waits for the broker to end a cancelled call's stream: stream.cancel() sends a reset, and
+    // HTTP/2 closes connections with too many resets.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
@@ -288,8 +288,8 @@ async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): P
 }
 
 /**
- * True if the error of a call's stream says that the broker has cancelled the call. The agent does not wait for the
- * message Cancel on the control stream, because it may arrive later.
+ * True if the error of a call's stream says that the broker has cancelled the call. The message Cancel may arrive
+ * later than this error.
  */
 function isGivenUp(error: Error): boolean {
   const cancelled = 'code' in error && error.code === grpcStatus.CANCELLED;

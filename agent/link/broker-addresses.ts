@@ -1,5 +1,4 @@
-// The addresses at which an agent tries to link. Some are in its settings, others were sent by a broker. Sent
-// addresses are tried first. Older sent addresses remain until a link over one of the newest has succeeded.
+// The addresses at which an agent tries to link: first those that a broker has sent, then those in its settings.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -63,16 +62,13 @@ export class BrokerAddresses {
     }
   }
 
-  /**
-   * Returns the address for the next attempt. Each address is tried once before any is tried again. The newest
-   * addresses sent by a broker come first, then earlier ones, then those in the settings. Each of these three groups is
-   * in random order, but the address of the previous attempt comes last in its group: its host may have vanished, and
-   * each attempt to reach a vanished host takes 30 s.
-   */
+  /** Returns the address for the next attempt. No address is repeated before all were tried. */
   next(): string {
     if (this.#left.length === 0) {
       const { offered, proven } = this.#sent;
       const last = (one: string): number => Number(one === this.#last);
+      // Each of the three lists is in random order, but the address of the previous attempt comes last: an attempt
+      // takes 30 s if the host has vanished.
       const all = [offered, proven, this.#configured].flatMap((some) =>
         shuffled(some).sort((a, b) => last(a) - last(b)),
       );

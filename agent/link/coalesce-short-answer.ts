@@ -14,8 +14,8 @@ const mostBytes = 60 * 1024;
 const mostFrames = 64;
 
 /**
- * Resolves to all frames of an answer that is short and ends in time, otherwise to a generator of all its
- * frames. Throws the error of an answer that fails before its first frame. The caller closes `answer`.
+ * Resolves to all frames of a short and quick answer, otherwise to a generator of all frames. Throws if `answer`
+ * fails before its first frame. The caller closes `answer`.
  */
 export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[] | AsyncGenerator<Buffer>> {
   const frames: Buffer[] = [];
@@ -43,10 +43,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
   }
 }
 
-/**
- * Yields the frames of an answer. `pending` is a frame that was requested but has not arrived yet. A frame is
- * not referenced after the next one is requested, so that an answer that lasts hours needs little memory.
- */
+/** Yields all frames of an answer. `pending`: the frame that was requested but has not arrived yet. */
 async function* rest(
   frames: Buffer[],
   answer: AsyncGenerator<Buffer>,
@@ -54,6 +51,7 @@ async function* rest(
 ): AsyncGenerator<Buffer> {
   for (let frame = frames.shift(); frame; frame = frames.shift()) yield frame;
   let next = await pending;
+  // Drops the reference to the frame: the rest of the answer may take hours.
   pending = undefined;
   if (next?.done) return;
   if (next) yield next.value;

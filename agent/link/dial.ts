@@ -46,8 +46,8 @@ const options: ChannelOptions = {
   'grpc.enable_http_proxy': 0,
 };
 /**
- * Options of the connection for long answers: pings show whether it is broken, also while no call is open. The
- * connection of the control stream needs no pings, because heartbeats test it.
+ * Options of the connection for long answers. Pings show whether the connection is broken; the control stream's
+ * connection has heartbeats instead.
  */
 const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
@@ -94,13 +94,11 @@ export class Dial {
   }
 }
 
-/**
- * True if a client's connection is ready. Connects it if needed and waits up to 2 s.
- * waitForReady of grpc-js is not used, because it makes a closed client dial again.
- */
+/** True if a client is connected. Connects the client if needed, and waits up to 2 s. */
 async function isReady(client: LinkClient): Promise<boolean> {
   const channel = client.getChannel();
   const deadline = now() + connectMs;
+  // waitForReady of grpc-js is not used, because it makes a closed client dial again.
   for (;;) {
     const state = channel.getConnectivityState(true);
     if (state === connectivityState.READY) return true;

@@ -1,6 +1,4 @@
-// Puts each command and terminal into its own cgroup (version 2), so that a kill finds every process that
-// the command or terminal has started. The agent may create cgroups below its own if it runs as root, or in a
-// systemd unit with Delegate=yes.
+// Puts each command and terminal into a cgroup (version 2) of its own, by which a kill finds all processes.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
@@ -23,9 +21,8 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
 }
 
 /**
- * Cgroups of commands and terminals. A cgroup whose processes have all ended is used again: creating and
- * removing one takes a fifth of the time of a short command. Calls are synchronous, because that is faster
- * than a detour over the thread pool.
+ * Cgroups of commands and terminals. Calls are synchronous, because that is faster than a detour over the thread
+ * pool.
  */
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
@@ -46,9 +43,8 @@ export class Cgroups {
   }
 
   /**
-   * Chooses the cgroup for a command or terminal and returns its name. The cgroup is of the type "threaded"
-   * (cgroups(7)), so that a spawner can move one of its threads, the one that forks, into it. If no cgroup can be
-   * created, a kill finds the processes by the marker variable in their environment.
+   * Returns the name of a cgroup for a command or terminal. If the agent may not create cgroups, no such cgroup
+   * exists.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();
@@ -71,14 +67,17 @@ export class Cgroups {
     const name = this.#names.get(id);
     if (name === undefined) return;
     this.#names.delete(id);
+    // Empty cgroups are used again: creating and removing a cgroup takes a fifth of the time of a short command.
     if (this.#free.length < mostFree && this.#isEmpty(name)) this.#free.push(name);
     else this.#remove(name);
   }
 
   #create(): string {
     const name = `${this.#prefix}-${this.#made++}`;
+    // A failure is ignored: without a cgroup, a kill finds processes by the marker variable in their environment.
     succeeds(() => {
       mkdirSync(this.pathOf(name));
+      // A spawner can move a single thread only into a cgroup of the type "threaded" (cgroups(7)).
       writeFileSync(join(this.pathOf(name), 'cgroup.type'), 'threaded');
     });
     return name;
@@ -116,8 +115,8 @@ export async function threadsIn(directory: string): Promise<number[]> {
 }
 
 /**
- * Kills processes that the agent may not signal: moves them into a new cgroup called `name`, and lets the kernel
- * kill that cgroup. Does nothing if the agent may not create cgroups.
+ * Kills processes that the agent may not signal, by moving them into a new cgroup `name`. Does nothing if the agent
+ * may not create cgroups.
  */
 export async function killByCgroup(name: string, pids: readonly number[]): Promise<void> {
   const own = await ownCgroup();
@@ -128,6 +127,7 @@ export async function killByCgroup(name: string, pids: readonly number[]): Promi
   // A failure is ignored, because the directory may exist from an earlier attempt.
   succeeds(() => mkdirSync(directory));
   for (const pid of pids) write('cgroup.procs', String(pid));
+  // The kernel now kills all processes in the cgroup.
   write('cgroup.kill', '1');
   // rmdir(2) fails until the last process has ended.
   for (let tries = 0; tries < 10 && !succeeds(() => rmdirSync(directory)); tries++) await sleep(10);

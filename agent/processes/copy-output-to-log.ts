@@ -14,8 +14,8 @@ const spare: Buffer[] = [];
 const mostSpare = 32;
 
 /**
- * Waits until all pipes have reached their end, then closes them. A background process may keep a pipe open. The wait
- * then ends after `drainMs` milliseconds, or later if the disk is still busy with what was read. Never rejects.
+ * Closes all pipes once they have ended, or after at least `drainMs` milliseconds if a background process holds a
+ * pipe open. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const changed = new Wake();
@@ -39,10 +39,7 @@ export interface Sink {
   append(data: Uint8Array): Promise<void>;
 }
 
-/**
- * Copies from a pipe or terminal through one buffer. The next read begins after the log has stored the bytes,
- * so a program that writes too fast is slowed down and needs no memory in the agent.
- */
+/** Copies the output of a pipe or terminal to a log. A program that writes faster than the log stores must wait. */
 export class Pump {
   /** Resolves when the pipe is closed and all bytes read from it are in the log. Never rejects. */
   readonly done: Promise<void>;

@@ -24,8 +24,8 @@ export function outputNames(id: string): { stdout: string; stderr: string } {
 }
 
 /**
- * The exit of a process whose real exit is not known. LOST: the agent had no contact with the process when it ended.
- * EXPIRED: the agent has no entry for its id.
+ * The exit of a process whose real exit is unknown: LOST if the agent had accepted the process, EXPIRED if the agent
+ * has no record of the id.
  */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };
@@ -43,8 +43,8 @@ export async function recoverJournal(directory: string, limits: Limits, log: Log
 }
 
 /**
- * Kills every process for which the journal has no exit, and records its exit as lost. Returns all commands of the
- * journal by id. Terminals are not returned: their output was only in memory, so only their journal entries are left.
+ * Kills all processes for which the journal has no exit, and records their exits as lost. Returns all commands of
+ * the journal by id.
  */
 export async function recover(parts: Parts, outputs: string, pipes: string): Promise<Map<string, Recovered>> {
   const { journal, cgroups } = parts;
@@ -55,6 +55,7 @@ export async function recover(parts: Parts, outputs: string, pipes: string): Pro
   const commands = new Map<string, Recovered>();
   for (const [id, entry] of journal.entries) {
     if (!entry.terminal) commands.set(id, await reopen(id, entry, parts, outputs));
+    // A terminal is not recovered: its output was only in memory.
     else if (!entry.exit) lose(id, entry, journal);
   }
   return commands;
@@ -86,8 +87,8 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const marks = entries.map(([id]) => id);
   if (marks.length === 0) return;
-  // The pipes of a command stay in this directory as long as the command runs. Processes that use them belong to
-  // these commands.
+  // Every process whose stdout or stderr is a pipe in this directory belongs to a command that the earlier agent
+  // started.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
   const paths = entries.flatMap(([, { cgroup }]) => (cgroup && cgroups ? cgroups.pathOf(cgroup) : []));
@@ -123,8 +124,8 @@ function lose(id: string, { started }: JournalEntry, journal: Journal, bytes: Pa
 }
 
 /**
- * Removes output files of commands that are not in the journal. Such files exist if the agent crashed after it had
- * removed a command from the journal, and before it had removed the output.
+ * Removes the output files of commands that are not in the journal. A crash of the agent during the removal of a
+ * command leaves such files.
  */
 async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   const known = new Set([...journal.entries.keys()].flatMap((id) => Object.values(outputNames(id))));
@@ -133,13 +134,12 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   }
 }
 
-// In version 0.1.0 each spawner wrote the "accepted" lines of its commands into its own file, promises-N. Afterwards
-// the agent copied each line into the journal. If the agent crashed in between, only promises-N names the command,
-// which may have run.
+// Version 0.1.0 recorded an accepted command first in a file promises-N, later in the journal. After a crash in
+// between, only promises-N names the command.
 
 /**
- * Returns the "accepted" lines that version 0.1.0 wrote to the files promises-N and did not copy into the journal. Must
- * be called after the old spawners were killed, because a spawner of version 0.1.0 could still write such a line.
+ * Returns the "accepted" lines that only the files promises-N have. Must be called when the old spawners, which
+ * write these files, are dead.
  */
 async function readPromisesFiles(directory: string, journal: readonly Line[]): Promise<Line[]> {
   // Commands that the journal names are left out: for them the journal has a newer line than promises-N.

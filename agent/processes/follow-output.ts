@@ -33,9 +33,8 @@ export function follow(
 }
 
 /**
- * Wraps the generator `answer` so that a caller can leave it at any time, even while it waits. `answer` gets a signal
- * that fires when the iteration is over, whether the generator has ended, `signal` has fired or the caller has called
- * return().
+ * Runs the generator `answer` so that return() ends the generator at once, even during a wait. `answer` gets a
+ * signal that fires when the iteration ends.
  */
 export function leaving<A>(
   signal: AbortSignal,

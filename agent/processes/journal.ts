@@ -1,6 +1,5 @@
-// The journal of a machine: an append-only file with one JSON line for each step of a command or terminal.
-// Steps are accepted, started, end and forgotten. Because of the journal, the command of an id runs at most
-// once, even after a crash of the agent.
+// The journal: an append-only file with each step of the machine's commands and terminals as a JSON line.
+// Because of the journal, a command runs at most once, even if the agent crashes.
 import { randomUUID } from 'node:crypto';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -59,11 +58,9 @@ const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.w
 const version = 1;
 /** Milliseconds that a line waits if it need not be durable at once, so that several lines share one write. */
 const noteMs = 5;
-/**
- * The file is rewritten when it is four times as large as after the last rewrite. But it is never rewritten before it
- * has grown by `leastGrowth` bytes, and always when it has grown by `mostGrowth` bytes.
- */
+/** The journal is not rewritten before it has grown by this number of bytes since the last rewrite. */
 const leastGrowth = 1024 * 1024;
+/** The journal is rewritten at the latest when it has grown by this number of bytes. */
 const mostGrowth = 16 * 1024 * 1024;
 
 /** Reads the journal. If it is missing or unreadable, returns an empty journal with a new id. */
@@ -114,8 +111,8 @@ export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
   /**
-   * Ids of commands and terminals whose results the broker has acknowledged, with the time at which each was
-   * accepted. For `seenMs` milliseconds after that time, a request with the same id starts nothing.
+   * Ids of commands and terminals whose results the broker has acknowledged, with the time at which each id was
+   * accepted.
    */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
@@ -238,8 +235,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // The accept() calls of this batch now fail, and each removes its entry from memory. This takes one microtask.
-        // Without the wait, the next batch would rewrite the file with these entries.
+        // Waits one microtask, in which the failed accept() calls remove their entries. Otherwise the next batch
+        // would write these entries to the file.
         await Promise.resolve();
       }
     }
@@ -277,6 +274,7 @@ export class Journal {
     this.#file = file;
     this.#damaged = false;
     this.#size = bytes.length;
+    // Between the two limits, the next rewrite is due when the file is four times as large as now.
     this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
   }
 

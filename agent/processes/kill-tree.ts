@@ -71,9 +71,8 @@ export class Tree {
   }
 
   /**
-   * Returns the live processes of the commands. First, these are processes in a cgroup of a command, processes with a
-   * mark or pipe of a command, and processes that an earlier call has found. Second, these are all descendants and
-   * session members of the first. The agent and init are never among them.
+   * Returns the live processes of the commands: processes with a cgroup, mark or pipe of a command, and all their
+   * descendants and session members.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
@@ -89,14 +88,13 @@ export class Tree {
     return all.filter((one) => one.alive && this.#has(one));
   }
 
-  /**
-   * Sends a signal. A process group in the command's own session gets the signal as a whole, so that no
-   * forked child misses it. Returns the pids that the agent may not signal.
-   */
+  /** Sends a signal. Returns the pids that the agent may not signal. */
   signal(members: Process[], name: FirstSignal | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
     const refused: number[] = [];
     for (const { pid, group, session } of members) {
+      // A process group in the command's own session gets the signal as a whole. Otherwise a child forked meanwhile
+      // would miss the signal.
       const whole = this.#sessions.has(session);
       if (whole && groups.has(group)) continue;
       if (whole) groups.add(group);
@@ -134,8 +132,8 @@ export class Tree {
 }
 
 /**
- * Sends `first` to the whole tree. After `hurry` has fired, sends SIGKILL repeatedly until no process is
- * left. Resolves to the number of processes that survived SIGKILL for `killForMs` milliseconds.
+ * Sends `first` to the whole tree, and SIGKILL repeatedly after `hurry` has fired. Resolves to the number of
+ * processes that survived SIGKILL for `killForMs` milliseconds.
  */
 export async function killTree(
   tree: Tree,
@@ -169,8 +167,8 @@ async function gone(tree: Tree): Promise<boolean> {
 }
 
 /**
- * Sends a signal to the process group of a command, or to the foreground group of its terminal. Returns false
- * if the group or the command's first process is gone.
+ * Sends a signal to a command's process group or its terminal's foreground group. Returns false if the group or the
+ * command's first process is gone.
  */
 export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foreground = false): boolean {
   const leader = statNow(pid);

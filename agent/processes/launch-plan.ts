@@ -123,11 +123,8 @@ async function switched(
 }
 
 /**
- * Builds the shell command that setpriv(1) runs as the user. The shell enters the directory, sets the command's
- * environment variables, and then replaces itself by the program. setpriv(1) itself starts as root, and variables such
- * as LD_PRELOAD (ld.so(8), environ(7)) would make it run code of the user. So the shell gets each variable inside
- * another one, such as FARHAND_ENV_0. It does not get them as arguments, because every user can read the arguments of a
- * process.
+ * Builds the shell command that setpriv(1) runs as the user. The shell enters the directory, exports the
+ * environment variables and executes the program.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
@@ -139,6 +136,8 @@ function entered(
     throw new NotStarted(
       `environment variable "${odd}": the name may contain only letters, digits and _ if the command runs as another user`,
     );
+  // setpriv(1) starts as root, where LD_PRELOAD (ld.so(8)) would run code of the user. So each variable is packed
+  // into the value of another variable.
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,
@@ -152,6 +151,7 @@ function entered(
     'exec "$@"',
   ].join('\n');
   return {
+    // The arguments contain no variables, because every user can read the arguments of a process.
     args: ['/bin/sh', '-c', script, cwd, ...program],
     env: { ...Object.fromEntries(held), [marker]: mark },
   };
@@ -170,15 +170,15 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 }
 
 /**
- * Milliseconds for which a home directory counts as present after a check. A check for every short command
- * would take a tenth of the agent's CPU time. If the directory is removed meanwhile, the start fails with a
- * clear reason.
+ * Milliseconds until a home directory is checked again. A check before every short command would take a tenth of
+ * the agent's CPU time.
  */
 const homeSeenForMs = 1_000;
 const homesSeen = new Map<string, number>();
 
 /** The home directory, or `/` if it cannot be entered, as is common for service accounts. */
 async function homeOrRoot({ home }: Account): Promise<string> {
+  // If the home directory was removed meanwhile, the start fails with a clear reason.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());

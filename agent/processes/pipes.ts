@@ -1,5 +1,5 @@
-// Creates stdin, stdout and stderr of a command: named pipes, or a file if all input is known at the start.
-// Node's own stdio pipes are sockets, with which `echo >/dev/stderr` fails and bash assumes a remote login.
+// Creates stdin, stdout and stderr of a command, as named pipes or files.
+// Node would use sockets, with which `echo >/dev/stderr` fails and bash assumes a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -227,8 +227,8 @@ export class Piped implements Stdio {
   }
 
   /**
-   * Takes a pipe from the pool. If the command runs as another user, the pipe gets `mode`, with which that user can
-   * open it by name, for example as /dev/stderr.
+   * Takes a pipe from the pool. `mode` lets a command that runs as another user open the pipe by name, for example
+   * as /dev/stderr.
    */
   async #take(mode: number): Promise<FreePipe> {
     const pipe = await this.#options.names.take();
@@ -239,13 +239,13 @@ export class Piped implements Stdio {
 }
 
 /**
- * Stores complete input in a file without a name, which the kernel removes after its last use. A named pipe
- * is not enough: a program that opens /dev/stdin late or twice would wait for a writer that has gone. The
- * file is in memory (/dev/shm) if possible, because users pass secrets as input.
+ * Stores complete input in a file without a name. At a named pipe, a program that opens /dev/stdin late or twice
+ * would wait forever.
  */
 async function openInputFile(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
   try {
+    // The file is in memory if possible, because users pass secrets as input.
     return await nameless(join('/dev/shm', name), bytes);
   } catch {
     return nameless(join(directory, name), bytes);
@@ -288,9 +288,8 @@ export class Input {
   }
 
   /**
-   * Accepts `data`, which begins at byte `offset` of the whole input; by default it follows the accepted
-   * bytes. Bytes that were accepted before are skipped, so a caller may send them again. Returns the number
-   * of bytes accepted in all.
+   * Accepts the new bytes of `data`, which begins at byte `offset` of the whole input. Returns the number of bytes
+   * accepted in all.
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
     if (offset > this.#taken) {
@@ -298,6 +297,7 @@ export class Input {
         taken: this.#taken,
       });
     }
+    // Bytes that were accepted before are skipped, so a caller may send bytes again.
     const fresh = data.subarray(this.#taken - offset);
     if (fresh.length > 0) this.#queue(fresh);
     if (end && !this.#ended) this.#pipe.end();

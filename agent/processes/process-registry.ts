@@ -1,6 +1,5 @@
-// The registry of all commands of this machine, or of all terminals. Each id runs at most once. An entry
-// remains until the broker has acknowledged its result. States: accepted -> running -> over, accepted ->
-// over, or accepted -> refused.
+// The registry of all commands of this machine, or of all terminals. Each id runs at most once.
+// States of an entry: accepted -> running -> over, accepted -> over, accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import { Wake } from '../../shared/output-log.ts';

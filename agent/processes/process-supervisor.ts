@@ -170,8 +170,8 @@ export class Running {
   }
 
   /**
-   * Sends the first signal to the process tree now, and SIGKILL after `graceMs` milliseconds. Does nothing once the
-   * process is over. A second call can only shorten the grace period.
+   * Sends the first signal to the process tree, and SIGKILL after `graceMs` milliseconds. A second call can only
+   * shorten the grace period.
    */
   kill(cause: KillCause, graceMs: number): void {
     if (!this.#alive && !this.#killing) return;

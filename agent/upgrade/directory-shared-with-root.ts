@@ -1,5 +1,5 @@
-// The directory that the agent shares with the upgrade unit. It belongs to root, and the agent may write only in
-// `incoming`. Root verifies all that it takes from there.
+// The directory that the agent shares with the upgrade unit.
+// The agent may write only in `incoming`, and root verifies all files from there.
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
@@ -51,8 +51,8 @@ export function upgradePaths(directory: string): UpgradePaths {
 }
 
 /**
- * The agent's request to root to install a package. It has the package's description and signature, the id of the
- * upgrade, and the milliseconds within which the new version must link to a broker.
+ * The agent's request to root to install a package, with the package's description and signature. The new version
+ * must link to a broker within `link_timeout_ms`.
  */
 export const requestSchema = signatureFileSchema.extend({
   upgrade_id: z.string().regex(/^[\w-]{1,64}$/),

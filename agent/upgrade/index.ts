@@ -1,5 +1,5 @@
-// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks the upgrade unit to
-// replace the agent. The agent itself may not write in its program's directory.
+// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root to replace the agent.
+// The agent may not write in its program's directory.
 import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
@@ -42,8 +42,8 @@ const reportMs = 20_000;
  */
 const takenMs = 30_000;
 /**
- * Once an upgrade is handed to root, the agent starts no processes, because a restart would end them. If the agent
- * was not restarted after this time in milliseconds, it starts processes again.
+ * Milliseconds for which no process may start after an upgrade was handed to root. Normally the upgrade restarts
+ * the agent earlier.
  */
 const switchMs = 15 * 60_000;
 const longestWaitMs = 3_600_000;
@@ -148,11 +148,12 @@ export class Upgrades {
   }
 
   /**
-   * Asks root to install the package. From then on no process starts, because the restart would end it. The promise
-   * rejects if root refuses the package. It resolves when the agent stops, or after `switchMs` milliseconds.
+   * Asks root to install the package. Rejects if root refuses the package. Resolves when the agent stops, or after
+   * `switchMs` milliseconds.
    */
   #handOver(opened: Opened): Promise<void> {
     const { processes, log } = this.#options;
+    // The agent's restart would end a process that starts now.
     processes.refuseStarts(true);
     const done = this.#switch(opened).finally(() => {
       processes.refuseStarts(false);

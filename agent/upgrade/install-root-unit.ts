@@ -14,9 +14,8 @@ import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 const launchers = ['/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
 
 /**
- * Returns how to install the units that upgrade the agent as root. Returns undefined if the agent runs from a checkout
- * or npm, so that no package can replace it. `trustKey` is the file with the key to pin. Without it, the key that came
- * with the package is pinned, unless the machine already trusts a key.
+ * Returns how to install the units that upgrade the agent; undefined if no package can replace this agent.
+ * `trustKey`: the file with the key to pin.
  */
 export async function planUpgradeUnit(
   command: readonly string[],
@@ -25,6 +24,7 @@ export async function planUpgradeUnit(
   const [launcher = ''] = command;
   const kind = launchers.includes(launcher) ? kindOfHome(await homeOf(launcher)) : undefined;
   const given = trustKey === undefined ? undefined : readPublicKey(trustKey);
+  // Without a kind, the agent runs from a checkout or npm.
   if (!kind) {
     if (given)
       throw new StartError(
@@ -33,6 +33,7 @@ export async function planUpgradeUnit(
     return undefined;
   }
   const carried = shipped('trusted-key.pem', () => '');
+  // Without --trust-key, the key in the package is pinned, unless the machine already trusts a key.
   const first = existsSync(carried) && !readTrustedKey(upgradeDirectory) ? readPublicKey(carried) : undefined;
   const key = given ?? first;
   return {

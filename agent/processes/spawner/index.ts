@@ -42,8 +42,8 @@ const startMs = 30_000;
 const killForMs = 5_000;
 
 /**
- * Values of the marker variable in the environments of spawners. In the environment of a command, the marker variable
- * has the command's id instead. A child that was forked keeps the spawner's value until it executes its program.
+ * Values of the marker variable in the environments of spawners. A forked child keeps the spawner's value until the
+ * child executes its program.
  */
 export function marksOf(journalId: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${journalId}:${nth}`);
@@ -60,8 +60,8 @@ export class Spawners {
   #starting: Promise<void> | undefined;
 
   /**
-   * The marks of spawners contain `journalId`. It stays the same when the agent restarts, so that the new agent finds
-   * and kills the spawners that the earlier agent left, and no spawners of other agents.
+   * The marks of spawners contain `journalId`, by which a restarted agent finds its old spawners and no spawners of
+   * other agents.
    */
   constructor(journalId: string, options: SpawnersOptions) {
     this.#marks = marksOf(journalId);
@@ -106,8 +106,8 @@ export class Spawners {
   async #start(): Promise<void> {
     const mark = this.#marks.find((one) => !this.#spawners.has(one));
     if (mark === undefined) {
-      // No further spawner may be started, and all that are connected hang. spawn() sends the next command to one of
-      // these, which starts the command once it no longer hangs.
+      // All connected spawners hang, and no further spawner may be started. spawn() sends the next command to a
+      // spawner that hangs, where the command waits.
       if (this.#connected().length > 0) return;
       await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
       return this.#start();

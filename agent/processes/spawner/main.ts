@@ -1,6 +1,5 @@
-// The spawner, a small separate process that starts programs for the agent. It is separate because a start
-// blocks until the kernel has read the program, perhaps from a hung disk, and small because the cost of a
-// fork grows with the size of the process.
+// The spawner: a small separate process that starts programs for the agent.
+// A start can block on a hung disk, and a fork takes longer in a large process.
 import { spawn } from 'node:child_process';
 import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';
@@ -117,13 +116,10 @@ function joinCgroup(directory: string | undefined): string | undefined {
   }
 }
 
-/**
- * Moves only the thread that forks ("threaded mode", cgroups(7)), so that the next child begins in that
- * cgroup. This takes microseconds. Moving the whole process takes 3 to 12 ms (measured), in which the kernel
- * forks no process on the machine.
- */
+/** Moves this thread into a cgroup ("threaded mode", cgroups(7)), so that the next child begins there. */
 function moveInto(directory: string): void {
   try {
+    // Moving the whole process would block all forks on the machine for 3 to 12 ms (measured).
     writeFileSync(join(directory, 'cgroup.threads'), '0');
   } catch {
     // A failure is ignored: if the process is in no cgroup, a kill finds it by the marker variable in its

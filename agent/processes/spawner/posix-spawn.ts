@@ -1,6 +1,5 @@
-// Starts programs with posix_spawn(3), called through the addon koffi. The child shares the memory of the spawner
-// until it executes the program. Node's spawn first copies the page tables of the whole process; with 32 commands at
-// once it starts half as many programs per second as posix_spawn.
+// Starts programs with posix_spawn(3), called through the addon koffi.
+// Node's spawn is half as fast with 32 commands at once, because it first copies the page tables of its process.
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
@@ -12,10 +11,7 @@ interface Koffi {
   load(library: null): { func(declaration: string): Call };
 }
 
-/**
- * Size of the buffers for structs of libc. The structs are far smaller (336 and 80 bytes in glibc). A check
- * finds out if libc has written to the second half.
- */
+/** Size of the buffers for structs of libc, which are far smaller (336 and 80 bytes in glibc). */
 const structBytes = 4096;
 const untouched = 0xa5;
 
@@ -50,8 +46,8 @@ function loadLibc(koffi: Koffi) {
   const attributes = attributesOf(func);
 
   /**
-   * Starts a program as the leader of a new session, and returns its pid. The program is searched in the PATH
-   * of this process. Returns undefined if Node's spawn has to start the program or report the error.
+   * Starts a program in a new session and returns its pid. Returns undefined if Node's spawn must start the program
+   * or report the error.
    */
   function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
@@ -64,6 +60,7 @@ function loadLibc(koffi: Koffi) {
     assertUntouched(actions);
     let errno = addChdir(actions, cwd);
     for (const [to, from] of files.entries()) errno ||= addDup2(actions, from, to);
+    // Searches the program in the PATH of this process.
     errno ||= spawnp(pid, file, actions, attributes, [...argv, null], [...envp, null]);
     destroyActions(actions);
     return errno === 0 ? pid[0] : undefined;
@@ -89,8 +86,8 @@ function loadLibc(koffi: Koffi) {
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
-  // The child resets all these signals to their defaults. sigfillset(3) is not used: it omits two signals that the C
-  // library uses, and the child would go on ignoring them.
+  // All bits are set, because sigfillset(3) omits two signals of the C library, which the child would then go on
+  // ignoring.
   const allSignals = Buffer.alloc(structBytes, 0xff);
   const failed = [
     func('int posix_spawnattr_init(void *attributes)')(attributes),

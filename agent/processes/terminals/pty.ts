@@ -32,8 +32,8 @@ export function loadPtyMaker(): PtyMaker | undefined {
 }
 
 /**
- * Shell script that opens the terminal ($0) as its first three files and then becomes the program ($@).
- * The terminal becomes its controlling terminal, because the shell leads a session.
+ * Shell script that opens the terminal ($0), which becomes the controlling terminal of the shell's session, and
+ * then executes the program ($@).
  */
 const openTerminal = 'exec "$@" 0<>"$0" 1>&0 2>&0';
 /** Longest wait in milliseconds between two attempts to write to a program that does not read. */

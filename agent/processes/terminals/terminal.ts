@@ -16,9 +16,8 @@ import { fellOut, Scrollback } from './scrollback.ts';
 /** Maximum number of bytes of output in one message. */
 const pieceBytes = 64 * 1024;
 /**
- * Bytes of output that are sent as soon as they are read, in each period of `collectMs`. Further output of
- * the period is sent together at its end, because a terminal yields at most 4 KiB per read, and each message
- * has a cost of its own. Echoes of keys are far smaller and never wait.
+ * Bytes of output that are sent at once in each period of `collectMs` milliseconds. Further output is sent together
+ * when the period ends.
  */
 const sentAtOnce = 8 * 1024;
 const collectMs = 5;
@@ -39,8 +38,8 @@ export class Terminal extends Tracked {
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
   /**
-   * Clients whose link was lost, held for a while because they may attach again. The program still waits for a held
-   * client to read its output, and the terminal remembers how many bytes of input it has received from the client.
+   * Clients that lost their link and may attach again. The program still waits for a held client to read the
+   * output.
    */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
@@ -94,8 +93,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Attaches a client, in place of a client with the same id. The new client continues at the number of input bytes
-   * that the terminal has accepted from the old one.
+   * Attaches a client, which replaces a client with the same id and takes over that client's number of accepted
+   * input bytes.
    */
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
@@ -126,8 +125,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Keeps the state of clients that lost their link for `heldMs` milliseconds more. Called only while the broker
-   * holds the terminal open by a call, because the clients come back through the broker.
+   * Removes the held clients after `heldMs` milliseconds. Called only while the broker keeps the terminal, because
+   * clients come back through the broker.
    */
   #awaitHeld(): void {
     this.#stopWaiting();
@@ -224,9 +223,8 @@ export class Client {
   }
 
   /**
-   * Waits for more output, so that the next message is larger. If more than `sentAtOnce` bytes were sent in the present
-   * period of `collectMs` milliseconds, waits until the period ends. Does not wait after a full message, because more
-   * output is ready.
+   * If more than `sentAtOnce` bytes were sent in this period, waits until the period ends. Without the wait, each
+   * read (at most 4 KiB) would become a message.
    */
   async #collect(sent: number, signal: AbortSignal): Promise<void> {
     const now = monotonic();
@@ -235,6 +233,7 @@ export class Client {
       this.#periodBytes = 0;
     }
     this.#periodBytes += sent;
+    // After a full message, more output is ready.
     if (this.#periodBytes <= sentAtOnce || sent === pieceBytes) return;
     await sleep(this.#periodAt + collectMs - now, signal);
   }
@@ -251,8 +250,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // A program reads no input while it waits for its output to be read. While input is paused, output
-    // therefore counts as acknowledged. Otherwise both sides would wait for each other.
+    // Acknowledgements are not read while input is paused. Without this line, the program would wait for an
+    // acknowledgement and never read its input.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));

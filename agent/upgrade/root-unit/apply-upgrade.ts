@@ -1,5 +1,5 @@
-// The program of the upgrade unit, `farhand-agent apply-upgrade`. It takes the agent's request, verifies the
-// package itself and replaces the agent. If the new version does not link, it restores the previous version.
+// The program of the upgrade unit, `farhand-agent apply-upgrade`: verifies a package and replaces the agent.
+// If the new version does not link, the previous version is restored.
 import { existsSync, readFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import * as z from 'zod';
@@ -77,9 +77,8 @@ class Upgrade {
   }
 
   /**
-   * Takes a request and prepares the new version. If that fails, nothing is changed. Otherwise begin() leaves a state
-   * file, which makes systemd start the unit once more. That second start runs the version installed until now, from
-   * `rescue`, and calls finish().
+   * Takes a request and prepares the new version. On success, leaves a state file, because of which systemd starts
+   * the unit again and finish() runs.
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);

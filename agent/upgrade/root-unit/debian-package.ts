@@ -1,5 +1,5 @@
-// Uses dpkg to replace an agent that was installed from a Debian package. First makes a package of the installed
-// version, from which that version can be restored. This package stays until the next upgrade.
+// Uses dpkg to replace an agent that was installed from a Debian package.
+// First makes a package of the installed version, for a rollback.
 import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';

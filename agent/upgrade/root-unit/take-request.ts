@@ -1,5 +1,5 @@
-// Takes the agent's request and package as root. Both lie in a directory that the agent can write, so root follows
-// no link there, and verifies a copy that only root can write.
+// Takes the agent's request and package as root.
+// The agent can write both files, so root follows no link and verifies its own copy.
 import { createHash } from 'node:crypto';
 import { constants, existsSync } from 'node:fs';
 import { open, rename, rm } from 'node:fs/promises';
@@ -20,8 +20,8 @@ const { O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
 const pieceBytes = 1024 * 1024;
 
 /**
- * Takes the agent's request, or returns undefined if there is none. `interrupted` is true if an earlier run took the
- * request but did not finish. Throws if the file is not a valid request.
+ * Takes the agent's request; returns undefined if there is none. Throws if the request is invalid. `interrupted`:
+ * an earlier run took the request but did not finish.
  */
 export async function takeRequest(
   directory: string,
@@ -29,8 +29,8 @@ export async function takeRequest(
   const { request, taken } = upgradePaths(directory);
   const interrupted = existsSync(taken);
   try {
-    // Before this rename the agent can still withdraw the request by removing the file, and the rename then fails.
-    // After it, the agent can neither remove nor replace the file.
+    // The rename fails if the agent has withdrawn the request by removing its file. Afterwards the agent can
+    // neither remove nor replace the file.
     if (!interrupted) await rename(request, taken);
   } catch (error) {
     if (isErrno(error, 'ENOENT')) return undefined;
@@ -45,16 +45,16 @@ export async function takeRequest(
 }
 
 /**
- * Removes a request that was taken. Root runs the program rm, because Node's rm() is not safe here: while it works,
- * the agent could replace a directory by a symlink.
+ * Removes a request that was taken. Node's rm() is unsafe here: while rm() runs, the agent could replace a
+ * directory by a symlink.
  */
 export async function dropRequest(directory: string): Promise<void> {
   await must('rm', ['-rf', '--', upgradePaths(directory).taken]);
 }
 
 /**
- * Copies the package to root's directory. Throws StartError if the owner does not allow this upgrade, if the package
- * does not fit this machine or its trusted key, or if the bytes of the copy are not the signed bytes.
+ * Copies the package to root's directory. Throws StartError if the owner forbids the upgrade, or if the package
+ * does not match the machine, its trusted key or the signature.
  */
 export async function verifiedCopy(
   directory: string,

@@ -23,9 +23,8 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Runs `install` of a version, which writes its unit files and restarts the service. Returns what `install` printed if
- * the service did not start or link, otherwise an empty text. The caller must look at the state of the service in both
- * cases.
+ * Runs `install` of a version, which restarts the service. Returns the output of a failed `install`, otherwise ''.
+ * Neither result shows whether the service runs.
  */
 async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
