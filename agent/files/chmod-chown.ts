@@ -1,5 +1,4 @@
-// Changes mode, owner or group of a file or directory. Symlinks are followed. The file is opened
-// first, so the same file is changed even if it is renamed during the call.
+// Changes mode, owner or group of a file or directory. Symlinks are followed.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/confined-fs.ts';
 import { assertFolder, assertMode } from './confine/request-path.ts';
@@ -16,6 +15,7 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   const users = await disk.users();
   const { uid, gid } = ownerOf(request, users);
   await using entry = await disk.writing.entry(target.path);
+  // `at` leads to the opened file, even if another file gets its name meanwhile.
   const { at, stats } = entry.present;
   assertFolder(target, stats);
   signal.throwIfAborted();

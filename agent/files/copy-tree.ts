@@ -22,10 +22,7 @@ interface Duplicating {
   /** Path of the source, for messages. */
   path: Bytes;
   signal: AbortSignal;
-  /**
-   * True for a move: it fails if owners cannot be preserved, or if a file system is mounted below the source.
-   * A copy preserves owners only as root; otherwise the agent's user owns it.
-   */
+  /** True for a move, which fails if owners cannot be preserved or a file system is mounted below the source. */
   moves: boolean;
 }
 
@@ -147,8 +144,8 @@ class Copier implements AsyncDisposable {
   }
 
   /**
-   * Throws if the source has changed during the copy. A file that only grew is accepted for a copy, but not for a move,
-   * which would lose the added bytes.
+   * Throws if the source changed during the copy. A source that only grew is accepted, except for a move, which would
+   * lose the added bytes.
    */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
@@ -178,6 +175,7 @@ class Copier implements AsyncDisposable {
     await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
   }
 
+  /** A copy preserves owners only if the agent runs as root; otherwise the agent's user owns the copy. */
   get #keepsOwner(): boolean {
     return this.#options.moves || process.geteuid?.() === 0;
   }

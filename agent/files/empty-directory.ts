@@ -7,8 +7,9 @@ import { type Bytes, toText } from './confine/request-path.ts';
 import { walk } from './confine/walk-tree.ts';
 
 /**
- * Removes everything in an open directory. Fails with file_busy if another file system is mounted in the tree. `path`
- * is for messages. `own`: the agent has created the tree, and sets each directory to mode 0700 to be able to remove it.
+ * Empties an open directory. Fails with file_busy if another file system is mounted below.
+ * - `path`: for messages
+ * - `own`: true if the agent has created the tree
  */
 export async function clear(
   start: Confined,
@@ -16,6 +17,7 @@ export async function clear(
   { path, signal, own = false }: { path: Bytes; signal: AbortSignal; own?: boolean },
 ): Promise<void> {
   const enter = async (_: unknown, inside: Confined): Promise<boolean> => {
+    // The mode of a copied directory may forbid removing its entries.
     if (own) await chmod(inside, 0o700);
     return true;
   };

@@ -79,8 +79,7 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
   // The journal is opened first, because its directory must exist to be protected.
   const journal = await Journal.open(directory, log);
-  // Requests may not reach the journal: a request that could write it could make the agent remove any file, because a
-  // starting agent removes all files that the journal names.
+  // The journal's directory is protected, because the agent's next start removes the files that the journal names.
   const secret = [...forbidden, directory];
   const disk: Disk = {
     reading: new Confinement(await Boundary.open(roots, secret, processes)),

@@ -10,10 +10,7 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/**
- * Maximum number of names of a listing if the request sets no limit. For a larger directory the agent lists one name
- * more than this, and the broker refuses the listing.
- */
+/** Maximum number of names in a listing without a limit. The broker refuses a listing that has one name more. */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */
 const held = new Quota(600_000, 'large directory listings are running on this machine');
@@ -49,8 +46,7 @@ async function namesOf(
   { hidden, offset, limit }: RequestOf<'listFiles'>,
 ): Promise<{ names: Bytes[]; total: number }> {
   const end = offset + (limit || mostAtOnce + 1);
-  // Each name gets the prefix "/" if it is a directory, otherwise "0", so that directories sort first. Only the first
-  // `end` names are needed, so not many more than twice this number stay in memory.
+  // Each name gets the prefix "/" if it is a directory, otherwise "0", so that directories sort first.
   let names: Bytes[] = [];
   let total = 0;
   const first = (): Bytes[] => names.sort().slice(0, end);
@@ -62,6 +58,7 @@ async function namesOf(
     };
     names.push(...(await Promise.all(wanted.map(keyOf))));
     total += wanted.length;
+    // Saves memory: only the first `end` names are needed.
     if (names.length > 2 * end + batchSize) names = first();
   }
   return {

@@ -1,6 +1,4 @@
-// Moves and copies files and directories, and moves symlinks. A move within a file system is one rename.
-// Between file systems a move copies the whole source, renames the copy into place, and then removes the
-// source. A copy is made beside the destination and renamed into place atomically.
+// Moves and copies files and directories, and moves symlinks. The destination appears complete or not at all.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
@@ -88,13 +86,11 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
   await fs.syncDirectory(from.directory);
 }
 
-/**
- * rename(2) does nothing if both names are hard links of one file. In this case, removes the source's name. Leaves
- * two names in one directory alone if they differ only by case: on some file systems they are the same name.
- */
+/** Removes the source's name if both names are hard links of one file, because rename(2) then does nothing. */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
+  // Names in one directory that differ only by case are the same name on some file systems.
   const [old, now] = [from, to].map(({ name }) => toText(name).toLowerCase());
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }
@@ -108,11 +104,12 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
   path: destination.path,
 });
 
+/** Moves between file systems: copies the source, renames the copy to the destination, and removes the source. */
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // To create this directory beside the source, the agent needs the same permission as to remove the source. So a move
-  // that is not permitted fails here, before anything is copied.
+  // Creating this directory needs the same permission as removing the source. A forbidden move fails here, before
+  // anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);

@@ -1,7 +1,4 @@
-// Turns file operations into handlers of the broker's calls. Each operation gets the disk, the path and a
-// signal. After a cancellation the handler does not wait for a read in progress, because the disk may hang.
-// The read ends by itself and closes its handles.
-
+// Turns file operations into handlers of the broker's calls.
 import type { AgentCall, AgentMethods } from '../../shared/agent-rpcs.ts';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Quota } from '../../shared/quota.ts';
@@ -61,7 +58,10 @@ export function uploading<Open extends { path: Buffer }, Commit extends { sha256
   };
 }
 
-/** Makes a handler that streams its response. */
+/**
+ * Makes a handler that streams its response. A cancelled handler ends at once; a read in progress closes its handles
+ * when it ends.
+ */
 export function streaming<Request extends { path: Buffer }, Response>(
   disk: Disk,
   work: Work<Request, AsyncGenerator<Response, void, void>>,

@@ -7,13 +7,14 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
-/**
- * Usual size of a chunk in bytes. A file that is opened while at least four others are read gets small chunks instead.
- * They make a download up to a fifth slower. But they save memory, because several chunks of each stalled download are
- * in memory.
- */
+/** Usual size of a chunk in bytes. */
 const largeChunkBytes = 256 * 1024;
+/**
+ * Small chunks make a download up to a fifth slower, but save memory: several chunks of each stalled download are in
+ * memory.
+ */
 const smallChunkBytes = 64 * 1024;
+/** Number of files read at once above which a newly opened file gets small chunks. */
 const mostLargeChunks = 4;
 let openReads = 0;
 
@@ -107,20 +108,19 @@ function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Rea
   };
 }
 
-/**
- * The length to announce, or undefined if the size in the stats is wrong. Files of /proc report 0 bytes and
- * contain more; files of /sys report 4096 and contain less. The first read shows that.
- */
+/** Returns the length to announce; undefined if the stats have a wrong size, as in /proc and /sys. */
 async function lengthOf(
   { file, stats }: Contents,
   range: Range,
   got: number,
   path: Bytes,
 ): Promise<number | undefined> {
+  // Files of /proc report 0 bytes and contain more.
   if (stats.size === 0n) return got === 0 ? 0 : undefined;
   if (got === Math.min(range.chunkBytes, range.length)) return range.length;
   const now = await file.stat();
   if (now.size !== stats.size || now.mtimeNs !== stats.mtimeNs) throw changed(path);
+  // Files of /sys report 4096 bytes and contain less.
   return undefined;
 }
 

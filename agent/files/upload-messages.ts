@@ -69,8 +69,8 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   }
 
   /**
-   * Returns the commit message, and the SHA-256 of all chunks. The caller must first read all chunks and add them to
-   * `hash`. Throws validation_failed if the commit message contains another SHA-256.
+   * Returns the commit message and the SHA-256 of `hash`, to which the caller has added all chunks. Throws
+   * validation_failed if the commit message contains another SHA-256.
    */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;

@@ -1,7 +1,5 @@
-// Watches a file, a directory, or a directory tree. An event of the kernel only names the file that changed.
-// The file's state is read when the client reads, so a slow client may miss intermediate steps but never the
-// final state. Directories are watched through open handles: inotify follows the inode, so a replaced
-// directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
+// Watches a file, a directory, or a directory tree. A slow client may miss intermediate states of a file, but never its
+// final state.
 import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
@@ -54,8 +52,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * One function for each watch, which makes that watch report an overflow. All watches share one queue of the kernel,
- * and Node does not report when it overflows. All these functions are therefore called when it may have overflowed.
+ * One function for each watch, which makes the watch report an overflow. Node does not report when the kernel's queue
+ * overflows.
  */
 const overflows = new Set<() => void>();
 
@@ -174,8 +172,8 @@ class Watch implements Disposable {
   }
 
   /**
-   * Yields what has changed at one entry of a watched directory. If the entry is a new directory and the watch is
-   * recursive, also yields each entry below it, as added.
+   * Yields what has changed at one entry of a watched directory. A recursive watch also yields all entries of a new
+   * directory, as added.
    */
   async *#look(
     path: Bytes,
@@ -234,8 +232,8 @@ class Watch implements Disposable {
   }
 
   /**
-   * Watches a directory, then reads its entries, so that no change is missed in between.
-   * Returns undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
+   * Watches a directory and reads its entries. Returns undefined if the directory is gone, unreadable, protected, or
+   * on a file system of the kernel.
    */
   async #add(path: Bytes, isProtected: IsProtected): Promise<Folder | undefined> {
     using pinned = await this.#open(path);
@@ -245,6 +243,7 @@ class Watch implements Disposable {
       const stats = await pinned.stat();
       if (path !== '' && (isProtected('', '', stats) || !(await holdsFiles(at)))) return undefined;
       this.#drop(path);
+      // Watching begins before the entries are read, so that no change is missed.
       const watcher = this.#watch(path, at);
       const folder: Folder = { self: fs.identityOf(stats), stats, watcher, names: new Map() };
       this.#folders.set(path, folder);
@@ -314,6 +313,7 @@ class Watch implements Disposable {
     }
   }
 
+  /** Watches through the open handle `at`, because a path (as in chokidar) may lead to another directory by now. */
   #watch(path: Bytes, at: fs.Confined): fs.FSWatcher {
     this.#takeQuota(folderNames);
     try {

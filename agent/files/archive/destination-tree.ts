@@ -1,5 +1,5 @@
-// The directory tree that an archive is unpacked into. Each directory is opened in its open parent without
-// following symlinks, created if missing, and gets its mode and time at the end.
+// The directory tree that an archive is unpacked into. Creates missing directories, and sets their modes and times
+// at the end.
 import { AppError, ignoring, isErrno } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/atomic-write.ts';
@@ -51,8 +51,9 @@ export class Tree implements Disposable {
   }
 
   /**
-   * `root`: the open top directory, which the caller closes after it has closed the tree. `path`: the path of
-   * `root`, for messages. `made`: true if the agent has created `root`.
+   * - `root`: the top directory, which the caller closes after the tree
+   * - `path`: path of `root`, for messages
+   * - `made`: true if the agent has created `root`
    */
   static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
     const tree = new Tree(boundary, await boundary.protection(), path);
@@ -67,14 +68,16 @@ export class Tree implements Disposable {
   }
 
   /**
-   * True if too many directories are open. The caller must then call dispose(), but only while it writes no file:
-   * dispose() also closes the directories of files that are being written.
+   * True if too many directories are open. The caller must then finish the files that it writes, and call dispose().
    */
   get full(): boolean {
     return this.#open.size > mostHeld;
   }
 
-  /** Closes all directories except the top. They are opened again when needed. */
+  /**
+   * Closes all directories except the top, even if files are being written there. directory() opens a closed directory
+   * again.
+   */
   [Symbol.dispose](): void {
     for (const { path, pinned } of this.#open.values()) {
       if (path === '') continue;
@@ -99,7 +102,7 @@ export class Tree implements Disposable {
     if (remembered?.made) remembered.attributes = attributes;
   }
 
-  /** Gives every directory its mode and time, and makes its entries durable. */
+  /** Gives each created directory its mode and time, and makes the entries of all directories durable. */
   async finish(): Promise<void> {
     await using flushes = new Flushes(mostFlushing);
     // Subdirectories come first, because the mode of a directory may forbid entering it.
@@ -114,6 +117,7 @@ export class Tree implements Disposable {
   async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
     const name = path.slice(path.lastIndexOf('/') + 1);
     const at = fs.child(above.pinned.at, name);
+    // Without O_NOFOLLOW, a symlink could redirect entries to another directory.
     const open = (): Promise<fs.Pinned> =>
       fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW).catch((error: unknown) => {
         throw notDirectory(path, error);

@@ -1,5 +1,5 @@
-// Extracts the entries of an archive into a directory tree. Each file is written and flushed under a
-// temporary name, then renamed. Small files are written in parallel while the next ones are read.
+// Extracts the entries of an archive into a directory tree. Each file is written under a temporary name, flushed,
+// and renamed.
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno, isErrno } from '../../../shared/errors.ts';
 import {

@@ -1,5 +1,4 @@
-// Sends a directory as a tar archive while it is walked. If a file changes while it is read, the whole
-// archive fails. Only the current chunk is in memory.
+// Streams a directory as a tar archive. Fails if a file changes while it is read, unless the file only grows.
 import { createHash } from 'node:crypto';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';

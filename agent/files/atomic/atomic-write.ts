@@ -1,5 +1,4 @@
 // Writes a new file under a temporary name, sets its attributes, and renames it atomically.
-// Data is flushed during the write, so that the final fsync of a large file does not take minutes.
 import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
@@ -7,7 +6,7 @@ import type { PathEntry } from '../confine/resolve.ts';
 import { linkAs } from './rename-into-place.ts';
 import type { Journal, TemporaryName } from './temporary-files-journal.ts';
 
-/** Number of bytes written between two flushes. */
+/** Number of bytes written between two flushes. A single flush at the end of a large file could take minutes. */
 const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
@@ -45,8 +44,8 @@ export class NewFile implements AsyncDisposable {
   }
 
   /**
-   * Leaves a hole of `length` bytes. The file system does not count a hole at the end of a file, so the caller must
-   * at last truncate the file to `size` bytes.
+   * Leaves a hole of `length` bytes. A hole at the end does not lengthen the file, so the caller must finally call
+   * `truncate(size)`.
    */
   skip(length: number): void {
     this.size += length;
@@ -89,15 +88,13 @@ export class Flushes implements AsyncDisposable {
   }
 }
 
-/**
- * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node takes a
- * negative number for the present time. Most whole milliseconds have no exact floating point number and could be stored
- * as the millisecond before. Such a time is therefore moved half a microsecond away from zero.
- */
+/** Returns a time for Node's utimes(), exact to less than a microsecond. */
 export function seconds(ns: bigint): string {
+  // Most whole milliseconds have no exact floating point number, and could be stored as the millisecond before.
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
-  const half = ns < 0n ? -500n : 500n;
-  return String(Number(isInexact ? ns + half : ns) / 1e9);
+  const halfMicrosecond = ns < 0n ? -500n : 500n;
+  // The result is a string, because Node takes a negative number for the present time.
+  return String(Number(isInexact ? ns + halfMicrosecond : ns) / 1e9);
 }
 
 /** Awaits a change of a file's owner. Throws permission_denied if the agent may not set this owner. */
@@ -156,9 +153,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Throws if the agent may not give a file the owner and group of the replaced file. Called before the first byte
-   * arrives, so that an upload that must fail for this reason fails early. Sets owner and group, and at once sets
-   * them back.
+   * Throws if the agent may not give this file the owner and group of `replaced`. Called before the first byte, to
+   * fail early.
    */
   async tryOwner(replaced: fs.BigIntStats): Promise<void> {
     const before = this.#current;
@@ -166,8 +162,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Gives this file the owner, group and mode of the file that it replaces. If it replaces none, it gets the
-   * agent's user and mode 0644. `mode` overrides the mode. Returns true if anything changed.
+   * Gives this file the owner, group and mode of `replaced`, otherwise the agent's user and mode 0644. `mode`
+   * overrides both modes. Returns true if anything changed.
    */
   take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
     const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };

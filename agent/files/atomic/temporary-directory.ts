@@ -1,6 +1,5 @@
-// A private temporary directory, in which a copy or move across file systems prepares its files. It lies beside the
-// source or the destination, and only the agent's user can enter it. It is removed with its content at the end of the
-// operation, or at the next start if the agent is killed.
+// A temporary directory that only the agent's user can enter. Removed with its content by disposal, or after a crash
+// at the agent's next start.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/confined-fs.ts';
@@ -44,10 +43,7 @@ export class PrivateDirectory implements AsyncDisposable {
   }
 }
 
-/**
- * Opens the new directory and checks its owner. Another user with write access to its parent could have
- * replaced it, and the agent must not empty a directory of another user.
- */
+/** Opens the new directory. Throws `conflict` instead of opening, and later emptying, another user's directory. */
 async function enter(name: TemporaryName): Promise<Pinned> {
   const pinned = await pin(name.at);
   try {

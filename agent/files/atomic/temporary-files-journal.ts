@@ -1,6 +1,5 @@
-// A journal of the agent's temporary files, which lie beside their targets anywhere on the disk. After a kill
-// the agent removes them at its next start. The journal is append-only. A line begins with "+" for an added
-// name, with "*" for a directory and the mark that identifies it, or with "-" for a removed name.
+// A journal with the names of the agent's temporary files, anywhere on the disk. After a crash, the agent's next
+// start removes these files.
 import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
@@ -28,6 +27,7 @@ const longestRemoval = 5_000;
  */
 export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
 
+/** A line of the journal: "+" for an added name, "*" for a directory with its mark, "-" for a removed name. */
 const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
   `${sign}${bytes(path).toString('base64url')}${mark && ` ${mark}`}\n`;
 
@@ -37,8 +37,8 @@ export interface TemporaryName {
   /** Absolute path of the temporary file or directory, for the journal and for messages. */
   path: Bytes;
   /**
-   * Records that `path` is a directory. `mark` (see markOf) identifies the directory, so that a restarted agent removes
-   * only this directory. Put files into the directory only after the promise has resolved.
+   * Records that `path` is a directory with this mark (see markOf). Put files into the directory only after the
+   * promise has resolved.
    */
   mark(mark: string): Promise<void>;
   /**
@@ -62,8 +62,8 @@ export class Journal {
   }
 
   /**
-   * Opens the journal and removes the temporary files that a killed agent left. The journal keeps the name of a file
-   * that cannot be removed, and the next start tries again.
+   * Opens the journal and removes the temporary files that a killed agent left. A file that cannot be removed stays
+   * in the journal.
    */
   static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
@@ -156,12 +156,13 @@ export class Journal {
 }
 
 /**
- * Returns the temporary files and directories that a killed agent left. The value for a directory is its mark (see
- * markOf), and empty for a file. A line cut off by the crash is ignored: its file was never made.
+ * Returns the temporary files and directories that a killed agent left. The values are marks (see markOf), empty for
+ * files.
  */
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
+  // The last piece is empty, or a line that a crash cut off before its file was made.
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
     const left = Buffer.from(path, 'base64url').toString('latin1');
@@ -192,13 +193,10 @@ async function remove(path: Bytes, mark: string): Promise<boolean> {
   return true;
 }
 
-/**
- * Removes a leftover directory. A directory with the recorded mark is removed with its content. Any other directory
- * may belong to another user who can write to its parent, so it is removed only if it is empty. Returns false if it
- * is not.
- */
+/** Removes a leftover directory with its content. Returns false if the directory was not removed. */
 async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise<boolean> {
   using pinned = await fs.pin(at);
+  // A directory with another mark may be another user's, so it is removed only if it is empty.
   if (markOf(await pinned.stat()) !== mark)
     return (await fs.drop(at).then(() => true, ignoring('ENOTEMPTY'))) ?? false;
   await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });

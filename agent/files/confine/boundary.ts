@@ -1,6 +1,5 @@
-// Decides which files a request may use: files that lie inside the roots and are not protected. Roots and protected
-// paths are compared by device and inode. So another name of a file, from a bind mount, a foreign mount namespace or
-// a rename, does not bypass the checks.
+// Decides which files a request may use: unprotected files inside the roots. Compares inodes, not paths, because a file
+// can have several paths.
 import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -35,10 +34,7 @@ const identify = async (path: Bytes): Promise<string> =>
   identityOf(await stat(bytes(path), { bigint: true }));
 const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
 
-/**
- * Inodes of an open directory and of all directories above it, from the directory upwards. They are found by
- * following "..", because the path by which the directory was opened may be outdated.
- */
+/** Inodes of an open directory and of all directories above it, from the directory upwards. */
 export async function ancestry(at: Confined): Promise<string[]> {
   // The path may be outdated, but only its number of levels is used. This call may be synchronous: the kernel answers
   // from memory, without the disk.

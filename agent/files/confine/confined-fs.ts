@@ -16,10 +16,7 @@ export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_W
  * handle cannot read.
  */
 export const pathOnly = 0o10000000;
-/**
- * Flags to open a file that was a regular file a moment ago. If another file has the name by now, opening it
- * does not block and does not make a terminal the controlling terminal.
- */
+/** Flags to open a regular file for reading, harmless even if a FIFO or terminal has replaced the file meanwhile. */
 export const readOnly = O_RDONLY | callbacks.constants.O_NONBLOCK | O_NOCTTY;
 
 declare const confined: unique symbol;
@@ -143,9 +140,8 @@ const namesAtOnce = 256;
  * Yields names in the order of the file system, in batches. readdir() would read all names into memory first.
  */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
-  // Node accepts 'buffer' here as in readdir(), although its types do not declare it. Names are exact bytes
-  // this way. On a file system that reports no file types, Node needs exact names to read the stats of each
-  // file.
+  // Node's types lack the encoding 'buffer'. Node needs the exact bytes of names to read stats on file systems that
+  // report no file types.
   const options = { bufferSize: namesAtOnce, encoding: 'buffer' as 'latin1' };
   const entries: AsyncIterable<Dirent<string | Buffer>> = await fs.opendir(at, options);
   let batch: Named[] = [];

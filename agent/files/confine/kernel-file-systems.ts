@@ -42,11 +42,7 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
   return (await statfs(bytes(at))).type === procfs;
 }
 
-/**
- * True if a name in an open directory is, or lies in, the directory /proc/PID of one of `processes`. That
- * directory reveals the memory, environment and open files of the process. `processes` contains pids of the
- * agent's own pid namespace, even if /proc belongs to another namespace.
- */
+/** True if a name in an open directory is, or lies in, the /proc directory of one of `processes`. */
 export async function showsProcess(
   at: Confined,
   name: Bytes | undefined,
@@ -65,11 +61,12 @@ export async function showsProcess(
 }
 
 /**
- * Returns the pid of the process to which a /proc directory (of a process or thread) belongs, as numbered in that
- * process's own pid namespace. Returns undefined for other directories.
+ * Returns the pid of the process to which a /proc directory (of a process or thread) belongs; undefined for other
+ * directories.
  */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');
   const numbers = /^NStgid:\s*(.*)$/m.exec(status)?.[1]?.split('\t');
+  // The last number is the pid in the process's own namespace, even if /proc belongs to another namespace.
   return numbers && Number(numbers.at(-1));
 }

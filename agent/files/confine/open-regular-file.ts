@@ -21,10 +21,7 @@ export interface Contents {
   stats: BigIntStats;
 }
 
-/**
- * True if a change may affect the bytes up to `end`. A file that only grew has not changed there.
- * The same size with another modification time counts as a change.
- */
+/** True if the bytes before `end` may have changed between `then` and `now`. A file that only grew has not changed. */
 export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
   return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
 }

@@ -23,8 +23,8 @@ export interface ProtectedInode {
 }
 
 /**
- * Milliseconds for which inodes are not read again. If another file replaces a protected file in this time, its inode
- * is not known yet, but it is refused because of its name.
+ * Milliseconds for which inodes are not read again. A file that replaces a protected file in this time is refused
+ * because of its name.
  */
 const trustMs = 1_000;
 
@@ -44,13 +44,13 @@ export class ProtectedInodes {
   }
 
   /**
-   * Reads all inodes again if the last full read is at least a second ago. Otherwise reads only the protected paths
-   * whose parent directory was missing, because that directory may exist now. A caller that looks for one name can limit
-   * this second case to the paths that contain `name`. Never rejects.
+   * Reads the inodes of all protected paths, at most once a second. In between, only paths whose parent
+   * directory was missing are read. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
+    // A caller that looks for one name needs no path without this name.
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
@@ -139,9 +139,8 @@ function prefixes(path: Bytes): Bytes[] {
 }
 
 /**
- * Yields the inodes of all files below a directory, except files that are removed meanwhile and directories that the
- * agent may not list. Called only to check files with several hard links. Throws other system errors, such as EMFILE:
- * without all inodes, a file with several links must not be read.
+ * Yields the inodes of all files below a directory. Throws system errors such as EMFILE, because a missing inode
+ * would make a protected file readable.
  */
 function* insideOf(path: Bytes): Generator<string> {
   const options = { withFileTypes: true, encoding: 'latin1' } as const;
@@ -155,6 +154,7 @@ function* insideOf(path: Bytes): Generator<string> {
   }
 }
 
+/** Ignores files that are removed meanwhile, and directories that the agent may not list. */
 function unlessGone<T>(look: () => T): T | undefined {
   try {
     return look();

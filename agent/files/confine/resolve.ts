@@ -1,6 +1,4 @@
 // Resolves the path of a request to an open file inside the roots; no other code may do that.
-// A directory is opened with O_PATH, checked once, and used as /proc/self/fd/N/name, so that it cannot be
-// replaced between check and use.
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Location } from './boundary.ts';
@@ -116,6 +114,10 @@ export class PathEntry implements AsyncDisposable {
   }
 }
 
+/**
+ * Resolves paths inside the boundary. Directories are opened before they are checked, so that none is replaced between
+ * check and use.
+ */
 export class Confinement {
   /** The boundary, for operations that walk below an open directory. */
   readonly boundary: Boundary;
@@ -165,16 +167,14 @@ export class Confinement {
     }
   }
 
-  /**
-   * Runs `work`. If it fails, removes the directories that it has created and closes those that it has opened. The
-   * error does not reveal which paths exist outside the roots.
-   */
+  /** Runs `work`. If `work` fails, removes the directories that it created and closes those that it opened. */
   async #resolve<T>(trail: Trail, work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
       await trail.undo();
       trail.release();
+      // The original error of a path outside the roots would reveal whether the path exists.
       throw this.boundary.covers(trail.path)
         ? fromErrno(error, toText(trail.path))
         : this.boundary.outside(trail.path);
@@ -256,8 +256,8 @@ export class Confinement {
   }
 
   /**
-   * Throws the reason why a directory cannot be opened. If the last existing directory of the path is outside
-   * the roots, the reason is left out, because it would reveal which paths exist.
+   * Throws `error`, but permission_denied if the deepest existing directory of the path is outside the roots: there,
+   * `error` would reveal which paths exist.
    */
   async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
     await this.#check(trail, { at: (await this.#reach(trail, path)).at });

@@ -1,5 +1,5 @@
-// Walks everything below an open directory, at any depth, and never through a symlink.
-// Each directory is opened by its name in its open parent, so a change during the walk cannot redirect it.
+// Walks everything below an open directory, and never through a symlink, even if directories are renamed during the
+// walk.
 import { posix } from 'node:path';
 import { fromErrno, isErrno } from '../../../shared/errors.ts';
 import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
@@ -19,9 +19,8 @@ export interface Step {
   /** Path relative to the start, without a leading slash. */
   path: Bytes;
   /**
-   * Stats of the entry, without following a symlink. For a directory they are read from the opened directory. For
-   * other types they may be outdated: a caller that opens the file must follow no symlink, and must check the opened
-   * file.
+   * Stats of the entry (as by lstat), possibly outdated except for a directory. To open a file, use O_NOFOLLOW and
+   * check the opened file again.
    */
   stats: fs.BigIntStats;
   /** A walk yields a directory twice: before and after its content. True the second time. */
@@ -63,9 +62,8 @@ interface Level {
 type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
 
 /**
- * Yields everything below an open directory in bytewise order, without the directory itself and without
- * protected paths.
- * Each directory comes twice: before its content, and after it with `left` set.
+ * Yields everything below an open directory in bytewise order, except protected paths. A directory comes before its
+ * content, and again afterwards with `left` set.
  */
 export async function* walk(
   start: fs.Confined,

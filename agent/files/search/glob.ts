@@ -1,6 +1,5 @@
-// Matches names and paths against globs. The time grows at most with pattern length times name length.
-// Glob libraries use regular expressions, which take years for some patterns, and a request may contain any
-// pattern.
+// Matches names and paths against globs in bounded time. Glob libraries use regular expressions, which take years for
+// some patterns.
 import { AppError } from '../../../shared/errors.ts';
 
 const longestGlob = 1_000;
@@ -13,13 +12,13 @@ type Piece = ((character: string) => boolean) | '*';
 /** The pattern of one name of a path, or `**` for any number of names. */
 type Segment = Piece[] | '**';
 
-/**
- * A compiled glob: returns true for a path that matches. The path has no slash at its start or end. A glob
- * without a slash is compared with the last name alone. `*` and `?` match characters within a name, `**` matches
- * any number of names; `[a-z]`, `[!a-z]`, `{this,that}` and `\` have their usual meaning.
- */
+/** Returns true if the path matches the glob. The path must have no slash at its start or end. */
 export type Glob = (path: string) => boolean;
 
+/**
+ * Compiles a glob with `*`, `?`, `**`, `[a-z]`, `[!a-z]`, `{this,that}` and `\`. Throws invalid_request if the glob is
+ * too long or too complex.
+ */
 export function compileGlob(glob: string, ignoreCase: boolean): Glob {
   if (glob.length > longestGlob) throw invalid(`longer than ${longestGlob} characters`);
   const fold = (text: string): string => (ignoreCase ? text.toLowerCase() : text);
@@ -30,6 +29,7 @@ export function compileGlob(glob: string, ignoreCase: boolean): Glob {
     const names = fold(path)
       .split('/')
       .map((name) => Array.from(name));
+    // A glob without a slash is compared with the last name of the path.
     return patterns.some((pattern) =>
       matches(pattern.length === 1 ? names.slice(-1) : names, pattern, '**', fitsSegment),
     );

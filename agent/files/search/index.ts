@@ -22,10 +22,7 @@ const longestContent = 1_000;
 const batchSize = 64;
 /** Milliseconds that a match waits for further matches, to be sent in one batch. */
 const longestWait = 50;
-/**
- * Milliseconds without a match after which an empty batch is sent. The broker cancels silent calls; the batch lets it
- * see that the search still runs. After each batch, the search also gives its slot to a waiting search.
- */
+/** Milliseconds without a match after which an empty batch is sent, because the broker cancels silent calls. */
 export const longestSilence = 1_000;
 /** Slots for searches that read the disk. More than four at once would not make a disk faster. */
 const working = new Semaphore(4);

@@ -24,10 +24,7 @@ type Find = (bytes: Buffer) => number;
 
 export interface Text {
   find: Find;
-  /**
-   * Maximum number of bytes of a hit. A hit may begin in one piece of a long line and end in the next, so at least this
-   * many bytes of a piece stay in memory.
-   */
+  /** Maximum number of bytes of a hit, which may begin in one piece of a long line and end in the next. */
   overlap: number;
 }
 
@@ -42,22 +39,20 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // If a letter before the match has another length in lower case, this offset is slightly wrong. That does no harm:
-    // the offset only decides which part of a long line is reported.
+    // A letter of another length in lower case makes this offset slightly wrong, which only shifts the reported part
+    // of a long line.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };
 }
 
-/**
- * Yields the lines that contain the text, and undefined after each piece of the file.
- * Reads only the size that the file had when it was opened, so that a growing file also comes to an end.
- */
+/** Yields the lines that contain the text, and undefined after each piece of the file. */
 export async function* linesWith(
   { file, stats }: Contents,
   { find, overlap }: Text,
   signal: AbortSignal,
 ): AsyncGenerator<Line | undefined, void, void> {
+  // Only the size at opening is read, so that the search of a growing file ends.
   const size = Number(stats.size);
   const buffer = Buffer.allocUnsafeSlow(longestTail + chunkBytes);
   const state: State = { buffer, held: 0, number: 1, reported: false };
