@@ -30,8 +30,8 @@ export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_u
  */
 export const lastingMs = 60_000;
 /**
- * A due time that is noticed more than this many milliseconds late is missed, for example after the broker's computer
- * slept. The limit includes `lastingMs`, because after a jump of the clock every due time waits that long.
+ * A due time that is noticed more than this many milliseconds late is missed. Includes `lastingMs`, the wait after a
+ * jump of the clock.
  */
 export const lateMs = lastingMs + 60_000;
 

@@ -8,6 +8,13 @@ import { type ClockJump, lastingMs } from './catch-up.ts';
  */
 const jumpMs = 1_000;
 
+interface ClockChange {
+  /** Milliseconds by which the wall clock was set forward since the last comparison; negative: back; 0: not set. */
+  drift: number;
+  /** The time of the last comparison, by the wall clock as it is set now. */
+  corrected: number;
+}
+
 export class ClockWatch {
   /** Start of the broker in wall time. If the wall clock is set, this time is shifted with it. */
   started = now();
@@ -29,12 +36,8 @@ export class ClockWatch {
     return this.#recent !== undefined;
   }
 
-  /**
-   * Compares the wall clock with the monotonic clock. `drift`: milliseconds by which the wall clock was set forward
-   * (negative: back) since the last call; 0 if it was not set. `corrected`: the time of the last call, by the clock as
-   * it is set now.
-   */
-  compare(): { drift: number; corrected: number } {
+  /** Compares the wall clock with the monotonic clock. */
+  compare(): ClockChange {
     // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.
     const drift = Math.round(now() - monotonic() - this.#skew);
     const from = this.#comparedAt;

@@ -6,8 +6,8 @@ import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * True if the hour field starts with `*`. Such an expression is due whenever the wall clock has one of its
-   * times. In an hour that is repeated, it is due twice.
+   * True if the hour field starts with `*`. Such an expression is due twice in an hour that is repeated when clocks are
+   * set back.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */

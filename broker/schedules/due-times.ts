@@ -1,5 +1,4 @@
-// Computes the due times of a cron expression in a time zone. Changes of daylight saving time follow the rule of
-// cron(8): a fixed hour that is skipped or repeated is due once, and `*` is due whenever the clock shows the time.
+// Computes the due times of a cron expression in a time zone. Handles daylight saving time as cron(8) describes.
 import { assertCron, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 
@@ -56,37 +55,33 @@ export class Timetable {
     return found;
   }
 
-  /**
-   * Returns the next due time of an expression with fixed hours, for which each wall time is due once. A wall time that
-   * a change of the clocks skips is due right after the change. A wall time that occurs twice is due the first time.
-   */
+  /** Returns the next due time of an expression with fixed hours. */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
     for (;;) {
       wall = this.#cron.next(wall);
       if (wall === undefined) return undefined;
       const instants = this.#zone.instantsOf(wall);
+      // A wall time that the clocks skip is due right after the change. A repeated wall time is due the first time.
       const instant = instants.gap ? instants.end : instants.at[0];
       if (instant > after) return instant;
     }
   }
 
   /**
-   * Returns the wall time of an instant. When clocks are set back, an hour is repeated. For an instant in the second
-   * pass of that hour, returns the end of the hour, because each wall time was already due in the first pass.
+   * Returns the wall time of an instant. When an hour is repeated, returns its last second for each instant in the
+   * repetition.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);
     if (instants.gap || instants.at[1] === undefined || instant < instants.at[1]) return wall;
+    // Each wall time of this hour was already due when the hour came first.
     const [first, again] = instants.at;
     return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }
 
-  /**
-   * Returns the next due time of an expression whose hour field starts with `*`. A wall time that a change of the
-   * clocks skips is never due. A wall time that occurs twice is due both times.
-   */
+  /** Returns the next due time of an expression whose hour field starts with `*`. */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);
     let wall: number | undefined = this.#zone.wallAt(after);
@@ -94,18 +89,20 @@ export class Timetable {
       wall = this.#cron.next(wall);
       if (wall === undefined) return undefined;
       const instants = this.#zone.instantsOf(wall);
+      // A wall time that the clocks skip is never due.
       if (instants.gap) {
         wall = this.#zone.wallAt(instants.end) - second;
         continue;
       }
+      // A wall time that occurs twice is due both times.
       const instant = instants.at.find((at) => at !== undefined && at > after);
       if (instant !== undefined) return Math.min(instant, repeated ?? instant);
     }
   }
 
   /**
-   * When clocks are set back, an hour is repeated. For an instant in the first pass of that hour, returns the first due
-   * time from the start of the second pass on. Returns undefined for any other instant.
+   * Returns the first due time after the clocks are set back, if `after` is in the hour that is then repeated;
+   * otherwise undefined.
    */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];

@@ -191,12 +191,10 @@ export class Schedules {
     throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
-  /**
-   * True if a key may see a schedule: the key may use one of its machines, or owns it. Only a schedule with tags can
-   * have an owner that may use none of its machines.
-   */
+  /** True if a key may see a schedule: the key may use a machine of the schedule, or owns a schedule with tags. */
   #isSeen(schedule: Schedule, caller: Caller): boolean {
     const { machinesOf } = this.#context;
+    // A schedule with tags may have no machines at present; its owner must see the schedule all the same.
     const isOwn = schedule.tags !== null && schedule.requested_by === caller.key_id;
     if (isOwn || !caller.reachable()) return true;
     return machinesOf(schedule).some((machine) => caller.reaches(machine));
@@ -216,12 +214,7 @@ export class Schedules {
     throw new AppError('forbidden', message, { schedule_id: id });
   }
 
-  /**
-   * Throws conflict if the key of a schedule with tags is revoked or expired. Two kinds of changes are allowed
-   * nevertheless:
-   * - A change that sets both the machines and the command. The schedule then gets the key of the request.
-   * - A change that leaves the schedule disabled, and does not change where or what it runs.
-   */
+  /** Throws conflict if the key of a schedule with tags is revoked or expired, with two exceptions. */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
     changes: Changes,
@@ -229,7 +222,9 @@ export class Schedules {
   ): void {
     const where = changes.tags ?? changes.machine_id;
     const what = changes.command ?? changes.saved_command_id;
+    // A change of both the machines and the command gives the schedule the key of the request.
     if (where !== undefined && what !== undefined) return;
+    // A schedule that stays disabled may change in fields that do not decide where or what it runs.
     const isDisabled = !(changes.enabled ?? enabled) && !decidesRun(changes);
     if (isDisabled || this.#context.rightsOf(requested_by, transaction.before)) return;
     const message =
@@ -238,8 +233,8 @@ export class Schedules {
   }
 
   /**
-   * Throws if the cron expression or the time zone of a schedule is invalid. For a schedule that watches a path, also
-   * throws if its key or the caller may not read files, or if its machine has too many watched paths.
+   * Checks the cron expression and the time zone of a schedule, or its watched path. Throws validation_failed,
+   * forbidden or conflict.
    */
   #assertTrigger(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
     const { id, cron, on_change, timezone, machine_id, enabled, requested_by } = schedule;

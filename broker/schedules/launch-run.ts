@@ -39,6 +39,7 @@ interface Requester {
   request_id: string;
 }
 
+/** Adds writes to the transaction that stores a run. */
 type Also = (transaction: HistoryTransaction) => void;
 
 /** Optional parts of a run that do not come from its schedule. */
@@ -77,8 +78,8 @@ export class Launcher {
   }
 
   /**
-   * Called when this broker has taken over these machines. Gives them time to connect, as after a start of the
-   * broker, because the broker that owned them before may have stopped.
+   * Called when this broker has taken over machines. Gives the machines `returnMs` to connect, because their previous
+   * broker may have stopped.
    */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
@@ -89,17 +90,14 @@ export class Launcher {
     return this.#adoptedAt.get(machineId) ?? this.#started;
   }
 
-  /**
-   * True if the machine is offline, so that a command for it would fail. False in the first minute after the start of
-   * the broker: machines may still be connecting then, and their commands wait.
-   */
+  /** True if the machine is offline although it has had time to connect. Commands for the machine then fail at once. */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;
   }
 
   /**
-   * True if each of these runs may have ended without this broker knowing: the run began before this broker started or
-   * took over the machine, and the machine may still have to report its end.
+   * True if each of these runs began before this broker owned the machine, and may have ended without a report from the
+   * machine so far.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -115,10 +113,7 @@ export class Launcher {
     return this.#byItself(on, newRun(on, trigger, at));
   }
 
-  /**
-   * Starts a run because the watched path of a schedule has changed. Resolves when the run, or the reason why there
-   * is none, is on disk. `also` adds writes to the same transaction.
-   */
+  /** Starts a run for changes of a watched path. Resolves when the run, or the reason why there is none, is on disk. */
   byChange(on: OnMachine, changes: Changes, also: Also): Promise<void> {
     return this.#byItself(on, newRun(on, changes.trigger, null), { also, env: changes.environment() });
   }
@@ -197,8 +192,8 @@ export class Launcher {
   }
 
   /**
-   * Returns for how many milliseconds a command may wait for its machine. Returns no queue_for for a machine that is
-   * offline and no longer expected to reconnect soon: its command then fails at once.
+   * Returns how many milliseconds a command may wait for its machine; no queue_for if the machine is offline, and has
+   * had `returnMs` to connect.
    */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
@@ -219,9 +214,8 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which the result of fillIn() is reused: long enough for all machines of one due time, but no longer.
- * The result can be an error that passes: while the computer is busy, matching a parameter with its pattern can time
- * out.
+ * Milliseconds for which fillIn() reuses a result: enough for all machines of one due time, but not longer, because an
+ * error may be temporary.
  */
 const filledInMs = 10_000;
 
@@ -232,6 +226,7 @@ const filledInMs = 10_000;
 function fillIn(schedule: Schedule, saved: SavedCommand): CommandParams {
   let known = filledIn.get(schedule);
   if (known?.saved !== saved || known.until <= monotonic()) {
+    // While the computer is busy, matching a parameter with its pattern can time out. This error is temporary.
     const result = resultOf(() => commandWith(saved, schedule.parameters ?? {}));
     known = { saved, result, until: monotonic() + filledInMs };
     filledIn.set(schedule, known);

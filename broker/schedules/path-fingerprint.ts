@@ -1,5 +1,4 @@
-// Computes a fingerprint of a path on a machine. Two fingerprints differ if the path has changed between them. They are
-// used to find changes that happened while the path was not watched.
+// Computes a fingerprint of a path on a machine, to find changes that happened while the path was not watched.
 import { createHash } from 'node:crypto';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
@@ -58,12 +57,10 @@ async function* entriesIn(
   }
 }
 
-/**
- * Returns a digest of an entry, because the names that a machine sends can be long. Leaves out size and time of a
- * directory, because entries that are not watched change them.
- */
+/** Returns a digest of an entry instead of its fields, because the names that a machine sends can be long. */
 function lineOf({ path, type, size, mode, owner, group, modified_at_ms }: FileEntry__Output): string {
   const isDirectory = type === 'FILE_TYPE_DIRECTORY';
+  // Entries that are not watched change the size and the time of a directory.
   const content = isDirectory ? [] : [size, modified_at_ms];
   return digestOf([path.toString('hex'), type, mode, owner, group, ...content]);
 }

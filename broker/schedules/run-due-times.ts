@@ -29,12 +29,10 @@ const mostMissed = 1000;
 const mostMissedInAll = 20_000;
 /** A row that stands for several missed due times gives their number up to this maximum. */
 const mostCounted = 200;
-/**
- * A due time waits while an earlier run of its schedule has not ended, and is checked again after `openMs`
- * milliseconds. If that run may have ended, and its machine has yet to report this, the wait is only `unsureMs`.
- */
-const unsureMs = 1_000;
+/** Milliseconds after which a due time that waits for the end of an earlier run is checked again. */
 const openMs = 60_000;
+/** As `openMs`, if the earlier run may have ended but its machine has yet to report this. */
+const unsureMs = 1_000;
 /** Milliseconds to wait after a failed write. */
 const retryMs = 5_000;
 
@@ -128,8 +126,8 @@ export class DueTimes {
   }
 
   /**
-   * Removes rows and marks later than `to`, which were written while the clock was ahead. Rows of runs that
-   * took place are not removed, and these runs are not repeated.
+   * Undoes what was stored for times after `to` while the clock was ahead. Rows of runs that took place remain, so no
+   * run is repeated.
    */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
@@ -174,8 +172,7 @@ export class DueTimes {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // A due time that has run comes again if the clock was set back, so the history is asked first. No other step can
-    // start the same run meanwhile, because `busy` allows one step of a schedule at a time.
+    // If the clock was set back, a due time comes again although it has run.
     if (!(await this.#ran(tracked, at))) {
       const decision = await this.#decideOverlap(tracked, trigger);
       if (typeof decision === 'number') return decision;
@@ -260,8 +257,8 @@ const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
 /**
- * Returns a text for the end of `reason` in a row that records several missed due times: their number and their first
- * and last time. Returns '' if the row records one due time.
+ * Describes the due times that share a row, for the end of the row's `reason`. Returns '' if there is only one due
+ * time.
  */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);

@@ -42,10 +42,7 @@ export interface OnMachine {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/**
- * Maximum number of future due times of a schedule that next_run leaves out because their runs took place already. That
- * happens when the clock was ahead and is then set back.
- */
+/** next_run leaves out at most this many due times of a schedule that have run already, while the clock was ahead. */
 export const mostRan = 1000;
 
 /** The machines that a caller may use; undefined means all machines, including removed ones. */
@@ -93,13 +90,13 @@ export class ScheduleRecords {
 
   /** Stores a run. The same transaction creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
-    // For a run with a due time, putMark() makes the write fail if another broker owns the machine. A run by hand has
-    // no due time and is not checked: a batch by hand may include machines of other brokers.
     const { schedule_id, machine_id, scheduled_for: at } = run;
     // A row for the same time is replaced. It exists if the clock was set back after the time was recorded as missed
     // or skipped.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
+    // putMark() makes the write fail if another broker owns the machine. A batch by hand (`at` is null) may include
+    // machines of other brokers.
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
@@ -206,8 +203,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Called when the clock was set back to `to`. Sets later marks to `to`, and deletes rows of runs that did not take
-   * place and whose due time is later than `to`.
+   * Called when the clock was set back to `to`. Moves later marks back, and deletes rows of later runs that did not
+   * take place.
    */
   rewind(to: number, transaction: HistoryTransaction): void {
     transaction.run('UPDATE schedule_marks SET at = ?1 WHERE at > ?1', to);
@@ -236,9 +233,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the due times from `from` to `to` at which these schedules ran or still run, on one machine or on any. The
-   * limit for all schedules together is `mostRan` × the number of schedules, so one schedule may have more than
-   * `mostRan`.
+   * Returns the due times from `from` to `to` at which these schedules ran or still run. Without `machineId`, runs on
+   * all machines count.
    */
   async ran(
     scheduleIds: readonly string[],
@@ -254,6 +250,7 @@ export class ScheduleRecords {
     ]);
     const rows = await this.#history.all(
       `SELECT DISTINCT schedule_id, scheduled_for AS at FROM schedule_runs WHERE ${ran} ORDER BY schedule_id, at LIMIT ?`,
+      // One schedule may have more than `mostRan` due times, because the limit is for all schedules together.
       ...[...values, scheduleIds.length * mostRan],
     );
     const times = new Map<string, Set<number>>();
@@ -269,8 +266,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the last run of a schedule that took place and has ended, on the machines in `reach`. If several machines
-   * ran the schedule at that time, returns the run with the worst status.
+   * Returns the last ended run of a schedule on the machines in `reach`; of several machines that ran together, the run
+   * with the worst status.
    */
   async last({ id, tags }: Schedule, reach: Reach): Promise<ScheduleRun | undefined> {
     const ended: Condition[] = [

@@ -69,9 +69,8 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. Sets `since` to now if the request changes the times, `enabled`, the watched path
- * or the machine that watches it, or switches between one machine and tags. Due times and file changes before `since`
- * start no run.
+ * Applies the changes of a request. Sets `since` to now if earlier due times or file changes must not start runs of the
+ * changed schedule.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
@@ -85,8 +84,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // A schedule with tags runs on all machines with these tags that the key `requested_by` may use. With another key,
-    // these could be more machines. So a request that changes only the cron, for example, keeps `requested_by`.
+    // A schedule with tags runs on the machines that `requested_by` may use. A request that changes only the cron must
+    // not add machines.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

@@ -30,8 +30,8 @@ export function findTimeZone(text: string): TimeZone | undefined {
 }
 
 /**
- * A time zone. A wall time is the date and time that a clock in the zone shows. It is written as a number: the
- * milliseconds since 1970 that this date and time would have in UTC.
+ * A time zone. A wall time is the time that clocks in the zone show, in milliseconds since 1970 as if the zone were
+ * UTC.
  */
 export class TimeZone {
   readonly #format: Intl.DateTimeFormat;
@@ -58,11 +58,7 @@ export class TimeZone {
     return Math.floor(instant / second) * second + this.offsetAt(instant);
   }
 
-  /**
-   * Returns the instants at which clocks in the zone show this wall time, which is in whole seconds: normally one, or
-   * two if the hour is repeated. If clocks are set forward past this wall time, returns the instant of that change as
-   * `end`.
-   */
+  /** Returns the instants at which clocks in the zone show this wall time, which must be in whole seconds. */
   instantsOf(wall: number): Instants {
     const [before, after] = [this.offsetAt(wall - dayMs), this.offsetAt(wall + dayMs)];
     const [early, late] = [wall - before, wall - after];

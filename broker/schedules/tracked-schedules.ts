@@ -82,8 +82,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Returns the entry of a run's schedule. With tags, it is the entry of the run's machine. Without tags, it is the
-   * schedule's only entry, whose machine may have changed since the run.
+   * Finds the schedule of a run on the run's machine. A schedule without tags is found even if it has moved to another
+   * machine.
    */
   of({ schedule_id, machine_id }: { schedule_id: string; machine_id: string }): Tracked | undefined {
     const some = this.#bySchedule.get(schedule_id);
@@ -251,22 +251,20 @@ export class TrackedSchedules {
     return unmarked;
   }
 
-  /**
-   * Sets `settledUntil` to the schedule's mark, and returns the mark. Without a mark, sets it to now on a machine that
-   * has just got the schedule's tags, and leaves it as it is otherwise. In each case `settledUntil` is at least
-   * the schedule's `since`, and at most now: a mark that was written while the clock was ahead is in the future.
-   */
+  /** Sets `settledUntil` to the schedule's mark, if there is one. Returns the mark. */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
     const mark = marks?.get(schedule.tags ? `${schedule.id} ${machine_id}` : schedule.id);
+    // Without a mark, due times count from now on for a machine that has just got the schedule's tags.
     const from = mark ?? (schedule.tags && settledUntil === 0 ? now() : settledUntil);
+    // A mark that was written while the clock was ahead is in the future.
     tracked.settledUntil = Math.min(Math.max(from, Date.parse(schedule.since)), now());
     return mark;
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. If such a machine has no mark when the broker
-   * restarts, the due times while the broker was down are overlooked on it.
+   * Stores marks for machines that have just got the tags of a schedule. Without a mark, due times while the broker is
+   * down are overlooked.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
@@ -306,9 +304,8 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine to which a search for earlier runs of a schedule is limited. If the schedule has tags, this is
- * the machine of `tracked`. Otherwise returns undefined, so the runs on all machines are found, because the schedule's
- * machine may have changed.
+ * Returns the machine on which earlier runs count; undefined for all machines. A schedule without tags may have moved
+ * from another machine.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;

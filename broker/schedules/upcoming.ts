@@ -10,10 +10,7 @@ export interface DueRun {
 /** Number of schedules whose first due time is computed in one turn of the event loop. */
 const sliceSize = 100;
 
-/**
- * Returns at most `limit` runs that are due from `from` on and before `until`, and whether there are more.
- * `nextAfter` returns the first due time of a schedule after an instant.
- */
+/** Returns at most `limit` runs that are due from `from` on and before `until`, and whether there are more. */
 export async function dueRuns(
   schedules: readonly Schedule[],
   nextAfter: (schedule: Schedule, after: number) => number | undefined,

@@ -179,8 +179,8 @@ export class PathWatches {
   /** Handles a watch that could not begin, or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // The agent cannot watch a path whose directory is missing; version 0.1.0 cannot watch any missing path. Until
-      // the path exists, it is compared with its stored state every `laterMs`.
+      // The agent cannot watch this path before its directory exists (version 0.1.0: before the path exists). Until
+      // then the path is compared every `laterMs`.
       try {
         await this.#compare(watch, signal);
         succeeded(watch);
@@ -352,9 +352,8 @@ function succeeded(watch: PathWatch): void {
 }
 
 /**
- * A directory was created at a watched path. Returns the milliseconds to wait before the path is watched again: 0, or
- * `soonMs` if the last such event was less than `soonMs` ago. The wait prevents an agent that reports new directories
- * all the time from keeping the broker busy.
+ * Returns the milliseconds to wait before the path is watched again. Limits the load from an agent that reports new
+ * directories all the time.
  */
 function waitBeforeRenewal(watch: PathWatch): number {
   const passed = monotonic() - watch.renewedAt;
