@@ -312,8 +312,7 @@ export class Sessions {
   async #refuse(session_id: string): Promise<never> {
     const { sessions, records } = this.#context;
     const stored = sessions.has(session_id) ? undefined : await records.get(session_id);
-    // A stored session that has not ended is not in `sessions` while no broker serves it. The broker that owned its
-    // machine has stopped, and the next owner has not loaded the session yet.
+    // The broker that owned the machine of this session has stopped, and the next owner has not loaded the session yet.
     if (stored && stored.status !== 'DISCONNECTED') {
       const message = 'no broker is responsible for the machine of this session yet: try again';
       throw new AppError('unavailable', message, { session_id, retry_after: 1 });

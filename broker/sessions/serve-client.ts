@@ -32,8 +32,8 @@ interface ServedClient {
 /** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
 /**
- * Maximum number of bytes on their way to a client. Beyond it, the broker stops reading from the agent. The agent
- * learns what the client has received, and normally pauses at half of this number.
+ * Above this number of bytes on their way to a client, the broker stops reading. The agent normally pauses at half of
+ * this number.
  */
 const mostUnreceived = 2 * terminalReplayBytes;
 /** A message to the client without output, such as a change of status, counts as this many bytes. */
@@ -220,8 +220,8 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes as on their way until the client has received them. Waits while more than `mostUnreceived` bytes are
-   * on their way, because output and notices for a slow client could otherwise fill the memory.
+   * Adds bytes to `#unreceived` until `taken` resolves. Waits while more than `mostUnreceived` bytes are unreceived: a
+   * slow client could otherwise fill the memory.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;
@@ -273,8 +273,8 @@ interface Beginning {
 }
 
 /**
- * Input of one client that the agent has not acknowledged. It is sent again after a lost link, so it remains
- * in memory from one call to the next. Bytes of input are counted over all calls.
+ * Unacknowledged input of one client, which is sent again after a lost link. Offsets of input continue from one call to
+ * the next.
  */
 class UnacknowledgedInput {
   readonly #changed = new Wake();
@@ -298,8 +298,8 @@ class UnacknowledgedInput {
   #reported = 0;
 
   /**
-   * Resolves when a call to the agent has taken the action (input, a size or a signal), or when `signal` fires. If
-   * the link is lost later, the next call sends unacknowledged input again, but not sizes and signals.
+   * Resolves when a call to the agent has taken the action, or when `signal` fires. After a lost link, only input is
+   * sent again.
    */
   async send(action: Action, signal: AbortSignal): Promise<void> {
     this.#waiting = action;
@@ -312,8 +312,8 @@ class UnacknowledgedInput {
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that has forgotten the client cannot report how much of the sent input arrived. Sending it again could
-    // run a typed command twice, so all input that was sent and not acknowledged counts as lost.
+    // An agent that has forgotten the client cannot report which input arrived. The input counts as lost: sending it
+    // again could run a command twice.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;

@@ -1,5 +1,5 @@
-// A session that is open, or whose clients still read its last output. It writes each change of its state with an
-// event, and supervises the terminal on the agent.
+// A session that is open, or whose clients still read its last output: stores its changes, and supervises the terminal
+// on the agent.
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
@@ -231,8 +231,8 @@ export class OpenSession {
   }
 
   /**
-   * Records the events of one call that opens or keeps a terminal, until the terminal ends. If the call ends before the
-   * terminal, makes a new call on the same link.
+   * Records the events of a call that opens or keeps a terminal. If the call ends before the terminal, makes another on
+   * the same link.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -379,11 +379,10 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After one of these errors the terminal may exist all the same, so the call is repeated. But if `unavailable` is the
-  // answer to the call that opens the terminal, the machine had too many terminals, and the agent opened none.
-  const unsure = unopened
-    ? ['machine_offline', 'machine_timeout']
-    : ['machine_offline', 'machine_timeout', 'unavailable'];
+  // After one of these errors the terminal may exist all the same, so the call is repeated.
+  const unsure = ['machine_offline', 'machine_timeout'];
+  // If the call that opens the terminal gets `unavailable`, no terminal was opened.
+  if (!unopened) unsure.push('unavailable');
   if (unsure.includes(error.code)) return undefined;
   return unopened ? { reason: `${error.code}: ${error.message}` } : lostOn(session, link);
 }

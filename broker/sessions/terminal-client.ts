@@ -23,13 +23,20 @@ export function actionOf(message: unknown): Action {
 
 /** A message to a client other than terminal output. */
 export type Notice =
-  /**
-   * The terminal is ready. This notice is sent once, before any output. `offset` is the offset of the first output. If
-   * the machine is offline, the client gets the notice when the machine is online again. `window` is the maximum number
-   * of bytes that are sent beyond the output that the client has reported as processed. It is absent if the client
-   * cannot report this.
-   */
-  | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number; window?: number }
+  /** The terminal is ready. Sent once, before any output. An offline machine delays this notice. */
+  | {
+      type: 'ready';
+      client_id: string;
+      /** Offset of the first output. */
+      offset: number;
+      cols: number;
+      rows: number;
+      /**
+       * Maximum number of bytes that are sent beyond what the client has reported as processed; absent if the client
+       * cannot report this.
+       */
+      window?: number;
+    }
   /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */
   | { type: 'status'; status: string }
   /** The size of the terminal has changed. */
@@ -37,12 +44,10 @@ export type Notice =
   /** An action of the client was refused, or its input may be lost. `message` has the reason. */
   | { type: 'refused'; message: string };
 
-/**
- * Why a client is closed: the session ended, it was detached, its key lost the right to attach, it fell
- * behind, the broker stops, or another broker takes the machine over.
- */
+/** Why a client is closed. */
 export type CloseReason =
   | { why: 'ended'; exit_code: number | null; signal: string | null; reason: string | null }
+  /** `forbidden`: the key lost the right to attach. `stopping`: the broker stops, or another owns the machine. */
   | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
 
 /**

@@ -18,18 +18,27 @@ interface Pair {
   key: string;
 }
 
+/** The TLS certificate of the REST API. */
+interface ServerCertificate {
+  context: SecureContextOptions;
+  /** `sha256//BASE64` of the key if the broker's own CA issued the certificate, otherwise empty. */
+  pin: string;
+  /** True if browsers trust the certificate. */
+  isPublic: boolean;
+  /** Calls `apply` with each newer certificate. No connection is dropped. Call the returned function to stop. */
+  follow(apply: Apply): () => void;
+}
+
 /**
- * Returns the certificate that the settings choose; undefined without TLS. `pin` is `sha256//BASE64` of the
- * key if the broker's own CA issued the certificate, otherwise empty. `isPublic` is true if browsers trust
- * it. `follow` calls `apply` with each newer certificate, and no connection is dropped. Files are checked
- * every `checkMs` milliseconds. Throws StartError.
+ * Returns the certificate that the settings choose; undefined without TLS. Changes of files are found every `checkMs`
+ * milliseconds. Throws StartError.
  */
 export async function certificateOf(
   settings: BrokerSettings,
   authority: Authority,
   checkMs: number,
   log: Logger,
-) {
+): Promise<ServerCertificate | undefined> {
   const { tls, tls_cert, tls_key } = settings;
   if (tls && (tls_cert ?? tls_key))
     throw new StartError('--tls and --tls-cert cannot be used together: choose one');

@@ -126,8 +126,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes to the history what an earlier process of the broker left in the outbox. Events, machine facts
-  // and idempotency must be open before that, because each of them writes its own kind of entries.
+  // createNouns() writes what is left in the outbox to the history. Events, machine facts and idempotency, which write
+  // their own entries, must be open before.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -171,8 +171,8 @@ function followOthers(
   machineFacts.followOthers(log);
   events.expectOthers();
   cluster.follow(() => events.refresh());
-  // Parts drop a machine in the order in which they joined the cluster. The links join last, so that the work of a
-  // machine is dropped before its link ends.
+  // Parts drop a machine in the order in which they joined. The links join last, because a machine's work must be
+  // dropped before its link.
   cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);

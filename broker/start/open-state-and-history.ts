@@ -50,8 +50,7 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // The broker may stop between the next two steps. With a new history but the old `since` of the schedules, the next
-  // start would find no earlier runs and repeat them. So `since` is set first.
+  // `since` is set first. With a new history and the old `since`, a start after a crash would repeat earlier runs.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());

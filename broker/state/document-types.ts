@@ -160,8 +160,8 @@ const schedule = z.strictObject({
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Time when the schedule was created, or its times, its path or `enabled` last changed. The schedule does not run for
-   * due times and changes of the path before this time.
+   * Due times and changes of the path before this time start no run. Set, for example, when `cron`, the path or
+   * `enabled` changes.
    */
   since: z.string(),
 });

@@ -1,5 +1,5 @@
-// Stores the declared documents in PostgreSQL, one row per document, and commits them together with their entries for
-// history. Each broker has a copy in memory. It reads what other brokers have changed before it changes anything.
+// Stores the declared documents in PostgreSQL, one row per document. A change first reads what other brokers have
+// changed, and commits its history entries too.
 import { randomBytes } from 'node:crypto';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
@@ -15,8 +15,8 @@ import { type Declared, type Documents, documents, names, newDocuments } from '.
 import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
- * Each commit of documents makes a generation. If a broker is more generations behind than this, the list of removed
- * documents may no longer be complete, so the broker compares all ids.
+ * A broker that is more generations (commits) behind than this compares all ids, because the list of removed documents
+ * may be incomplete.
  */
 export const knownGenerations = 10_000;
 
@@ -94,8 +94,8 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, declared[name]];
       const all = new Map<string, object>(declared[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // The changed documents were read before the removed ids, so a document removed between the two reads is in both
-      // results. No id is used twice, so the document is gone.
+      // A document that was removed between the two reads is in both results. The document is gone, because no id is
+      // used twice.
       for (const id of gone) all.delete(id);
       return [name, all];
     });

@@ -32,8 +32,8 @@ interface Pending {
 const againMs = 2_000;
 
 /**
- * Opens the state of a directory. Creates it if no broker has run there before. Throws StartError if state.json is lost
- * or damaged, or if it was edited by hand and `acceptEdit` is false.
+ * Opens or creates the state of a directory. Throws StartError if state.json is lost, damaged, or edited by hand
+ * without `acceptEdit`.
  */
 export async function openState(directory: string, acceptEdit = false): Promise<State> {
   return new State(await FileStore.open(directory, acceptEdit));
@@ -81,9 +81,8 @@ export class State implements Declared {
   }
 
   /**
-   * Runs `edit`. Resolves with its result when the change is on disk and its outbox in the history. Changes
-   * that arrive together share one commit. If the edit throws or the commit fails, nothing is changed. If the
-   * history cannot be written, the change still resolves, and its outbox is written later.
+   * Resolves with the result of `edit` when the change is on disk; its outbox may reach the history later. If the edit
+   * or the commit fails, nothing is changed.
    */
   change<T>(edit: (transaction: StateTransaction) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
@@ -93,6 +92,7 @@ export class State implements Declared {
     };
     if (!this.#store.isReady) reject(databaseUnavailable());
     else {
+      // Changes that arrive while a commit runs share the next commit.
       this.#queue.push({ edit: member, reject });
       this.#running ??= this.#run();
     }
@@ -140,8 +140,8 @@ export class State implements Declared {
   }
 
   /**
-   * Called when the store stops answering. Rejects the waiting changes and the waiting refresh at once. A commit or
-   * refresh that already runs ends only when the store answers again.
+   * Rejects the waiting changes and the waiting refresh when the store stops answering. A running commit or refresh
+   * ends when the store answers again.
    */
   #rejectWaiting(): void {
     const rejects = this.#queue.map((member) => member.reject);
@@ -205,8 +205,8 @@ export class State implements Declared {
   }
 
   /**
-   * Sets the committed documents, unless a refresh and a commit that ran at the same time have already set newer ones.
-   * Returns false if the documents are the same as before.
+   * Sets the committed documents, unless a refresh or commit at the same time has set newer ones. Returns true if the
+   * documents changed.
    */
   #replace(next: Version): boolean {
     const { declared, generation } = this.#committed;
@@ -237,8 +237,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction, and adds to `done` the functions that resolve the callers' promises after
- * the commit. An edit that throws is undone, and its promise is rejected; the other edits are made.
+ * Runs each edit in its own transaction. An edit that throws is rejected without a change. Functions that resolve the
+ * other edits go to `done`.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;

@@ -18,17 +18,14 @@ const blockDocuments = 256;
 export class StateJson {
   readonly #blocks = new Map<Name, Block[]>();
 
-  /**
-   * Returns the bytes of the file. The first member is the CRC-32 of the same text without that member. A
-   * CRC-32 detects every single flipped bit and every damage within 32 bits. For the 2.2 MB of 10,000
-   * machines it takes 0.5 ms, a SHA-256 1.3 ms, and the JSON of all documents 5 ms.
-   */
+  /** Returns the bytes of the file. Its first member is a checksum of the text without this member. */
   bytesOf(data: Documents): Buffer {
     const { version, install_id, generation, outbox } = data;
     const head = Buffer.from(JSON.stringify({ version, install_id, generation }).slice(1, -1));
     const blocks = names.flatMap((name) => this.#blocksOf(name, data[name]));
     const tail = Buffer.from(`],"outbox":${JSON.stringify(outbox)}}`);
     const rest = [head, ...blocks, tail];
+    // CRC-32 takes 0.5 ms for the 2.2 MB of 10,000 machines; SHA-256 would take 1.3 ms.
     const checksum = rest.reduce((sum, piece) => crc32(piece, sum), crc32('{'));
     return Buffer.concat([Buffer.from(`{"checksum":"${hexOf(checksum)}",`), ...rest]);
   }

@@ -106,12 +106,11 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   }
 }
 
-/**
- * True if a missing checksum is an error. Version 0.1.0 of the broker wrote format version 1 without a checksum. But if
- * state.json.last has a checksum, a newer broker has written it, so this file must have one too.
- */
+/** True if a missing checksum is an error. */
 function mustHaveOne(data: Documents, file: string): boolean {
+  // Version 0.1.0 of the broker wrote format version 1 without a checksum.
   if (data.version !== 1) return true;
+  // If state.json.last has a checksum, a newer broker has written it, so this file must have a checksum too.
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';
 }
 

@@ -12,8 +12,8 @@ const chunkBytes = 256 * 1024;
 export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
 
 /**
- * Yields the progress of a machine until it starts the new version. If the link is lost during the call, it is unknown
- * whether the machine has taken the package.
+ * Yields the progress of a machine until the new version starts. After a lost link it is unknown whether the machine
+ * has taken the package.
  */
 export async function* sendPackage(
   stub: AgentStub,

@@ -1,5 +1,5 @@
-// Upgrades machines a wave at a time. The history stores every step, so a broker that was killed can continue. Each
-// machine then reports the outcome of its own upgrade in its next hello.
+// Upgrades machines a wave at a time. The history stores every step, so that a broker that was killed can continue the
+// upgrade.
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';

@@ -39,8 +39,8 @@ interface Context extends UpgradeServices {
 }
 
 /**
- * The new agent must connect within the upgrade's `probe_timeout`, or the machine goes back to the old agent. The
- * outcome must be reported within twice the `probe_timeout` plus this number of milliseconds.
+ * A machine must report the outcome of its upgrade within twice the upgrade's `probe_timeout` plus this number of
+ * milliseconds.
  */
 const outcomeMs = 180_000;
 /** Milliseconds in which machines link again after a start of the broker. */
@@ -108,13 +108,11 @@ export class MachineUpgrade {
     this.look();
   }
 
-  /**
-   * Stops the upgrade of this machine if the rights of the key, a hold or a pin forbid it now. The check is for a
-   * machine that is receiving the package or has it already: others are checked before they get the package.
-   */
+  /** Stops the upgrade of this machine if the rights of the key, a hold or a pin forbid it now. */
   checkAgain(): void {
     const { status, machine_id } = this.#member;
     const machine = this.#context.state.machines.get(machine_id);
+    // A machine that is not getting the package yet is checked before the transfer.
     if (!machine || !(this.#call || status === 'staging' || status === 'busy')) return;
     const forbidden = this.#forbidden(machine);
     if (forbidden) this.leave(forbidden);
@@ -179,8 +177,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Waits for a machine whose link was lost while it got the package. The machine may be upgrading, so its wave waits
-   * for it as long as an upgrade can take. After that the machine counts as offline, and the wave goes on.
+   * Waits for a machine that lost its link while it got the package. The wave waits as well, because the machine may be
+   * upgrading.
    */
   async #awaitReturn(): Promise<void> {
     const { until } = this.#member;
@@ -206,6 +204,7 @@ export class MachineUpgrade {
   }
 
   #outcomeUntil(): number {
+    // If the new agent does not connect within `probe_timeout`, the machine goes back to the old agent.
     return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
   }
 

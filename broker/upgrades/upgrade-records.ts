@@ -1,5 +1,5 @@
-// Stores upgrades in the history: a row for each upgrade, and a row for each of its machines. Every step of a
-// machine is committed together with the event that reports it.
+// Stores upgrades and their machines in the history. Every step of a machine is committed together with the event that
+// reports the step.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
@@ -55,8 +55,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Stores an upgrade with its machines, in slices. The last slice includes the upgrade itself. If a crash prevents
-   * that, the next start removes the stored machines. `commit` is called with the machines of each slice.
+   * Stores an upgrade with its machines in slices, the upgrade itself with the last slice. `commit` is called with the
+   * machines of each slice.
    */
   async insert(
     upgrade: Upgrade,
@@ -87,6 +87,7 @@ export class UpgradeRecords {
     }
   }
 
+  /** After a crash, removes the machines of upgrades that were not stored completely. */
   async #removeIncomplete(): Promise<void> {
     const rows = await this.history.all(
       // Only old rows are removed: young ones may belong to an upgrade that another broker is storing at this moment.
@@ -304,8 +305,8 @@ export class UpgradeRecords {
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 /**
- * Converts an upgrade to the JSON of the REST API. If a key may use only some of the machines, the JSON has no waves,
- * because waves would reveal to the key how many other machines there are.
+ * Converts an upgrade to the JSON of the REST API, without waves for a key that must not learn how many machines there
+ * are.
  */
 export function upgradeToJson(
   { failures: _, created_at, finished_at, next_wave_at, current_wave, waves, ...upgrade }: Upgrade,

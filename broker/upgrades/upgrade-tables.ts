@@ -38,8 +38,8 @@ export interface Member {
   created_at: number;
   started_at: number | null;
   /**
-   * Time until which the broker waits for the machine to come back, because it is offline or restarts with the new
-   * version. In milliseconds since 1970; null at other times.
+   * Time until which the broker waits for a machine that is offline or restarts, in milliseconds since 1970; null if
+   * the broker does not wait.
    */
   until: number | null;
   finished_at: number | null;

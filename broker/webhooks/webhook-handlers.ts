@@ -189,8 +189,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that a webhook sends. Other callers must not change the webhook: with a
-   * URL of their own they could receive events that they may not read.
+   * True if the caller may read every event that a webhook sends. Other callers must not redirect the events to a URL
+   * of their own.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
@@ -236,8 +236,7 @@ export class WebhookHandlers implements Routes {
     const changesOwner =
       webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, transaction.before));
     if (changesOwner) webhook.key_id = caller.key_id;
-    // Both the key of this request and the key to which the webhook belongs must be allowed to read the events.
-    // Otherwise the caller could get events that it may not read.
+    // Both the caller's key and the key that owns the webhook must be allowed to read the events.
     for (const reader of [editor, rightsOf(webhook.key_id, transaction.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);
@@ -258,8 +257,7 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The right to read the webhook is not enough. The last delivery can be of an event type that the webhook no longer
-    // sends, and that the caller is not allowed to read.
+    // The last delivery may be of an event type that the webhook no longer sends and that the caller may not read.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
