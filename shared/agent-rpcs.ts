@@ -108,20 +108,22 @@ export const gaveUp = new AppError('unavailable', 'the caller cancelled the call
  */
 export const cancelledDetails = 'cancelled';
 
-/**
- * Concurrency classes. The open calls of one class share a limit of their own per machine. Classes of unary calls:
- * - `control`: the default, also for calls to processes
- * - `single`: one entry of the file system
- * - `long`: file operations that may take hours, such as a copy
- *
- * Classes of streaming calls:
- * - `short`: the default, for lists and small contents
- * - `bulk`: file transfers and searches
- * - `process`: output of processes
- * - `terminal`: terminals and their clients
- * - `watch`: watches of files
- */
-export type Lane = 'control' | 'single' | 'long' | 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
+/** Concurrency class of a call. The open calls of one class share a limit of their own per machine. */
+export type Lane =
+  // The default of unary calls, also for calls to processes.
+  | 'control'
+  // Unary calls for one entry of the file system.
+  | 'single'
+  // Unary file operations that may take hours, such as a copy.
+  | 'long'
+  // The default of streaming calls, for lists and small contents.
+  | 'short'
+  // File transfers and searches.
+  | 'bulk'
+  // Output of processes.
+  | 'process'
+  | 'terminal'
+  | 'watch';
 
 /** A call of the broker, as a handler of the agent gets it. */
 export interface AgentCall {
@@ -196,8 +198,7 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 
 /**
  * Returns a function that encodes a message as Frame{message}. `chunk`: number of the message's field `chunk`, if it
- * has one. A message with a chunk is encoded without protobufjs. The result is the tag and length of `Frame.message`, the
- * tag and length of `chunk`, and the bytes of the chunk (protobuf.dev, Encoding).
+ * has one.
  */
 function framerOf(
   chunk: number | undefined,
@@ -205,6 +206,7 @@ function framerOf(
 ): (message: unknown) => Buffer {
   return (message) => {
     const bytes = chunk === undefined ? undefined : (message as { chunk?: Uint8Array }).chunk;
+    // A chunk needs no protobufjs: tags and lengths before its bytes encode both fields (protobuf.dev, Encoding).
     return bytes && chunk ? wrapped([1, chunk], bytes) : frameOf(encode(message));
   };
 }
@@ -317,9 +319,8 @@ export function parseDetails(text: string): Record<string, unknown> {
 }
 
 /**
- * Writes all frames (of frameRequest or frameResponse), then an End frame. Waits while the sink is full. If
- * `frames` throws, the error is sent as an Error frame and thrown. When the signal fires, its reason is
- * thrown.
+ * Writes all encoded frames, then an End frame. If `frames` throws, sends and throws the error. Throws the signal's
+ * reason when the signal fires.
  */
 export async function sendFrames(
   sink: FrameSink,
@@ -357,8 +358,8 @@ export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> 
 }
 
 /**
- * Yields the received messages until the End frame. An Error frame is thrown as AppError. If the stream stops
- * without End, for example because the peer was killed, the error that `lost` returns is thrown.
+ * Yields the received messages until the End frame. Throws an Error frame as AppError. Throws the error of `lost` if
+ * the stream stops without End.
  */
 export async function* receiveFrames(
   frames: AsyncIterable<Frame>,

@@ -13,9 +13,8 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. After a
- * failure the old file is still in place. The exception is a failure of the last step, which flushes the directory: then
- * the new file is in place.
+ * Replaces a file. Resolves when the new file is on the disk. A failure leaves the old file in place, unless flushing
+ * the directory fails.
  */
 export async function writeDurably(
   file: string,

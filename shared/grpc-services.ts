@@ -1,5 +1,5 @@
-// Converts services of the protos to the form that grpc-js needs. proto-loader is not used for it, because
-// its descriptions of all messages take 6 MiB of an agent's memory.
+// Converts services of the protos to the form that grpc-js needs. proto-loader does this too, but takes 6 MiB of an
+// agent's memory.
 import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
 import { protos } from './load-protos.ts';

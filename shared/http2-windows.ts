@@ -1,7 +1,8 @@
-// Sizes the HTTP/2 flow-control windows of links. A window is the number of bytes of a stream that the peer may send
-// before this process has read them. A near peer (round trip up to 0.4 ms) has a fixed window. A distant peer needs a
-// larger window for a fast transfer, but unread data takes memory. So the windows of a distant peer grow while this
-// process reads the data quickly, and shrink while data stays unread.
+// Sizes the HTTP/2 flow-control windows of links: the bytes of a stream that the peer may send before this process
+// reads them.
+//
+// - A near peer (round trip up to 0.4 ms) has a fixed window.
+// - A distant peer's window grows while data is read quickly, and shrinks while unread data takes memory.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { linkService } from './agent-rpcs.ts';
@@ -9,31 +10,27 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window in bytes of each stream until the round trip to the peer is known, and while a distant peer has no open call.
- * It is small because many calls may begin at once, and their peer may fill all windows before they can be made smaller.
+ * Window of each stream while the peer's round trip is unknown or a distant peer is idle. Small, because many calls may
+ * begin at once.
  */
 export const firstBytes = mebibyte / 8;
 /**
- * Window in bytes of each stream of a near peer. Also the smallest window of a distant peer with at most `fewStreams`
- * open calls. Twice this size would make downloads a tenth faster. But stalled readers would take twice the memory. Key
- * presses would wait longer, because Node first reads all data that arrived before them.
+ * Window of each stream of a near peer. Twice this size makes downloads a tenth faster, but delays key presses and
+ * doubles stalled readers' memory.
  */
 const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
-/**
- * Maximum sum in bytes of the windows of all distant peers whose data is read quickly. If a peer has more
- * unread bytes than `nearBytes` for each of its streams, the excess is subtracted from this maximum.
- */
+/** Maximum sum of the windows of all distant peers whose data is read quickly. */
 const allBytes = largestBytes;
 /**
- * Maximum sum in bytes of the windows of one distant peer with more than `fewStreams` open calls. It is limited because
- * the readers of all these calls may stall at once. With more than `someStreams` calls the maximum is smaller: half for
- * twice as many calls.
+ * Maximum sum of the windows of a distant peer with more than `fewStreams` calls, because all their readers may stall
+ * at once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
+/** Number of calls up to which a peer gets all of `sharedBytes`. Twice as many calls get half of `sharedBytes`. */
 const someStreams = 8;
 /**
  * Each distant peer may always have windows of this sum in bytes, even if unread bytes of other peers use up
@@ -46,8 +43,8 @@ const leastBytes = 4 * mebibyte;
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Largest window in bytes for each millisecond of the round trip. 500 MiB/s need 0.5 MiB on their way for each
- * millisecond. The window is more than twice that: nghttp2 lets a peer send more only after half of the window was read.
+ * Largest window in bytes per millisecond of round trip. 500 MiB/s need 0.5 MiB; doubled, because nghttp2 extends a
+ * window only after half is read.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /** Size of a window, as a multiple of the bytes read per round trip. */
@@ -82,14 +79,14 @@ interface Status {
 type Role = 'client' | 'server';
 
 /**
- * For each role: how many callers use controlFlow(), and the function that ends it for all of them. They share one
- * control, because Node reports the streams of all HTTP/2 sessions of a role on the same diagnostics channel.
+ * The control of each role, shared by all callers, because Node reports the HTTP/2 sessions of a role on one
+ * diagnostics channel.
  */
 const controls = new Map<Role, { users: number; stop(): void }>();
 
 /**
  * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned function
- * is called. Call that function only once. Node's diagnostics channels are the only access to the sessions of grpc-js.
+ * is called. Call that function only once.
  */
 export function controlFlow(role: Role): () => void {
   const control = controls.get(role) ?? { users: 0, stop: startControl(role) };
@@ -103,6 +100,7 @@ export function controlFlow(role: Role): () => void {
   };
 }
 
+/** Node's diagnostics channels are the only access to the sessions of grpc-js. */
 function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
@@ -112,6 +110,7 @@ function startControl(role: Role): () => void {
   let stopLooking = (): void => {};
 
   function look(): void {
+    // Unread bytes beyond `nearBytes` per stream are subtracted from `allBytes`.
     const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
     const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
@@ -200,8 +199,7 @@ const statusOf = (peer: Peer): Status => ({
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**
- * Returns the window that each stream of a peer should have now. A window grows at once, but shrinks only by half at a
- * time. `share` is the maximum sum of the peer's windows in bytes.
+ * Returns the window that each stream of a peer should have now. `share`: maximum sum of the peer's windows in bytes.
  */
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
@@ -213,6 +211,7 @@ function windowFor(peer: Peer, share: number): number {
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
   const least = streams.size > fewStreams ? firstBytes : nearBytes;
+  // A window grows at once, but shrinks only by half at a time.
   const next = Math.max(least, window / 2, wanted);
   return next > window || next <= window / 2 || next === least ? next : window;
 }

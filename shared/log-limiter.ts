@@ -16,9 +16,8 @@ export class LogLimiter<T> {
   readonly #periods = new Map<string, Period<T>>();
 
   /**
-   * Allows `most` lines of each kind in a period of `ms` milliseconds. If lines were dropped, calls `report` at the end
-   * of the period, with the `value` of the first take() in the period and the number of dropped lines (`more`).
-   * Kinds beyond `mostKinds` share one period, so that new kinds cannot fill the memory.
+   * Allows `most` lines of each kind per period of `ms` milliseconds. `report` gets a period's first value and the
+   * number of dropped lines, if any.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;
@@ -32,6 +31,7 @@ export class LogLimiter<T> {
    * lines.
    */
   take(kind: string, value: T): boolean {
+    // Kinds beyond `mostKinds` share one period, because new kinds could otherwise fill the memory.
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
     const period = this.#periods.get(key) ?? this.#begin(key, value);
     if (period.taken < this.#most) period.taken += 1;

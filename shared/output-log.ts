@@ -44,8 +44,8 @@ interface Segment {
 }
 
 /**
- * Maximum number of segments of a log. 16 full segments hold `windowBytes`. But every gap and every restart begins a new
- * segment, and an attacker may cause many of them.
+ * Maximum number of segments. 16 full segments hold `windowBytes`, but every gap and every restart begins a segment,
+ * and an attacker may cause many.
  */
 const mostSegments = 64;
 
@@ -115,9 +115,8 @@ export class OutputLog {
   }
 
   /**
-   * Adds bytes at the end, in the order of the calls. Resolves once the bytes are written and the fastest reader is
-   * not far behind. Rejects if the write fails. `end` moves even then, so that later offsets are right and readers
-   * find a gap.
+   * Adds bytes in call order. Resolves once the bytes are written and the fastest reader is not far behind. Rejects if
+   * the write fails.
    */
   async append(data: Uint8Array): Promise<void> {
     await this.#inTurn(() => this.#append(data));
@@ -221,6 +220,7 @@ export class OutputLog {
       await this.#abandon();
       throw fromErrno(error, this.#directory);
     } finally {
+      // The end moves even after a failure, so that later offsets are right and readers find a gap.
       this.#end += data.length;
       this.changed.wake();
     }
@@ -276,8 +276,8 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between opening the file and adding its segment. Readers assume that the open file belongs
-    // to the last segment, so they would read from the wrong file meanwhile.
+    // Nothing may be awaited between open() and push(), because readers take the open file for the file of the last
+    // segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 

@@ -101,8 +101,8 @@ export function signKeyChange(publicKey: Buffer, oldKey: KeyObject): KeyChange {
 }
 
 /**
- * Verifies a package's signature. Returns what is wrong with it, or undefined. The fault is `untrusted_key` if no
- * chain of key changes leads from the trusted key to the key of the signature.
+ * Returns what is wrong with a package's signature, or undefined. `untrusted_key`: no chain of key changes leads from
+ * the trusted key to the signing key.
  */
 export function signatureFault(
   what: SignedPackage,

@@ -21,16 +21,13 @@ export function letReadersGo(): void {
   });
 }
 
-/**
- * Masks the value of a flag in this process's command line, which every user of the machine can read.
- * Assigning to process.title overwrites the whole command line (Node's documentation, libuv's
- * uv_set_process_title).
- */
+/** Masks the value of a flag in this process's command line, which every user of the machine can read. */
 export function hideArgument(flag: string): void {
   const words = [process.argv0, ...process.execArgv, ...process.argv.slice(1)];
   const visible = words.map((word, n) =>
     words[n - 1] === flag ? '***' : word.startsWith(`${flag}=`) ? `${flag}=***` : word,
   );
+  // Assigning to process.title overwrites the whole command line (Node's documentation, libuv's uv_set_process_title).
   if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
 }
 
@@ -57,8 +54,8 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * Start of the error message for a data directory that another process uses. The CLI recognizes by this text that
- * a broker already runs there, and waits until that broker answers.
+ * Start of the error for a data directory in use. The CLI finds this text in a broker's output, and waits for the other
+ * broker.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

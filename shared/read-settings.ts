@@ -185,10 +185,10 @@ function readFlags(
   );
   try {
     const { values } = parseArgs({ args: [...argv], options, allowNegative: true });
-    // The cast is safe: parseArgs returns arrays only for options with `multiple`, whose values are texts. Each text
-    // may itself be a comma-separated list, as the value of the setting's environment variable may be.
+    // The cast is safe: parseArgs returns arrays only for options with `multiple`, whose values are texts.
     const entries = Object.entries(values).map(([name, value]): [string, string | boolean] => [
       name.replaceAll('-', '_'),
+      // Each value may itself be a comma-separated list.
       Array.isArray(value) ? value.join(',') : (value as string | boolean),
     ]);
     return Object.fromEntries(entries);

@@ -1,8 +1,8 @@
 // The signals that clients of the API may send by name.
 
 /**
- * The signals that a user may send to a command. Those of crashes, such as SIGSEGV, are left out: a command that one of
- * them ends would seem to have crashed.
+ * The signals that a user may send to a command. Left out: SIGSEGV and others, after which the command would seem to
+ * have crashed.
  */
 export const signals = [
   'SIGHUP',

@@ -13,8 +13,8 @@ export class Wake {
   }
 
   /**
-   * Resolves at the next wake(), or when the signal fires. Between the caller's check of its state and this
-   * call nothing may be awaited, because a wake() in between would be missed.
+   * Resolves at the next wake(), or when the signal fires. Await nothing between checking your state and this call,
+   * because you could miss a wake().
    */
   wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
@@ -48,8 +48,8 @@ export class Wake {
 const changes = ['readable', 'end', 'close', 'error'];
 
 /**
- * Yields the items of a stream until its end. Throws the signal's reason when the signal fires. Unlike the
- * stream's own iterator it can be stopped while it waits, and does not destroy the stream.
+ * Yields a stream's items until its end. Throws the signal's reason when the signal fires. Unlike the stream's own
+ * iterator, does not destroy the stream.
  */
 export async function* readStream<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
   const changed = new Wake();

@@ -7,11 +7,10 @@ import { every } from './clock.ts';
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
 /**
- * Transferred bytes between two collections of young objects. Measured limits:
- * - 2 MiB is too little: 32 stalled downloads took up to 40 MiB more in a broker. A buffer that waits for a slow reader
- *   during two collections counts as old, and V8 frees it late.
- * - 6 MiB is too much: a download took twice the CPU. An idle V8 marks its heap again after some 8 MiB of buffers, so
- *   young buffers must be collected well before that.
+ * Transferred bytes between two collections of young objects. Measured with other values:
+ * - 2 MiB: 32 stalled downloads took up to 40 MiB more in a broker, because unread buffers became old and were freed
+ *   late.
+ * - 6 MiB: a download took twice the CPU, because V8 marked its heap after some 8 MiB of buffers.
  */
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
@@ -25,9 +24,8 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Must be called with the size of each piece of transferred data: starts a collection of young objects after every
- * `everyBytes`. V8 counts the buffers of a transfer as old objects, although they are short-lived. So without these
- * collections V8 marks the whole heap repeatedly, which is half of the cost of a transfer (measured).
+ * Must be called for each piece of transferred data. Without these collections of young objects, V8 marks the heap
+ * repeatedly: half of a transfer's cost (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;
@@ -37,9 +35,8 @@ export function countTransferred(bytes: number): void {
 }
 
 /**
- * Collects the garbage of a start or a burst of work once the process is idle. V8 itself would free that
- * memory only when it needs more. `ms`: milliseconds between two checks. Runs until the returned function is
- * called.
+ * Collects the heap when the process is idle and its memory has grown. Checks every `ms` milliseconds, until the
+ * returned function is called.
  */
 export function collectAtRest(ms: number = lookMs): () => void {
   // Repeated collections make V8 discard compiled bytecode. With this flag V8 retains it, so the next work
@@ -74,15 +71,15 @@ export function residentBytes(): number | undefined {
 }
 
 /**
- * Returns V8's own gc(), which is normally enabled by starting Node with `--expose-gc`. A flag that is set
- * later counts only for new contexts (nodejs/node#16595), so gc() is taken from a new context. This is
- * undocumented. If it fails, V8 collects by its own schedule: an idle broker then takes 43 MiB more, an idle
- * agent 17 MiB more, and a transfer has 0.6 of its throughput (measured). The documented
- * HeapProfiler.collectGarbage of node:inspector frees 9 MiB less, and cannot collect young objects alone.
+ * Returns V8's own gc(), in an undocumented way. HeapProfiler.collectGarbage of node:inspector is documented, but frees
+ * 9 MiB less and cannot collect young objects alone.
  */
 function collector(): Collect {
   if (collect) return collect;
+  // A flag that is set after the start of Node counts only for new contexts (nodejs/node#16595).
   setFlagsFromString('--expose-gc');
+  // Without gc() an idle broker takes 43 MiB more, an idle agent 17 MiB more, and transfers have 0.6 of their
+  // throughput (measured).
   collect = (runInNewContext('globalThis.gc') as Collect | undefined) ?? (() => {});
   return collect;
 }

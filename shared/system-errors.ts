@@ -48,8 +48,8 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
 };
 
 /**
- * Returns the message of any error. The message of a system error has the path or address, and the next step.
- * `of`: the address that the program tried to use.
+ * Returns an error's message; a system error's message has the path or address, and the next step. `of`: the address
+ * that was tried.
  */
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);

@@ -1,5 +1,4 @@
-// The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows. They manage alerts, the rules
-// that open alerts, the channels that send alerts, and the times in which alerts are held back.
+// The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows.
 import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
 import { when } from './print.ts';

@@ -56,8 +56,8 @@ export async function withSocket<T>(
 }
 
 /**
- * Starts a broker with these flags and stops it once it listens. This suffices for a flag that changes the data at the
- * start, such as --accept-state. Throws StartError if the broker cannot start.
+ * Starts a broker, and stops it once it listens: enough for flags that change its data, such as --accept-state. Throws
+ * StartError on failure.
  */
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
   assertAccess(dataDir);

@@ -40,8 +40,8 @@ export function trustOf(flags: Trust, login: Trust = {}): Trust {
 }
 
 /**
- * Removes what does not belong to a broker's URL: the query, slashes at the end, and /api/v1. A text that is no URL, or
- * has a user name or password, is returned unchanged.
+ * Removes the query, slashes at the end and /api/v1 from a URL. Returns other text, and a URL with a user name or
+ * password, unchanged.
  */
 export function brokerUrl<T extends string | undefined>(text: T): T | string {
   const url = text === undefined ? null : URL.parse(text.trim());

@@ -51,8 +51,8 @@ type Find = (client: Farhand, text: string) => Promise<string>;
 type NamedList = (input: { sort: 'name'; limit: number }) => AsyncIterable<Named>;
 
 /**
- * Makes a function that returns the id of an item that is given by its id or by a unique name. It throws StartError
- * if no item matches, or several.
+ * Returns a function that converts an id or a unique name to the id. That function throws StartError if no item
+ * matches, or several.
  */
 const finder =
   (what: string, prefix: Prefix, listOf: (client: Farhand) => NamedList): Find =>

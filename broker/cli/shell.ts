@@ -75,10 +75,7 @@ interface View {
   leaving: AbortController;
 }
 
-/**
- * Displays a session until it ends or the user detaches from it. If the connection breaks while standard input is
- * a terminal, attaches to the session again. Returns the exit code for this program.
- */
+/** Displays a session until it ends or the user detaches from it. Returns the exit code for this program. */
 export async function showSession(client: Farhand, session_id: string, observe: boolean): Promise<number> {
   const modes = watchModes();
   const leaving = new AbortController();
@@ -140,8 +137,8 @@ async function attach(view: View, signal = view.leaving.signal, offset?: number)
 }
 
 /**
- * Attaches again with the output from `offset` on. Tries until it works; undefined if the user leaves before. Throws if
- * the session has ended, or if the API key may not use the session.
+ * Retries to attach from output offset `offset`. Returns undefined if the user leaves. Throws if the session has ended
+ * or the API key is refused.
  */
 async function attachAgain(view: View, offset: number): Promise<Terminal | undefined> {
   const { signal } = view.leaving;
@@ -221,8 +218,8 @@ async function drive(
 
 interface Typing {
   /**
-   * Must be called with all output of the terminal, to find prompts in it. Once the local input has ended, sends the
-   * end of input again after each prompt: a program other than the shell may have read the end sent before.
+   * Must be called with all output of the terminal. After the end of the local input, sends the end of input again at
+   * each prompt.
    */
   answer(bytes: Uint8Array): void;
   stop(): void;

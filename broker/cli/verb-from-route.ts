@@ -94,8 +94,8 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
 }
 
 /**
- * Returns the help texts of the flags of a route. A change leaves a field as it is if its flag is missing, so the help
- * of a PATCH route has no defaults.
+ * Returns the help texts of a route's flags. Removes defaults for a PATCH route, because a missing flag leaves its
+ * field unchanged.
  */
 function helpTexts({ method }: Route, flags: Flags = {}): Flags {
   if (method !== 'PATCH') return flags;

@@ -14,9 +14,8 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
- * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until, and a
- * filter for each field that is an id, a name, an enum or a boolean. `fields`: the schema of the fields to
- * filter by; by default the schema of the items.
+ * Defines a route that answers a page of objects. `fields`: schema whose ids, names, enums and booleans become filters;
+ * by default the items' schema.
  */
 export function list<
   const P extends string,

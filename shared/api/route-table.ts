@@ -95,13 +95,12 @@ export interface BytesReply {
   quiet?: boolean;
 }
 
-/**
- * Reply of a route of the kind `growing`, whose answer is an object with an array of any length. `head`: the object
- * without the array. `items`: the array's items, in batches.
- */
+/** Reply of a route of the kind `growing`, whose answer is an object with an array of any length. */
 export interface GrowingReply<T, G extends keyof T> {
+  /** The object without the array. */
   head: Omit<T, G>;
   meta: { total: number; limit: number; offset: number; has_more: boolean };
+  /** The array's items, in batches. */
   items: AsyncIterable<T[G]>;
 }
 
@@ -194,15 +193,16 @@ export interface Caller extends Rights {
   /** Returns the rights inside a state transaction, in which an earlier change may have removed some. */
   during(change: Journal): Rights;
   /**
-   * Adds this request's audit entry and idempotency key to the commit of its change. `made`: ids of created
-   * objects; a repeated request gets the first of them. `machines`: affected machines that the request does
-   * not name. `more`: true if further commits of the same change follow; the last commit gets the idempotency
-   * key. In a state transaction the rights are checked again, with the same errors as in authorization.
+   * Adds this request's audit entry and idempotency key to the commit of its change. In a state transaction, authorizes
+   * the request again.
    */
   commit(
     journal: Journal,
+    /** Ids of created objects. A repeated request gets the first of them. */
     made?: Readonly<Record<string, string>>,
+    /** Affected machines that the request does not name. */
     machines?: readonly MachineId[],
+    /** True if further commits of the same change follow. The last commit gets the idempotency key. */
     more?: boolean,
   ): void;
 }

@@ -22,12 +22,24 @@ export type Scope = (typeof scopes)[number];
 /** Who may call the route: keys with a scope, any valid key, or clients without a key. */
 export type Access = Scope | 'any key' | 'everybody';
 
-/**
- * The form of a route's answer. single: one object. list: a page of objects. growing: one object with an
- * array of any length, sent while it is read. raw: a text with its own media type. bytes: a file. lines:
- * objects as NDJSON. events: server-sent events. socket: a WebSocket.
- */
-export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
+/** The form of a route's answer. */
+export type Kind =
+  // One object.
+  | 'single'
+  // A page of objects.
+  | 'list'
+  // One object with an array of any length, sent while it is read.
+  | 'growing'
+  // A text with its own media type.
+  | 'raw'
+  // A file.
+  | 'bytes'
+  // Objects as NDJSON.
+  | 'lines'
+  // Server-sent events.
+  | 'events'
+  // A WebSocket.
+  | 'socket';
 /** The form of a body that is not JSON: bytes, or a form (multipart/form-data) with one part called file. */
 export type Accepts = 'bytes' | 'form';
 /** Headers that only some answers have. */
@@ -76,16 +88,17 @@ export interface Route<
   /** Schema of further fields in `meta` of a list. */
   listMeta?: z.ZodObject;
   /**
-   * Name of the array in the answer that is sent in batches. Set for routes of the kind `growing`, and for routes of
-   * the kind `single` whose answer may be long.
+   * Name of the array that is sent in batches. Set for `growing` routes, and for `single` routes whose answer may be
+   * long.
    */
   grows?: string;
   /** Schemas of the array's items, and of the object without the array. Set together with `grows`. */
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
-   * What a repeated request gets; set if the route takes an Idempotency-Key. `replay`: the first answer again. `secret`:
-   * an error with the id of the object that the first request created, because an answer with a secret is never stored.
+   * Answer to a repeated request; set if the route takes an Idempotency-Key.
+   * - `replay`: the first answer
+   * - `secret`: an error with the created object's id, because answers with secrets are never stored
    */
   idempotency?: 'replay' | 'secret';
   /**

@@ -106,8 +106,8 @@ const isDay = (text: string): boolean =>
   new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
 
 /**
- * True if the year in UTC has four digits. A time with a four-digit year and a zone offset can be in the year 10000 or
- * -1 of UTC, which toISOString() writes with a sign and six digits.
+ * True if the year in UTC has four digits. A zone offset can turn year 9999 into 10000, which toISOString() writes in
+ * six digits.
  */
 const isOfFourDigits = (text: string): boolean => new Date(text).toISOString().length === 24;
 

@@ -1,5 +1,5 @@
-// The check of `doctor` that looks for keys that sign agent packages. Such a key must not be on the broker's
-// machine, because an intruder there could then sign packages for all machines.
+// A check of `doctor` for keys that sign agent packages. With such a key, an intruder on the broker's machine could
+// attack all machines.
 import { createPrivateKey } from 'node:crypto';
 import { type Dirent, existsSync } from 'node:fs';
 import { readdir, readFile, stat } from 'node:fs/promises';
@@ -59,10 +59,7 @@ async function search(
   }
 }
 
-/**
- * Returns true for a private Ed25519 key in PEM. The kind of an encrypted key is read from the public key beside it.
- * Without a public key, also returns true for an encrypted key, because it may be of any kind.
- */
+/** True for a PEM file with a private Ed25519 key, or with an encrypted key that may be one. */
 async function isSigningKey(path: string): Promise<boolean> {
   try {
     const { size } = await stat(path);
@@ -80,6 +77,7 @@ async function isSigningKey(path: string): Promise<boolean> {
 /** Length of an Ed25519 public key in PEM. Public keys of other kinds are longer. */
 const publicKeyBytes = 120;
 
+/** True if the public key beside an encrypted key is of Ed25519, or is missing. */
 async function mayBeEd25519(path: string): Promise<boolean> {
   const file = `${path}.pub`;
   return !existsSync(file) || (await stat(file)).size <= publicKeyBytes;

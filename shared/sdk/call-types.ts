@@ -46,15 +46,12 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/**
- * Result of a list call: await it for one page, or iterate over it for all items. The request is sent when
- * one of the two begins.
- */
+/** Result of a list call: await it for one page, or iterate over it for all items. Either sends the request. */
 export type Listing<T, Meta = unknown> = Promise<ListResult<T> & Meta> & AsyncIterable<T>;
 
 /**
- * Result of a stream call: iterate over it for the items as they arrive, or await it for the start of the
- * answer. The request is sent when one of the two begins.
+ * Result of a stream call: iterate over it for the items, or await it for the start of the answer. Either sends the
+ * request.
  */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 

@@ -3,8 +3,8 @@
 import { now } from '../clock.ts';
 
 /**
- * An error answer of the broker, with its code, HTTP status and request id. The code `no_answer` means that
- * the broker did not answer: the connection failed (status 0), or a proxy answered instead.
+ * An error answer of the broker. The code `no_answer` means that the connection failed (status 0), or that a proxy
+ * answered instead of the broker.
  */
 export class FarhandError extends Error {
   override readonly name = 'FarhandError';

@@ -32,8 +32,8 @@ export async function* follow(
 ): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = options;
   const pause = backoff();
-  // The header has the id of the event before the first one. If the connection is lost before any event arrives, the
-  // stream continues from this id and so misses nothing.
+  // The header has the id before the first event. If the connection breaks before any event, the stream continues after
+  // this id.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
     let failure: unknown;
@@ -49,8 +49,7 @@ export async function* follow(
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
-    // If `resumes` is false, the end of the response is the end of the stream. Otherwise only the event `last` ends the
-    // stream, so an earlier end of the response means a lost connection: the loop connects again.
+    // If the stream resumes, an end of the response without the event `last` counts as a lost connection.
     if (!resumes) return;
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();

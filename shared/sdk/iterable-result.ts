@@ -43,16 +43,12 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
 /** Maximum number of items that the broker returns in one page. */
 const pageSize = 100;
 /**
- * Number of yielded items whose ids are remembered, so that an item that has moved to the next page is not yielded
- * again. If more items than this are created between two pages, some items are yielded twice.
+ * Number of yielded items whose ids are remembered. If more items are created between two pages, some items are yielded
+ * twice.
  */
 const remembered = 10_000;
 
-/**
- * Yields all items of a list that may change between two pages. A new item shifts later items to the next page, so
- * repeats are skipped by id. A deleted item shifts later items to the previous page, so an earlier offset is read
- * again if `total` has decreased.
- */
+/** Yields all items of a list, even if the list changes between two pages. */
 export async function* allItems(
   page: (paging: { limit: number; offset: number }) => Promise<ListResult<unknown>>,
   { limit = pageSize, offset: first = 0 }: { limit?: number; offset?: number },
@@ -62,12 +58,14 @@ export async function* allItems(
     const { items, total, has_more } = await page({ limit, offset });
     const deleted = known - total;
     known = total;
+    // Deleted items have shifted later items to an earlier page, which is read again.
     if (deleted > 0 && offset > first) {
       offset = Math.max(first, offset - deleted);
       continue;
     }
     for (const item of items) {
       const id = idOf(item);
+      // A new item shifts later items to the next page, where they appear again.
       if (id !== undefined && seen.has(id)) continue;
       seen.add(id);
       if (seen.size > remembered) seen.delete(seen.values().next().value);

@@ -9,8 +9,8 @@ import { type Attached, type Connection, socketUrl } from './request.ts';
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
- * Why a terminal ended. `ended`: its session has ended. After any other reason attach again, with `offset` to
- * continue at the same byte. `lost`: the connection broke, or the broker closed it; `message` has the reason.
+ * Why a terminal ended. Unless the session `ended`, attach again with `offset` to continue at the same byte. `message`:
+ * why the connection was `lost`.
  */
 export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
@@ -33,9 +33,8 @@ export interface Terminal {
   /** Offset, in the session's output, of the next byte that `output` yields. */
   readonly offset: number;
   /**
-   * The output, for one reader; ends with the terminal. Each piece counts as processed when the next one is
-   * asked for, and the broker sends at most 256 KiB beyond that. A broker of version 0.1.0 has no such limit:
-   * its unread output stays in memory, and at 16 MiB the terminal ends with `fell_behind`.
+   * The output, for one reader; ends with the terminal. Reading a piece acknowledges the previous piece, and the broker
+   * sends at most 256 KiB ahead.
    */
   readonly output: AsyncIterable<Uint8Array>;
   /** Resolves with the reason when the terminal ends; never rejects. */
@@ -49,7 +48,7 @@ export interface Terminal {
   detach(): void;
 }
 
-/** Maximum number of bytes of received output that are not read yet. */
+/** Maximum number of bytes of received output that are not read yet. Only brokers of version 0.1.0 send this many. */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;
@@ -133,8 +132,8 @@ function isMessage(value: unknown): value is BrokerMessage {
 }
 
 /**
- * Parses a text message; undefined for text of an unknown type, which a newer broker may send. The fields are
- * not validated: the broker has built them by the same schema, and the SDK has no zod.
+ * Parses a text message; undefined for an unknown type, which a newer broker may send. Fields are not validated,
+ * because the SDK has no zod.
  */
 function messageOf(text: string): BrokerMessage | undefined {
   const value = parsed(text);

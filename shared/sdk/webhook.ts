@@ -9,8 +9,8 @@ export interface WebhookDelivery {
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Maximum number of milliseconds between the delivery's timestamp and now, 5 minutes by default. With Infinity
-   * any age and a missing timestamp are accepted, and so are replays of old deliveries.
+   * Maximum milliseconds between the delivery's timestamp and now; default 5 minutes. Infinity accepts replays:
+   * deliveries of any age or without a timestamp.
    */
   tolerance?: number;
 }

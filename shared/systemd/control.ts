@@ -12,8 +12,8 @@ export interface State {
   enabled: boolean;
   since: string;
   /**
-   * Status text that the program sent to systemd. Do not rely on it: from an agent that is not root, systemd accepts the
-   * text of every process of the service, so commands can forge it.
+   * Status text that the program sent to systemd. Do not rely on it: commands of an agent that is not root can forge
+   * this text.
    */
   status: string;
   /** Version of the running program, which is at the end of its status text. */

@@ -205,8 +205,8 @@ async function rollBack(undo: Undo): Promise<string[]> {
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 /**
- * Throws if a file of the command is in a directory that the unit hides from the service, for example by ProtectHome.
- * Otherwise the service would not start, and only the systemd journal would say why.
+ * Throws if the unit hides a file of the command, for example by ProtectHome. Otherwise only the systemd journal would
+ * say why the service fails.
  */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
@@ -338,10 +338,7 @@ async function findAccount(name: string): Promise<Account | undefined> {
   return code === 0 && found ? { name: found, uid: Number(uid), gid: Number(gid) } : undefined;
 }
 
-/**
- * Makes this account the owner of a data directory, after stopping the service. Removes links, FIFOs and
- * sockets of the old owner, because they could make the new owner, perhaps root, open other files.
- */
+/** Stops the service, and makes this account the owner of a data directory. */
 async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;
@@ -349,6 +346,7 @@ async function takeOver(service: string, directory: string, { uid, gid }: Accoun
   // First the old owner loses access, so that it can change nothing while the content gets its new owner.
   await must('chown', ['--no-dereference', '0:0', '--', directory]);
   await must('chmod', ['0700', '--', directory]);
+  // Links, FIFOs and sockets of the old owner could make the new owner, perhaps root, open other files.
   const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];
   await must('find', [directory, '-mindepth', '1', ...ofNoUse, '-delete']);
   await must('chown', ['--recursive', '--no-dereference', `${uid}:${gid}`, '--', directory]);

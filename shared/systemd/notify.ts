@@ -6,9 +6,8 @@ import { version } from '../version.ts';
 
 export interface Notify {
   /**
-   * Reports that the program is ready, with `text` as its status. If systemd watches the program, also reports
-   * regularly that the program is alive, as long as `alive` returns true. Without these reports systemd ends the
-   * program. Later calls only change the text.
+   * Reports that the program is ready, with `text` as its status; later calls only change the text. Also feeds
+   * systemd's watchdog while `alive` returns true.
    */
   up(text: string, alive: () => boolean | Promise<boolean>): void;
   /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */
@@ -44,6 +43,7 @@ export function createNotify(env: Environment, pid: number, log: Logger): Notify
       // updated since its start.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
+      // Without these reports systemd ends the program.
       const beat = async (): Promise<void> => {
         if (await alive()) await notify('WATCHDOG=1');
       };

@@ -84,8 +84,8 @@ const statusSettings = {
 };
 
 /**
- * The verb `status` of a service. `more` returns fields of the JSON output that only this program has. `otherWay`: the
- * text about what to do instead on a machine without systemd.
+ * The verb `status` of a service. `more`: returns further fields of the JSON output. `otherWay`: what to do instead on
+ * a machine without systemd.
  */
 export function statusCommand(
   service: Service,

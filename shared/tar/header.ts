@@ -1,5 +1,5 @@
-// Encodes and decodes the headers of tar entries: writes the format ustar with pax records, and reads also the
-// formats of GNU tar and v7. Names are bytes here, because tar-stream would damage names that are not UTF-8.
+// Encodes tar headers as ustar with pax records, and also decodes GNU tar and v7. Unlike tar-stream, preserves names
+// that are not UTF-8.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
@@ -38,8 +38,8 @@ export const endOfArchive = Buffer.alloc(2 * blockBytes);
 const flags = { file: '0', link: '1', symlink: '2', directory: '5', pax: 'x' } as const;
 
 /**
- * Returns the header blocks of one entry: a pax header, then the plain header. The pax header has the values
- * that do not fit the plain one, such as fractions of a second.
+ * Returns the header blocks of an entry: a pax header with values that the plain header cannot hold, then the plain
+ * header.
  */
 export function encodeHeader(header: TarHeader): Buffer {
   const records = paxRecordsOf(header);

@@ -1,5 +1,5 @@
-// Reads a tar archive, plain or gzipped, as a stream of entries with their bytes.
-// Throws for an archive that is truncated, damaged or has extended headers beyond the limits.
+// Reads the entries of a tar archive, plain or gzipped. Throws if the archive is truncated or damaged, or its extended
+// headers exceed limits.
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { AppError, errnoOf } from '../errors.ts';
@@ -177,8 +177,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gunzip may end before its input does, and pipeline() then calls return() on the input. That must not close
-  // `iterator`, whose remaining bytes are read below. So gunzip reads `rest`, which has no return().
+  // gunzip may end before its input; pipeline() then calls return() on the input. `rest` has no return(), so `iterator`
+  // stays open for the loop below.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;

@@ -8,8 +8,8 @@ const longestName = 255;
 const mostComponents = 255;
 
 /**
- * Returns the path of an entry in the target directory, without "." and empty parts. Throws if the path is not allowed,
- * for example because it leads out of the directory.
+ * Returns an entry's path in the target directory, without "." and empty parts. Throws if the path is not allowed, such
+ * as an absolute path.
  */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
@@ -36,8 +36,8 @@ export function assertTarget(path: Bytes, target: Bytes): void {
 }
 
 /**
- * Throws unless a symlink leads to a path inside the directory. ".." is allowed only at the start of the
- * target: after a name, which may itself be a symlink, ".." could lead anywhere.
+ * Throws unless a symlink stays inside the directory. ".." may only begin the target, because a name before ".." may be
+ * a symlink.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);

@@ -86,10 +86,7 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
   };
 }
 
-/**
- * Cancels a command on a signal, or when standard output is closed. Returns `code`, a function that returns the exit
- * code for this program if the command was cancelled, and undefined otherwise.
- */
+/** Cancels a command on a signal, or when standard output is closed. */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**
@@ -118,6 +115,7 @@ export function cancelOnSignals(cancel: () => Promise<unknown>) {
   if (lost.aborted) onLost();
   lost.addEventListener('abort', onLost);
   return {
+    // Exit code for this program if the command was cancelled, otherwise undefined.
     code: () => code,
     forget() {
       over = true;

@@ -9,8 +9,8 @@ const barWidth = 24;
 export interface Progress {
   name: string;
   /**
-   * Returns the total number of bytes, or an estimate. It is called only if progress is drawn. If it is missing, the
-   * percentage and the remaining time are not drawn.
+   * Returns the total number of bytes, or an estimate; called only if progress is drawn. Without this function,
+   * percentage and remaining time are not drawn.
    */
   total?: () => Promise<number | undefined>;
 }

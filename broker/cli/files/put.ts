@@ -115,8 +115,8 @@ async function putTree(
 }
 
 /**
- * Sends chunks as a body. If the chunks cannot be read, throws the error of the read. The broker's error about the
- * incomplete body is only a consequence, and is ignored.
+ * Sends chunks as a body. If the chunks cannot be read, throws the read error, not the broker's error about the
+ * incomplete body.
  */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,
