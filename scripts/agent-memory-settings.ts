@@ -1,5 +1,4 @@
-// Flags of Node and environment variables with which an agent takes less memory: it is idle most of the time, and its
-// machine has other work. The launcher of its package, `npm start` and the benches set them. Transfers are not slower.
+// Flags of Node and environment variables with which an agent needs less memory. Its transfers are not slower.
 
 export const agentFlags = [
   '--optimize-for-size',

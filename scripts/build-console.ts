@@ -41,10 +41,7 @@ const icons: Plugin = {
   },
 };
 
-/**
- * Returns code for a handler of xterm. However often the handler is called during one task of the browser, `once` runs
- * only one time, at the end of the task.
- */
+/** Returns code that runs `once` at the end of the browser's task, a single time, however often the code is called. */
 const onceATask = (once: string): string => `{this._soon||=!queueMicrotask(()=>{this._soon=!1;${once}})}`;
 
 const scrolled = 'this._onScroll.fire({position:this._bufferService.buffer.ydisp})';
@@ -59,8 +56,8 @@ const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.style.cssText+=`${e};`',
   ],
-  // xterm.js updates its scroll bar for each printed line. The changed code updates it once in each task of the browser,
-  // which halves the time for printing many short lines (measured).
+  // xterm.js updates its scroll bar for each printed line. One update in each task of the browser halves the time for
+  // printing many short lines.
   [
     `this._bufferService.onScroll(()=>{${scrolled},`,
     `this._bufferService.onScroll(()=>{(()=>${onceATask(scrolled)})(),`,
@@ -89,8 +86,8 @@ const changedEmulator: Plugin = {
 const main = join(source, 'main.tsx');
 
 /**
- * Makes each script that is loaded later import the main script, so that the first page needs one file.
- * Otherwise esbuild would split shared code into several files, each with its own request.
+ * Makes each script that is loaded later import the main script. Otherwise esbuild splits shared code into several
+ * files, and the first page needs several requests.
  */
 function partsImportMain(): Plugin {
   const parts = new Set<string>();

@@ -35,10 +35,7 @@ const avoided: Avoided[] = [
   { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 0 },
 ];
 
-/**
- * Allowed names that begin with "open". They open a file, directory, pipe, database, terminal or session, are names
- * of Node, or mean an open command or session that has not ended.
- */
+/** Allowed names that begin with "open". They open a thing, name a thing that has not ended, or are names of Node. */
 const allowed = new Set([
   'open as blob',
   'open command',

@@ -1,5 +1,6 @@
-// Counts, by V8's coverage, functions and files of broker and agent that run for a request but not while both
-// are idle. Usage: node scripts/count-functions-per-request.ts [--list] [DIRECTORY OF A CHECKOUT]
+// Counts the functions and files of broker and agent that run for a request but not while both are idle.
+//
+//   node scripts/count-functions-per-request.ts [--list] [DIRECTORY OF A CHECKOUT]
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { Session } from 'node:inspector/promises';
 import { tmpdir } from 'node:os';

@@ -1,6 +1,6 @@
-// Makes docs/console.svg, the README's animated console, and the pictures docs/console-machines.png and
-// docs/console-terminal.png, of a real broker with five agents, all on this machine. Takes 11 minutes and needs Debian's
-// chromium. Usage: node scripts/screenshots.ts
+// Makes the pictures of the console in docs/, from a real broker with five agents on this machine.
+//
+//   node scripts/screenshots.ts     11 minutes; needs Debian's chromium
 import { mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';

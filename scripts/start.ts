@@ -1,5 +1,7 @@
 // `npm start`: runs a broker and one agent on this machine, and prints a key and a first call to paste.
-// `--watch` (npm run dev) restarts either when its sources change. All other flags are passed to the broker.
+//
+// - With `--watch` (npm run dev), a program is restarted when its sources change.
+// - All other flags are passed to the broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';

@@ -4,10 +4,9 @@
 //   node scripts/test-report.ts passed REPORT     prints the files in which every test passed and none was skipped
 //   node scripts/test-report.ts tests REPORT      prints the tests that passed, a line each: the file, a space and the name
 //   node scripts/test-report.ts REPORT TITLE REPORT TITLE …
-//                                                 prints failed and skipped tests by name, then the sums over all
-//                                                 reports. A skipped test that passed in an earlier report is left out
+//                                                 prints failed and skipped tests by name, then the sums of all reports
 //
-// REPORT is a path without ".json". REPORT-again.json is of a second run of the failed files, if there was one.
+// REPORT is a path without ".json". REPORT-again.json, if it exists, is of a second run of the failed files.
 import { existsSync, readFileSync } from 'node:fs';
 import { basename } from 'node:path';
 import { z } from 'zod';
@@ -100,6 +99,7 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
       );
       if (status === 'passed') counts.passed += 1;
       else if (status !== 'failed') {
+        // A test that passed in an earlier report is not counted as skipped.
         if (passedBefore.has(`${inCheckout(file.name)} ${fullName}`)) continue;
         counts.skipped += 1;
         console.log(`skipped (${run}): ${fullName}`);

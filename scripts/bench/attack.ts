@@ -1,10 +1,9 @@
-// Attacks on a broker, one after another, while a client reads every 20 ms. Measures the times of that client, and the
-// memory.
+// Attacks a broker in several ways, and measures the broker's memory and how long a reading client waits.
 //
 //   npx node scripts/bench/attack.ts                            eight minutes
 //   npx node scripts/bench/attack.ts --seconds 3 --rest 5 --only "rapid reset"
 //
-// The attacker is another process on the same machine, so it also uses CPU that the broker needs.
+// The attacker runs on the same machine, so it also uses CPU that the broker needs.
 import { Agent, get } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';

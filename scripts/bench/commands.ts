@@ -1,18 +1,15 @@
-// Measures commands of Farhand beside a local spawn, ssh2 on one open connection, and ssh over a master connection.
+// Compares commands of Farhand with a local spawn, ssh2 on one open connection, and ssh over a master connection.
 //
 //   npx node scripts/bench/commands.ts                         two to four minutes
 //   npx node scripts/bench/commands.ts --runs 1 --history 1000 a quick look
 //   npx node scripts/bench/commands.ts --only latency,rate     some parts: latency, history, rate, output, steps
 //
-// Needs Linux. ssh2 and ssh need Debian's openssh-client and openssh-server. If these are missing, ssh2 and ssh are
-// skipped, with a note in the table.
-// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
+// Needs Linux. Skips ssh2 and ssh unless Debian's openssh-client and openssh-server are installed.
 //
-// The rules: each way to run a command has a small process, which opens its connections and then runs the commands. The
-// ways take turns. A command counts only if its exit code is known to be 0. Each part runs `--runs` times, the latency
-// three times as often. p50 and rates are medians of the runs; p99 is computed from the times of all runs together. A
-// command of Farhand is on the disks of broker and agent before it is answered; the other ways store nothing. Compare
-// the ratios, not the absolute times.
+// Rules:
+// - The ways to run a command take turns. Each way has a small process, which opens its connections first.
+// - Farhand stores each command on the disks of broker and agent before the answer. The other ways store nothing.
+// - p50 and rates are medians of the runs; p99 is computed from the times of all runs together.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -341,10 +338,7 @@ async function completedOf({ http, key }: Targets): Promise<number> {
   return (await commands.list({ status: 'completed', limit: 1 })).total;
 }
 
-/**
- * Measures the least time of each step of the command `true`, such as one write to disk. The rest of the command's time
- * is spent in our code, or waiting.
- */
+/** Measures the least time that each step of the command `true` needs, such as one write to disk. */
 async function steps(commandsBench: CommandsBench): Promise<void> {
   const { folder, targets, runs } = commandsBench;
   const floors = await createFloors(folder, targets);

@@ -1,18 +1,14 @@
-// Compares the speed and memory of two checkouts of this project, to find the cost of a change. Measures the checkout of
-// --before twice, to find how reliable the figures are.
+// Compares the speed and memory of this checkout and of another one, to find the cost of a change.
 //
-//   npx node scripts/bench/compare-checkouts.ts --before DIR                     this checkout and another, fifteen rounds
-//   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files
+//   npx node scripts/bench/compare-checkouts.ts --before DIR                     fifteen rounds
+//   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files     three rounds
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs bundled and started as in packages
 //
-// Each checkout must have its node_modules. Needs Linux and Debian's curl. Everything runs on loopback. When the
-// bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
+// Needs Linux, Debian's curl, and the node_modules of both checkouts.
 //
-// There are three sides: "now" is this checkout; "before" and "before again" are two pairs of processes of the checkout
-// of --before. A broker and an agent of each side run all the time. Each round measures the sides one after another,
-// beginning with another side than the round before; --turns is the number of rounds. The table has the median of the
-// ratios of all rounds, and the range of the middle half of them. If the ratio of "before again" is not within 3 % of
-// 1, the machine was not quiet enough.
+// - "now" is this checkout. "before" and "before again" are the other checkout, started twice.
+// - Each round measures all three, and each ratio in the table is the median over all rounds.
+// - If the ratio of "before again" is not within 3 % of 1, the machine was not quiet enough.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, resolve } from 'node:path';

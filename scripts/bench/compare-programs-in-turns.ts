@@ -61,9 +61,8 @@ export class Table {
 }
 
 /**
- * Runs all compared programs in turn, `runs` times. Each round begins with another program. Adds a row for each pair of
- * a program of `ours` (Farhand) and one of `others`: the median speeds, their ratio, and the smallest and largest ratio
- * of a single round. A program is left out if it fails, or if its copy differs from `work.source`.
+ * Runs all programs in turn, `runs` times, and leaves out programs that fail. Adds a row for each pair of `ours`
+ * (Farhand) and `others`.
  */
 export async function race(
   table: Table,
@@ -75,6 +74,7 @@ export async function race(
   const programs = [...ours, ...others];
   const times = new Map<CopyProgram, number[]>(programs.map((program) => [program, []]));
   for (let round = 0; round < runs; round += 1) {
+    // Each round begins with another program.
     const first = round % programs.length;
     for (const program of [...programs.slice(first), ...programs.slice(0, first)]) {
       if (!times.has(program)) continue;
@@ -112,6 +112,7 @@ async function turn(work: Work, program: CopyProgram): Promise<number> {
   await run(`rm -rf ${program.made} && sync -f ${dirname(program.made)}`);
   const timing = (): Promise<{ seconds: number }> => run(program.command);
   const { seconds } = await (program.meter ? program.meter.around(timing) : timing());
+  // Fails if the copy differs from its source.
   await run(`diff -rq ${work.source} ${program.made}`);
   const speed = `${rounded(work.amount / seconds)} ${work.unit}/s`;
   console.error(`${work.what}, ${program.name}: ${seconds.toFixed(3)} s, ${speed}`);

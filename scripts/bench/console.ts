@@ -1,14 +1,12 @@
-// Measures the console in Chromium: loads, paints, long tasks, frames and memory. Compares the figures with limits.
+// Measures the console in Chromium, and compares the figures with limits.
 //
 //   npx node scripts/bench/console.ts --out scripts/bench/results/console.txt     all parts, 4 to 5 minutes
 //   npx node scripts/bench/console.ts --only actions,terminal
 //
-// Parts: memory, loads, slow, actions, uploads, terminal, fleet. Needs Linux and Debian's package chromium.
-// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
+// Parts: memory, loads, slow, actions, uploads, terminal, fleet (10,000 machines; needs `ulimit -n 20000`).
+// Needs Linux and Debian's package chromium.
 //
-// The rules: machines are simulated as in scripts/bench/fleet.ts. Only the machine for files and terminals has a real
-// agent. Browser, broker and agents share the same cores. The part fleet has 10,000 machines: it needs
-// `ulimit -n 20000`.
+// Machines are simulated, except the one for files and terminals. Browser, broker and agents share the same cores.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';

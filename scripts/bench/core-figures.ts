@@ -1,5 +1,4 @@
 // Measures the core figures: a command beside a local spawn, a list beside bare koa, and the cost of idle programs.
-// Quote the ratios, because absolute times depend on the machine.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync } from 'node:fs';

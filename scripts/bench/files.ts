@@ -1,6 +1,4 @@
-// Compares Farhand's file transfers with scp, rsync, tar over ssh and a bare node:http server: the speed, also over a
-// link with a long delay, the CPU time and the memory. Also measures directory listings, and requests beside stalled
-// downloads.
+// Compares Farhand's file transfers with scp, rsync, tar over ssh and a bare node:http server.
 //
 //   npx node scripts/bench/files.ts                            1 GiB, five runs of each: half an hour or so
 //   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
@@ -10,16 +8,13 @@
 //   npx node scripts/bench/files.ts --packaged                 broker and agent bundled and started as in their packages
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            all files in memory, so that no disk is measured
 //
-// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Measurements that need a
-// missing program are skipped, with a note in the table.
-// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
+// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Skips what a missing program prevents.
 //
-// The rules: every program copies between the same two places of the same file system, with the page cache warm. They
-// take turns. The time of the whole client process is measured, including the handshake of ssh. An upload must be on
-// disk: Farhand and the bare server call fsync. For the other programs `sync FILE` runs afterwards, or `sync -f` for many
-// files, and its time is included, except for "scp without sync". Downloads are not synced. Every copy is compared with
-// its source, which is not timed. Figures are medians. Compare the ratios, not the absolute times. Each ratio is
-// followed by the smallest and the largest ratio of a single round.
+// Rules:
+// - The programs take turns, and copy between the same two places of one file system, with the page cache warm.
+// - A time is that of the whole client process, with the handshake of ssh.
+// - Uploads are synced to disk within the measured time, except by "scp without sync". Downloads are not synced.
+// - Figures are medians. Each ratio is followed by the smallest and the largest ratio of a single round.
 import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';

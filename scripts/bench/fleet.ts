@@ -4,13 +4,10 @@
 //   npx node scripts/bench/fleet.ts --scale 10000 --only rest,kill,batch --profile
 //   npx node scripts/bench/fleet.ts --only history --rows 1000000 --out scripts/bench/results/history.txt
 //
-// Parts: cold, rest, lists, patch, at-once, batch, small-files, kill, cut, minute, history. Needs Linux; Debian's wrk
-// is used if it is installed. The part small-files is compared with sftp if Debian's openssh-server is installed.
-// Everything runs on loopback. When the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
+// Parts: cold, rest, lists, patch, at-once, batch, small-files, kill, cut, minute, history.
+// Needs Linux, and `ulimit -n 20000` for 10,000 machines. Uses Debian's wrk and openssh-server if installed.
 //
-// The rules: agents follow docs/agent-protocol.md and share no code with the broker but the protos. Their commands end
-// at once with exit code 0. The agents use the same cores as the broker, at a lower priority. A fleet of 10,000
-// machines needs `ulimit -n 20000`.
+// The agents use the same cores as the broker, at a lower priority, and share no code with the broker but the protos.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';

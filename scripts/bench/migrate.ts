@@ -1,10 +1,9 @@
-// Measures farhand-broker migrate: copies the data of a broker with many machines and rows from files to PostgreSQL and
-// back, and then compares every row.
+// Measures `farhand-broker migrate` from files to PostgreSQL and back, and then compares every row.
 //
 //   npx node scripts/bench/migrate.ts --database-url postgres://USER@HOST/DATABASE      10,000 machines, 100,000 rows a table
 //   npx node scripts/bench/migrate.ts --database-url URL --machines 100 --rows 1000 --out scripts/bench/results/migrate.txt
 //
-// The database must be empty. The files are in a temporary folder, which is removed at the end.
+// The database must be empty.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';

@@ -1,9 +1,8 @@
-// Measures brokers on PostgreSQL in two comparisons. One compares the command `true` on PostgreSQL and on SQLite. The
-// other sends small calls and a download of 1 GiB to the broker that owns the machine, and to one that forwards them.
+// Compares commands on PostgreSQL and on SQLite, and requests to a machine's own broker and through another broker.
 //
 //   npx node scripts/bench/postgresql.ts
 //
-// Both sides of a comparison take turns. Needs Debian's package postgresql, whose server runs in a temporary folder.
+// Needs Debian's package postgresql, and starts a server of its own.
 import { copyFileSync, mkdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
@@ -85,10 +84,7 @@ async function startWays(folder: string, postgres: PostgresServer): Promise<Reco
   return { sqlite, postgres: alone.way, local: owner.way, forwarded };
 }
 
-/**
- * Measures how long a request takes on each of several ways. In each round, each way makes `calls` requests. Returns
- * for each way the median over all rounds of a round's p50, in milliseconds.
- */
+/** Makes `calls` requests on each way in each round. Returns each way's median p50 of the rounds, in milliseconds. */
 async function measure(
   ways: Record<string, Way>,
   calls: number,

@@ -1,15 +1,11 @@
-// Measures the key echo of a terminal: alone, beside nineteen other clients, one of which never reads, and beside a
-// large download.
+// Measures the key echo of a terminal: alone, beside nineteen other clients, and beside a large download.
 //
 //   npx node scripts/bench/terminals.ts                        half a minute or so
 //   npx node scripts/bench/terminals.ts --only alone,crowd     some parts: alone, crowd, download
 //
-// Needs Linux. The peer, a shell over ssh2, needs Debian's openssh-client and openssh-server; the download needs curl.
-// Measurements that need a missing program are skipped, with a note in the table. Everything runs on loopback. When
-// the bench ends, also by Ctrl-C, its programs are stopped and its folder is removed.
+// Needs Linux. The comparison with ssh2 needs Debian's openssh-client and openssh-server; the download needs curl.
 //
-// The rules: a key is one byte, which a `cat` in a raw terminal sends back. The next key is pressed when the echo of
-// the previous key has arrived. The time from the press to the echo is measured. All clients run in one process.
+// A key is one byte, which a `cat` in a raw terminal sends back. The next key waits for the echo of the previous key.
 import { once } from 'node:events';
 import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';

@@ -3,9 +3,7 @@
 //   npx node scripts/bench/webhooks.ts                          half a minute
 //   npx node scripts/bench/webhooks.ts --rate 500 --seconds 5
 //
-// Each event is one transaction with its five deliveries. Each delivery gets two signatures (Farhand's own, and that of
-// Standard Webhooks), is sent to another process on loopback, and is recorded. For comparison, bare undici sends the
-// same bytes and records nothing.
+// Each event is one transaction with five deliveries, each of which is signed twice and recorded.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';

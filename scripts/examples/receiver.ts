@@ -1,9 +1,8 @@
-// A receiver of webhooks: checks the signature over the raw body, answers at once, and then processes each event that
-// it has not received before.
+// A receiver of webhooks: checks the signature over the raw body, answers at once, and then recognizes repeated events.
 //
 //   SECRET=… npx node scripts/examples/receiver.ts 9000     receives at http://127.0.0.1:9000/
 //
-// Create a webhook with this URL and secret. A broker on the same machine needs --webhook-allow 127.0.0.1 to send to it.
+// Create a webhook with this URL and secret. A broker on the same machine needs --webhook-allow 127.0.0.1.
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';

@@ -22,8 +22,8 @@ const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Code at the start of bundles, for CommonJS libraries: it defines their `require` and `__dirname`. The gRPC libraries
- * load protos from `__dirname/../../proto`; this must be the package's folder proto/, beside lib/.
+ * Code at the start of bundles that defines names for CommonJS libraries. `/src` is added because the gRPC libraries
+ * load protos from `__dirname/../../proto`, which is then beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
@@ -114,10 +114,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 
-/**
- * Writes bin/NAME.js, which starts a program with the user's own Node. If that Node is too old, the script says so
- * before it loads code that the old Node cannot parse. bin/NAME.js itself uses only syntax of Node 12.
- */
+/** Writes bin/NAME.js, which starts a program with the user's own Node, or prints that this Node is too old. */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {
     const contents = `import { nodeIsGood, wrongNode } from './shared/program-start-and-end.ts';
@@ -129,6 +126,7 @@ else {
     await build({
       ...shape,
       stdin: { contents, resolveDir: root },
+      // A Node that is too old for lib/ must still be able to parse bin/NAME.js.
       target: 'node12.20',
       external: ['../lib/*'],
       platform: 'node',

@@ -1,5 +1,4 @@
-// Replaces the table of routes in bundles by plain data. The SDK and the CLI need only methods, paths and
-// names of fields. The schemas need zod and take 60 ms to build.
+// Replaces the table of routes in bundles by plain data without schemas, which need zod and take 60 ms to build.
 import type { Plugin } from 'esbuild';
 import * as z from 'zod';
 import { allRoutes } from '../../shared/api/route-table.ts';

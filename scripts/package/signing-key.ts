@@ -31,8 +31,8 @@ const oldVariable = 'FARHAND_OLD_SIGN_PASSPHRASE';
 const changesFileOf = (file: string): string => `${file}.changes`;
 
 /**
- * Makes a key in FILE and its public key in FILE.pub. If there is a previous key, FILE.changes gets the proof of the
- * change. Returns the path of the public key.
+ * Makes a key in `file` and its public key in FILE.pub, and returns the latter path. With `oldFile`, FILE.changes gets
+ * the proof of the change.
  */
 export async function makeSigningKey(file: string, oldFile: string | undefined): Promise<string> {
   if (existsSync(file)) throw new StartError(`${file} exists already; choose another name`);

@@ -1,5 +1,9 @@
-// Checks what brokers promise, after a soak run: no command ran twice, no answered change is lost, each due
-// time of a schedule has one row, followers got each event once, and webhooks got each event.
+// Checks what brokers promise, after a soak run:
+// - No command ran twice.
+// - No answered change is lost.
+// - Each due time of a schedule has one row.
+// - The follower of events got each event once and in order.
+// - The webhook got each event of a completed command.
 import { existsSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';

@@ -1,12 +1,10 @@
-// Tests three brokers on one PostgreSQL database under mixed load. It freezes a broker, cuts brokers from their agents,
-// from the database and from each other, kills the database, and revokes keys. It checks the outcome of each step.
+// Freezes brokers, cuts their connections, kills their database and revokes keys under load. Checks each outcome.
 //
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --out scripts/soak/results/freeze-and-cut-brokers.txt
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --only revoke,restart-database --agents 3 --simulated 0
 //
-// Steps: vanish, freeze, cut-from-database, cut-from-peers, restart-database, revoke. After the last step it checks, as
-// kill-brokers.ts does, that no command ran twice and that nothing is lost. Needs Debian's package postgresql.
-// Everything is on loopback, and a stalled proxy simulates a network that loses everything.
+// Steps: vanish, freeze, cut-from-database, cut-from-peers, restart-database, revoke.
+// After the last step, check-promises.ts checks the three brokers. Needs Debian's package postgresql.
 
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';

@@ -3,15 +3,10 @@
 //   npx node scripts/soak/kill-brokers.ts --seeds 1-20 --out scripts/soak/results/kill-brokers.txt
 //   npx node scripts/soak/kill-brokers.ts --agents 30 --simulated 3000
 //
-// For each seed, it starts three brokers, agents that know all brokers, and clients behind a proxy that gives each
-// connection to the next broker. It kills each broker once and starts it again. The seed decides the order and the
-// times. Then it checks these promises:
-//   - No command ran twice. Real machines write a line for each run; simulated ones count their runs.
-//   - No answered change is lost, and each due time of a schedule has one row.
-//   - A follower that moves between brokers got each event once and in order.
-//   - Each event of a webhook was delivered at least once.
-//   - Agents were linked again in time. Commands and terminals continued, and none of their output is missing.
-// Needs Debian's package postgresql. Everything is on loopback, in a temporary folder.
+// A seed decides the order and the times of the kills. Needs Debian's package postgresql.
+// The promises are those in check-promises.ts, and:
+// - Agents are linked again in time.
+// - Commands and terminals continue, and none of their output is missing.
 
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';

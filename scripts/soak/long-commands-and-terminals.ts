@@ -141,8 +141,8 @@ interface EndedTerminal {
 }
 
 /**
- * Opens a terminal that writes a number four times a second, and attaches again whenever the connection is lost.
- * Returns a function that types a word at the end, and checks the output.
+ * Opens a terminal that prints numbers, and attaches again after each lost connection. The returned function types a
+ * last word and checks the output.
  */
 async function startTerminal(
   settings: Settings,

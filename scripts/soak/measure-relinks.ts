@@ -21,8 +21,8 @@ const linkedElsewhere = `SELECT machine_id FROM owners
   WHERE machine_id = ANY($1::varchar[]) AND broker_id <> $2 AND link_id IS NOT NULL`;
 
 /**
- * Reads which machines have a link with the broker at this peer port, calls `lose`, and measures until all of them
- * have a link with another broker, for at most `mostMs` milliseconds.
+ * Calls `lose`, and measures when each machine of the broker at `peer` has a link with another broker. Stops
+ * after `mostMs` milliseconds.
  */
 export async function measureRelinks(
   postgres: PostgresServer,
@@ -52,8 +52,8 @@ export async function measureRelinks(
 }
 
 /**
- * Prints how long agents were without a link in several measurements. Returns a message for each fault: if the p99 of
- * real or of simulated agents is above `mostMs` milliseconds, and if some agents still have no link.
+ * Prints how long agents were without a link. Returns a message for each p99 above `mostMs` milliseconds, and one if
+ * agents still have no link.
  */
 export function checkRelinks(
   all: readonly Relinks[],

@@ -1,13 +1,9 @@
-// Stops and starts each of three brokers in turn under load, as an upgrade does, and checks that no idempotent request
-// fails.
+// Stops and starts each of three brokers in turn under load, as an upgrade does. No idempotent request may fail.
 //
 //   npx node scripts/soak/rolling-restart.ts --rounds 2 --out scripts/soak/results/rolling-restart.txt
 //   npx node scripts/soak/rolling-restart.ts --from OLD --to NEW     directories of two checkouts
 //
-// The clients use a proxy that gives each connection to the next broker that accepts it. Most requests are
-// sent by the SDK, with its own retries. The SDK does not repeat a request about a machine that is offline. So reads of
-// a machine use fetch, and after a 503 they wait as long as Retry-After says, as in docs/rest.md. Needs Debian's
-// package postgresql. Everything is on loopback, in a temporary folder.
+// Needs Debian's package postgresql.
 import { appendFileSync, existsSync, mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -102,6 +98,7 @@ class Client {
     count.repeated += Math.max(0, this.#attempts - 1);
   }
 
+  /** Reads with fetch and repeats after a 503, because the SDK does not repeat a request about an offline machine. */
   async #readMachine(machine_id: string): Promise<void> {
     const count = this.#countOf('GET /machines/{id}/files/stat');
     const url = `${this.#system.proxy.url}/api/v1/machines/${machine_id}/files/stat?path=/etc`;

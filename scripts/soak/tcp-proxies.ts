@@ -1,5 +1,4 @@
-// Two kinds of TCP proxies. One gives each connection to the next server, as a load balancer does. The other can stall,
-// like the network to a host that has vanished.
+// Two TCP proxies: one divides connections among servers, the other can stall like the network to a vanished host.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 

@@ -1,5 +1,4 @@
-// Starts what the soak tests test: three brokers on one PostgreSQL database, real and simulated agents that know all
-// brokers, and a proxy that gives each connection of a client to the next broker.
+// Starts three brokers on one PostgreSQL database, real and simulated agents, and a proxy for clients.
 import { copyFileSync, existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { FleetOfAgents } from '../bench/fleet/fleet-of-agents.ts';
@@ -10,8 +9,8 @@ import { freePort, type StallingProxy, startRoundRobin, startStallingProxy } fro
 const brokerCount = 3;
 const simulatedPerProcess = 1_500;
 /**
- * Maximum number of dials of simulated agents at once. While connections wait, a broker cuts those that take more than
- * 2 s to authenticate. On a busy machine, a process with a thousand dials takes longer for each.
+ * Maximum number of dials of simulated agents at once. More dials take over 2 s each on a busy machine, and brokers
+ * may cut them.
  */
 const dialsAtOnce = 100;
 /** Number of real agents that are started at once. */

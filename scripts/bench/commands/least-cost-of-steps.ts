@@ -23,8 +23,8 @@ const rowText = 'x'.repeat(400);
 const lineText = `${'x'.repeat(80)}\n`;
 
 /**
- * Creates functions that each do one step of a command and nothing else, so that the step can be measured. `folder`
- * must be on the same disk as the data of broker and agent.
+ * Creates a function for each step of a command, to measure the step alone. `folder` must be on the same disk as the
+ * data of broker and agent.
  */
 export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
   const place = join(folder, 'floors');

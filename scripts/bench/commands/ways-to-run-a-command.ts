@@ -1,5 +1,4 @@
-// The ways to run a command that the bench of commands compares, with one interface. Each way imports its own
-// libraries only when it is used, because the cost of a fork grows with the process.
+// The ways to run a command that the bench of commands compares, with one interface.
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -78,6 +77,7 @@ function childWay(file: string, argsFor: (command: string) => string[]): Way {
 }
 
 async function farhandWay({ http, key, machine }: Targets, width: number): Promise<Way> {
+  // Each way imports only its own libraries, because the cost of a fork grows with the process.
   const { Pool } = await import('undici');
   const pool = new Pool(http, { connections: width });
   const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };

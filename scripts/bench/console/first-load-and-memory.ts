@@ -65,8 +65,8 @@ export interface Control {
 }
 
 /**
- * Measures by how much the broker's memory grows when a browser opens all pages. Sends the same API requests without a
- * browser to another broker, and measures the growth of its memory. The difference is the cost of the console itself.
+ * Measures how much memory the console costs a broker. Subtracts the growth of a second broker, which gets the same API
+ * requests without a browser.
  */
 export async function measureBrokerMemory(
   { broker, figures, real }: Omit<ConsoleBench, 'tab'>,

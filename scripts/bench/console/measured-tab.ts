@@ -29,18 +29,15 @@ const probe = `
   for (const type of ['pointerdown', 'keydown'])
     addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
-  /**
-   * Resolves when a condition is true and the page is painted. The value is the number of milliseconds since the last
-   * key or mouse press. The condition is checked when the document changes and not in each frame. Frames would change
-   * the result: in a page that requests them, Chromium delivers messages that arrive after a key only after the next
-   * frame.
-   */
+  /** Resolves to the milliseconds from the last key or mouse press until a condition holds and the page is painted. */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {
       if (!condition()) return;
       changes.disconnect();
       painted(() => resolve(performance.now() - probe.started));
     };
+    // Does not look in each frame. In a page that requests frames, Chromium delivers messages after a key only with the
+    // next frame.
     const changes = new MutationObserver(look);
     changes.observe(document, { childList: true, subtree: true, attributes: true, characterData: true });
     look();

@@ -16,8 +16,7 @@ const watchEchoes = `
     if (probe.started) probe.echoes.push(performance.now() - probe.started);
     probe.started = 0;
   };
-  // A change of the terminal's rows is not painted yet when this observer sees it. So the observer posts a message,
-  // which the page gets only after the painting; the echo time ends there.
+  // The observer runs before the changed rows are painted, and posts a message that arrives after the painting.
   new MutationObserver((changes) => {
     const isEcho = changes.some(({ target }) => target.textContent.includes('xx'));
     if (isEcho && probe.started) painted.port2.postMessage(0);

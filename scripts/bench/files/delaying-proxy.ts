@@ -8,10 +8,7 @@ const delayMs = Number(delay);
 const most = 64 * 1024 * 1024;
 
 function forward(from: Socket, to: Socket): void {
-  /**
-   * The chunks that have arrived and are not forwarded yet; undefined stands for the end of the data. Each has its own
-   * timer. All timers are equally long, so they fire in the order of arrival.
-   */
+  /** The chunks that are not forwarded yet, in the order of arrival; undefined stands for the end of the data. */
   const waiting: (Buffer | undefined)[] = [];
   let held = 0;
   const handOn = (): void => {
@@ -26,6 +23,7 @@ function forward(from: Socket, to: Socket): void {
     held += chunk.length;
     if (held >= most) from.pause();
     waiting.push(chunk);
+    // All timers are equally long, so they fire in the order of arrival.
     setTimeout(handOn, delayMs);
   });
   from.on('end', () => {

@@ -1,5 +1,5 @@
-// The process of the measured broker. Starts it, kills it and starts it again on the same ports. Measures its
-// CPU, memory and disk writes, and profiles its main thread.
+// Starts, kills and restarts the measured broker. Measures its CPU, memory and disk writes, and profiles its main
+// thread.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -128,10 +128,7 @@ interface Profile {
 
 const topFunctions = 5;
 
-/**
- * Returns the functions with the most samples first, each with its share of all samples in JavaScript. The share is of
- * the number of samples, not of time: the time between two samples includes time in which other processes ran.
- */
+/** Returns the functions with the most samples, each with its share of all samples in JavaScript. */
 function topOf({ nodes, samples }: Profile): string[] {
   const names = new Map(
     nodes.map(({ id, callFrame: { functionName, url, lineNumber } }) => {
@@ -140,6 +137,7 @@ function topOf({ nodes, samples }: Profile): string[] {
     }),
   );
   const counts = new Map<string, number>();
+  // Counts samples instead of adding their durations, which include time of other processes.
   for (const id of samples) {
     const name = names.get(id) ?? '';
     counts.set(name, (counts.get(name) ?? 0) + 1);

@@ -1,5 +1,4 @@
-// Fills the tables of history.db of a stopped broker with made-up rows, as many as a busy fleet creates in
-// two days. The rows are written directly into the file, because a broker would take hours to record them.
+// Writes made-up rows of two days into history.db of a stopped broker. A broker would take hours to record as many.
 import { DatabaseSync } from 'node:sqlite';
 import { newTimedId } from '../../../shared/ids.ts';
 

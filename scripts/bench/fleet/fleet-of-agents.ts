@@ -13,8 +13,8 @@ export interface FleetParams {
   dialsAtOnce: number;
   joinToken: string;
   /**
-   * True if the simulated agents run with the CPU priority of the broker. By default theirs is lower, and on a busy
-   * machine they then take minutes to link again.
+   * True to run agents with the CPU priority of the broker. With the lower default, agents on a busy machine take
+   * minutes to link again.
    */
   hasNormalPriority?: boolean;
 }

@@ -21,8 +21,8 @@ const offsets = [100, 1_000, 10_000];
 /** Parameters that are not measured as filters. `key` is a filter, but only another name of `key_id`. */
 const notFilters = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
 /**
- * For each list and filter here, the value to filter by. Only one row in a thousand has this value. For other filters
- * the bench takes the value of some row.
+ * For some filters, by list and name, a value that only one row in a thousand has. Other filters use the value of some
+ * row.
  */
 const rare: Readonly<Record<string, string>> = {
   'events type': 'command.failed',
@@ -84,10 +84,7 @@ export async function listHistory(
 
 const seconds = (begun: number): string => ((performance.now() - begun) / 1000).toFixed(1);
 
-/**
- * Creates a schedule and a webhook, to which the bench then adds rows of runs and of deliveries. Neither makes rows
- * itself: the schedule is disabled, and the webhook gets no event. Returns the lists to measure.
- */
+/** Creates a schedule and a webhook, for which the bench makes up runs and deliveries. Returns the lists to measure. */
 async function declare(client: Client, machine_id: string) {
   const { id: keyId } = (await client.keys.list({ limit: 1 })).items[0] ?? { id: '' };
   const { id: scheduleId } = await client.schedules.create({
@@ -99,6 +96,7 @@ async function declare(client: Client, machine_id: string) {
   });
   const { id: webhookId } = await client.webhooks.create({
     url: 'https://receiver.example',
+    // The bench opens no session, so this webhook gets no event.
     events: ['session.*'],
   });
   const lists: List[] = [

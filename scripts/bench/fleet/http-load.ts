@@ -1,5 +1,4 @@
-// HTTP load: requests per second over 32 connections, by wrk or by a loop of this file. Also a prober that
-// sends requests at a fixed rate, however slow the answers are.
+// HTTP load: requests per second over 32 connections, and a prober that sends requests at a fixed rate.
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';

@@ -66,8 +66,8 @@ export class SimulatedAgent {
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
   readonly #journalId = `journal-${process.pid}-${performance.now()}`;
   /**
-   * From 0 to 1: the first heartbeat is sent after this part of the heartbeat interval. Each agent has another value, so
-   * that the heartbeats of a fleet are spread evenly.
+   * Part of the heartbeat interval, from 0 to 1, before the first heartbeat. Agents have different parts, to spread
+   * their heartbeats evenly.
    */
   readonly #share: number;
   #phase: Phase = 'waiting';

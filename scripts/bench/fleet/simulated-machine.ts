@@ -133,16 +133,13 @@ export class SimulatedMachine {
     return { messages: { messages } };
   }
 
-  /**
-   * Returns the end of a command. If this machine never got the command, returns `unknown_id`, and the broker sends the
-   * command again. A broker stores that it sends a command and then sends it. If the broker is killed in between, the
-   * machine never gets the command.
-   */
+  /** Returns the end of a command. The reason `unknown_id` makes the broker send the command again. */
   #follow(id: string): Result {
     // The messages are encoded as StartProcessResponse. A FollowProcessResponse has the same bytes, because `event` is
     // the only field of both and has the same number.
     const messages = this.#results.get(id);
     if (messages) return { messages: { messages } };
+    // A broker that was killed between storing and sending a command leaves the command unknown to the machine.
     const exit = this.#ran.has(id)
       ? { outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }
       : { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' };
