@@ -115,14 +115,13 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }
 
-/**
- * Returns the condition that finds the row with an id; undefined if there is no such row. Ids have no index, because
- * every command would have to write to that index. An id begins with the time of its request, and the row is written
- * at that time or later, so the search begins there. Ids of version 0.1.0 contain no time and are not found.
- */
+/** Returns the condition that finds the row with an id; undefined if there is no such row. */
 async function numberIs(history: History, id: string): Promise<Condition> {
+  // Ids of version 0.1.0 contain no time, so their rows are not found.
   const at = timeOf(id);
   if (!(at <= now())) return undefined;
+  // Ids have no index, because every command would have to write to that index. The search skips rows that are
+  // older than the id.
   const sql = 'SELECT seq FROM audit WHERE seq >= ? AND id = ? ORDER BY seq LIMIT 1';
   const [[row] = []] = await history.read([{ sql, values: [at * sequencesPerMs, id] }]);
   return row && ['seq = ?', Number(row.seq)];

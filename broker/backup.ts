@@ -9,17 +9,14 @@ import type { State } from './state/in-memory-state.ts';
 
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
-/**
- * Returns make(), which makes a backup. First removes a copy that was left in the data directory. Such a copy remains
- * if the broker is killed during a backup. It also remains if `farhand broker backup` is killed before this command has
- * moved the copy away. `keyFiles` are further files to copy; they never change once created.
- */
+/** Returns make(), which makes a backup. `keyFiles` are further files to copy; they never change once created. */
 export async function createBackups(
   dataDir: string,
   { state, history }: { state: State; history: History },
   keyFiles: readonly string[],
 ) {
   const directory = join(dataDir, 'backup');
+  // A broker or a `farhand broker backup` that was killed may have left a copy.
   await rm(directory, { recursive: true, force: true });
   let making = false;
 

@@ -22,9 +22,8 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds during which a new connection is not closed in favour of newer ones, unless all `connections` are
-   * open; 0 by default. After a failure all agents connect at once, and the broker cannot read the first bytes of
-   * all of them quickly.
+   * Milliseconds during which a connection is not closed for newer ones, unless all `connections` are open; 0 by
+   * default. The broker needs this time when all agents connect at once.
    */
   graceMs?: number;
   /**
@@ -126,9 +125,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Adds an accepted connection, before TLS, and returns its source. At the limit, it first closes the least
-   * recently used unauthenticated connection, otherwise an idle one. If neither exists, it closes the new
-   * connection and returns undefined. `onSettled` is called once: when the connection has authenticated or was closed.
+   * Adds an accepted connection, before TLS, and returns its source; undefined if the connection is refused. Calls
+   * `onSettled` once: when the connection has authenticated or was closed.
    */
   accept(socket: Socket, onSettled: () => void = nothing): string | undefined {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
@@ -141,6 +139,8 @@ export class ConnectionLimiter {
     const address = plainAddress(socket.remoteAddress);
     const source = sourceOf(address);
     this.#closeForNew(address, source);
+    // At the limit, the least recently used unauthenticated connection is closed, otherwise an idle one. If neither
+    // exists, the new connection is refused.
     if (this.#size >= this.#options.connections && !this.#close(this.#dispensable(source)))
       return void socket.destroy();
     const connection: Connection = {
@@ -319,8 +319,8 @@ export class ConnectionLimiter {
       this.authenticate(connection.peer);
       return;
     }
-    // Compressed calls are refused until the connection has authenticated. A few bytes can expand to megabytes, and
-    // grpc-js would decompress them at once. Agents never compress the calls with which they authenticate.
+    // Compressed calls are refused until the connection has authenticated, because a few bytes can expand to megabytes.
+    // Agents do not compress such calls.
     const packed = (headers['grpc-encoding'] ?? 'identity') !== 'identity';
     if (connection.requests <= mostCalls && !packed) return;
     // The HTTP/2 session is destroyed too. With only the socket closed, Node would still handle the data that arrived

@@ -171,11 +171,7 @@ export class AlertRecords {
     });
   }
 
-  /**
-   * Counts a repeat of an open alert and emits the event alert.repeated. Returns undefined if the alert is
-   * acknowledged or resolved. If another broker has already counted this repeat, writes nothing and returns the
-   * stored alert.
-   */
+  /** Counts a repeat of an alert. Returns the stored alert, or undefined if the alert is no longer open. */
   repeat(alert: Alert): Promise<Alert | undefined> {
     const { id, repeats } = alert;
     const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
@@ -184,6 +180,7 @@ export class AlertRecords {
     return this.#write(alert, async (transaction) => {
       const row = await transaction.get(change, now(), id, repeats);
       if (row) this.#emit('alert.repeated', fromRow(row), transaction);
+      // There is no row if another broker has already counted this repeat.
       const stored = row ?? (await transaction.get(same, id));
       return stored && fromRow(stored);
     });

@@ -1,5 +1,5 @@
-// Evaluates alert rules: decides when an alert opens and when it ends. A rule is evaluated when a machine reports or
-// links, when a schedule runs, and when rules, machines or other settings change. Without rules nothing is watched.
+// Opens and ends alerts by their rules. A rule is evaluated when a machine reports or links, when a schedule runs, and
+// when settings change.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, every, monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';

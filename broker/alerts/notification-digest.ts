@@ -82,9 +82,8 @@ export class Digest {
     this.#times = times;
     this.#log = log;
     const { events, state, store, queue } = services;
-    // When an alert is opened, repeated or resolved, the same transaction writes a notice for the next notification.
-    // A crash therefore loses no notice. In the same way, the transaction that writes a notification also writes its
-    // delivery.
+    // The transaction that opens, repeats or resolves an alert also writes a notice for the next notification. A crash
+    // therefore loses no notice.
     events.within(({ id, type }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
       return (transaction) =>
@@ -95,6 +94,7 @@ export class Digest {
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#startTimer();
     });
+    // The transaction that writes a notification also writes its delivery.
     events.within(({ id, type, timestamp, data }, machineId) => {
       if (type !== 'alert.notified') return undefined;
       const channelId = String(data.channel_id);
@@ -132,8 +132,8 @@ export class Digest {
   }
 
   /**
-   * Starts the timer if alert steps (opened, repeated or resolved) wait in the database and no timer runs. Another
-   * broker may have stored these steps, and ended before it sent them.
+   * Starts the timer if none runs and the database has notices. A broker that has ended may have left these notices
+   * unsent.
    */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history

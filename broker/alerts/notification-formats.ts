@@ -72,11 +72,12 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
   };
 }
 
-/**
- * Longest texts that are sent, in bytes. Slack would accept 40,000 characters, but such a text is too long to read.
- * Discord refuses texts over 2,000 characters, and ntfy texts over 4,096 bytes.
- */
-const [mostSlack, mostDiscord, mostNtfy] = [3_000, 2_000, 3_500];
+/** Maximum bytes of a text for Slack. Slack accepts 40,000 characters, but such a text is too long to read. */
+const mostSlack = 3_000;
+/** Maximum bytes of a text for Discord, which refuses texts over 2,000 characters. */
+const mostDiscord = 2_000;
+/** Maximum bytes of a text for ntfy, which refuses texts over 4,096 bytes. */
+const mostNtfy = 3_500;
 
 function cut(text: string, most: number): string {
   return Buffer.byteLength(text) <= most ? text : `${Buffer.from(text).toString('utf8', 0, most - 6)}…`;

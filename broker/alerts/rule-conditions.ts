@@ -1,5 +1,5 @@
-// Decides whether the condition of a rule holds now, for each kind of rule. The decision depends only on the
-// last reports, the links, the last runs and the declared documents.
+// Decides for each kind of rule whether its condition holds now, from the last reports, links, runs and declared
+// documents.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { version } from '../../shared/version.ts';
@@ -185,8 +185,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // Silence counts only from the start of this process, or from the time when this broker took over the machine. This
-    // process does not know if the machine was offline before that.
+    // Only silence since this broker became the machine's owner counts. The broker cannot know whether the machine was
+    // offline before.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

@@ -1,5 +1,5 @@
-// Tracks the alerts that are not resolved yet, and the conditions that hold but have not lasted long enough to open an
-// alert. Writes the steps of each alert (open, repeat, resolve) one after another.
+// Tracks unresolved alerts, and conditions that have not held long enough for an alert. Writes each alert's steps
+// (open, repeat, resolve) one after another.
 import { after, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule } from '../state/in-memory-state.ts';

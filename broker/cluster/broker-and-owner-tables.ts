@@ -17,8 +17,8 @@ export const tables = [
     PERFORM 1 FROM owners WHERE machine_id = machine AND epoch = owned FOR SHARE;
     IF NOT FOUND THEN RAISE EXCEPTION 'another broker owns machine %', machine USING ERRCODE = 'FH001'; END IF;
   END $$`,
-  // Two tables: `tasks` for the work that one broker does for all, and `rate_limits` for counts of requests. UNLOGGED
-  // means that a crash of PostgreSQL may empty `rate_limits`, which does no harm: a count is valid for a minute only.
+  // A crash of PostgreSQL may empty `rate_limits` (UNLOGGED). This does no harm: a count of requests is valid for a
+  // minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
   // The secrets that an existing broker passes to a new one. The key that encrypts them is derived from the token.
@@ -49,9 +49,9 @@ export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
 export const unlinking = `UPDATE owners SET link_id = NULL, changed = pg_current_xact_id()
   WHERE broker_id = $1 AND machine_id = ANY($2::varchar[]) AND link_id = ANY($3::varchar[])`;
 /**
- * Claims each task in $2 whose broker has stopped, or that has no broker yet. If $3 is true, also claims tasks whose
- * broker has a lease that is over. Deletes this broker's claims to tasks that are not in $2, because these tasks do
- * not exist any more.
+ * - Claims each task in $2 whose broker has stopped, or that has no broker yet.
+ * - If $3 is true, also claims tasks of brokers whose lease is over.
+ * - Deletes this broker's claims to tasks that no longer exist (tasks not in $2).
  */
 export const claimingTasks = `WITH gone AS (DELETE FROM tasks WHERE broker_id = $1 AND name <> ALL($2::varchar[]))
   INSERT INTO tasks AS t SELECT task, $1 FROM unnest($2::varchar[]) AS task ORDER BY task

@@ -1,5 +1,5 @@
-// The id of a broker's data directory. Unlike the id of a broker, it is the same after a restart. Other brokers use it
-// to find the broker that has the output files of a command.
+// The id of a data directory, which survives restarts, unlike the broker's id. By the directory's id, other brokers
+// find a command's output files.
 import { randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';

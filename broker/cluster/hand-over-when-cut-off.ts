@@ -1,6 +1,5 @@
-// A broker that cannot reach the database, although another broker can, asks its agents to link to another broker, and
-// ends the streams and terminals of its clients. If no broker can reach the database, agents and clients stay
-// connected, because no other broker could serve them.
+// If this broker cannot reach the database but another broker can, sends its agents to other brokers and ends its
+// clients' streams and terminals.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
@@ -36,6 +35,7 @@ export function handOverWhenCutOff({ cluster, streams, ask, spreadMs, log }: Ser
     isAsking = true;
     const peer = await firstWithDatabase(cluster.lastKnownPeers(), ask);
     isAsking = false;
+    // If no broker can reach the database, agents and clients stay connected.
     if (!peer || !cluster.isCutOff) return;
     log.warn(
       { peer: peer.brokerId, machines: cluster.ownCount },

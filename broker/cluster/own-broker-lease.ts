@@ -1,5 +1,4 @@
-// The lease of this broker. While the lease lasts, no other broker claims this broker's machines. This broker measures
-// the lease from the moment when it sends a renewal, so for this broker the lease ends earlier than in the database.
+// The lease of this broker. While the lease lasts, no other broker claims this broker's machines.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
@@ -39,26 +38,24 @@ export class Lease {
   }
 
   /**
-   * True if this lease has been valid without a break for `leaseMs` milliseconds. In this time every living broker
-   * could renew its own lease. So a broker whose lease is over has stopped.
+   * True if this lease was valid during the last `leaseMs` milliseconds. In this time, every broker that has not
+   * stopped could renew its own lease.
    */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
   }
 
-  /**
-   * Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. A
-   * broker that cannot reach the database asks the other brokers for this result, and if one answers true, sends its
-   * own agents away. After an outage of the database the result stays false for `leaseMs` milliseconds. In this time
-   * each broker can reach the database again, and keeps its agents.
-   */
+  /** Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
+    // The result is still false shortly after an outage of the database, on purpose: otherwise brokers that reconnect a
+    // moment later would send their agents away.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 
   /** Renews the lease. Returns the monotonic time when the renewal was sent. The lease lasts from that time. */
   async renew(): Promise<number> {
+    // The time is taken before the query, so that the lease ends here earlier than in the database.
     const sent = monotonic();
     try {
       await this.#connection.query(renewal, [this.brokerId, this.url, this.directoryId]);

@@ -93,8 +93,8 @@ export class OwnersAsLastRead {
   }
 
   /**
-   * Reads all brokers, and the owners that have changed since the last read. Returns the machines with a new owner or
-   * link. `brokersChanged` is true if a broker has started or ended since the last read.
+   * Reads what has changed since the last read. Returns the machines with a new owner or link, and whether brokers have
+   * started or ended.
    */
   async read(): Promise<{ machineIds: readonly string[]; brokersChanged: boolean }> {
     const at = monotonic();
@@ -108,8 +108,8 @@ export class OwnersAsLastRead {
     this.#readAt = at;
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The oldest transaction in progress is read before the owners. The next call starts from this transaction, so that
-    // it finds changes that were not committed yet when this call read the owners.
+    // The oldest transaction in progress is read before the owners. The next call starts from this transaction, to
+    // find changes that were not committed yet.
     const [horizon] = await this.#connection.query(readingHorizon);
     const rows = await this.#connection.query(readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);

@@ -1,6 +1,7 @@
-// Several brokers can share one database. This file finds out which of them are alive, and which of them owns each
-// machine. The owner runs all work of the machine: commands, terminals and schedules. When a machine links to a broker,
-// that broker becomes its owner at once. The machines of a broker that has stopped are claimed by another broker.
+// Finds out which brokers on this database are alive, and which of them owns each machine.
+// - The owner runs the machine's commands, terminals and schedules.
+// - A broker becomes the owner of each machine that links to it.
+// - The machines of a broker that has stopped are claimed by another broker.
 import { randomBytes } from 'node:crypto';
 import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -135,12 +136,13 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Drops the open work of all machines, because this broker is cut off and another one claims them. The agents connect
-   * again within `spreadMs` milliseconds. The work of machines without another owner is loaded by the next read.
+   * Drops the open work of all machines once this broker is cut off from the database. Their agents connect again
+   * within `spreadMs` milliseconds.
    */
   handOver(spreadMs: number): void {
     for (const id of [...this.#own.keys()]) {
       this.#drop(id, spreadMs);
+      // If no other broker becomes the owner, the next read of owners loads the work again.
       this.#unloaded.add(id);
     }
   }
@@ -214,8 +216,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Makes this broker the owner of a machine that links to it, or that has just been registered here. A machine that
-   * was only registered has no link yet: `linkId` is then empty. Resolves once the open work of the machine is loaded.
+   * Makes this broker the owner of a machine; `linkId` is empty if the machine has not linked yet. Resolves once the
+   * machine's open work is loaded.
    */
   take(machineId: string, linkId: string): Promise<void> {
     if (this.#isClosed) return Promise.reject(databaseUnavailable());
@@ -228,8 +230,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Makes this broker the owner of a machine that was registered here and has no owner yet. A failure is ignored,
-   * because all brokers regularly claim machines without an owner.
+   * Makes this broker the owner of a newly registered machine. Failures are ignored, because all brokers regularly
+   * claim machines without an owner.
    */
   async takeNew(machineId: string): Promise<void> {
     if (!this.#owners.of(machineId)) await this.take(machineId, '').catch(() => {});
@@ -244,9 +246,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Gives up the lease, so that other brokers claim this broker's machines at once. Call it when this broker begins
-   * to stop: it then answers new requests with 503. Once another broker owns a machine, this broker can no longer
-   * write changes of that machine.
+   * Gives up the lease when this broker begins to stop. New requests then get 503, and other brokers claim this
+   * broker's machines at once.
    */
   async leave(): Promise<void> {
     if (this.#isClosed) return;
@@ -296,11 +297,10 @@ export class Cluster implements Owners {
     }
   }
 
-  /**
-   * Claims machines without a living owner. After a failure of the database all leases may be over. Machines
-   * of other brokers are therefore claimed only after these brokers have had the time to renew their leases.
-   */
+  /** Claims machines without a living owner. */
   async #claim(): Promise<void> {
+    // After a failure of the database, owners with an expired lease count as living until they have had time to renew
+    // it.
     const { isSteady } = this.#lease;
     const free = [...this.#state.machines.keys()].filter((id) => this.#owners.isFree(id, isSteady));
     if (free.length === 0) return;

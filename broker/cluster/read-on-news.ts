@@ -1,5 +1,5 @@
-// Reads what other brokers have written, soon after a notification about it. Each kind of data has its own reader, so
-// that a slow reader delays no other. A revoked key is thus refused even while the work of many machines is loading.
+// Reads what other brokers have written, soon after their notification. Each kind of data has its own reader, so a slow
+// reader delays no other.
 import { sleep } from '../../shared/clock.ts';
 
 /**

@@ -1,6 +1,6 @@
-// Tasks that one broker does for all brokers: sending to a receiver of deliveries (a task for each receiver), and
-// evaluating the alert rules about keys and certificates (one task). A broker claims a task in the database. The claim
-// is valid as long as the broker's lease.
+// Tasks that one of several brokers does for all. The claim to a task is valid as long as the broker's lease.
+// - Sending deliveries: a task for each receiver.
+// - Evaluating the alert rules about keys and certificates: one task.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { claimingTasks, leaseMs, readingTasks } from './broker-and-owner-tables.ts';
@@ -48,9 +48,8 @@ export class Claims {
   }
 
   /**
-   * Claims the tasks that no broker has, or whose broker has stopped. A task is work that only one of several brokers
-   * does. With `isSteady`, also claims tasks of brokers that have not renewed their lease in time. Call it after each
-   * renewal of this broker's lease, with the time of that renewal.
+   * Claims the tasks that no running broker has. With `isSteady`, a broker whose lease is over counts as stopped. Call
+   * this after each renewal of this broker's lease.
    */
   async renew(renewedAt: number, isSteady: boolean): Promise<void> {
     const names = [...new Set(this.#claimants.flatMap((one) => [...one.names()]))];

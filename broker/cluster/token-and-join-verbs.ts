@@ -1,6 +1,5 @@
-// The verbs `farhand-broker cluster token` and `farhand-broker cluster join`. They copy the certificate authority and
-// keys of an existing broker to a new one, through the database that both use. There the secrets are encrypted with a
-// key that is derived from the token.
+// The verbs `farhand-broker cluster token` and `cluster join`. They copy the certificate authority and keys of a broker
+// to a new one, encrypted, through the database.
 import { hkdfSync } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
@@ -29,8 +28,8 @@ const name = 'farhand-broker';
 const validSeconds = 15 * 60;
 
 /**
- * The files that a new broker gets from an existing one. authority.json is written last: `join` refuses a
- * directory that has this file, and it must be possible to run `join` again if it was interrupted.
+ * Files that a new broker gets. authority.json is written last, because `join` refuses a directory with this file, and
+ * must be repeatable after an interruption.
  */
 const files = [...authorityFiles, vaultFile].reverse();
 const [authorityFile] = authorityFiles;

@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects that are created together with the batch, by name, for the audit. If the request is repeated with
-   * the same idempotency key, the answer is about the object whose id comes first here.
+   * Ids of objects created with the batch, for the audit. A repeat with the same idempotency key gets an answer about
+   * the first object.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
@@ -142,8 +142,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch on these machines in one or more transactions, then starts its commands in their order. The last
-   * transaction completes the batch. Without it, none of the commands runs.
+   * Stores a batch in one or more transactions, then starts its commands in their order. No command runs before the
+   * last transaction has succeeded.
    */
   async start(
     params: BatchParams,
@@ -175,8 +175,8 @@ export class Batches {
   }
 
   /**
-   * Returns a number that grows with each stored change to the commands of a batch. Undefined if the changes are not
-   * counted: all commands of the batch have ended, or other brokers may change them too.
+   * Returns a number that grows with each stored change to a batch's commands. Undefined if all commands have ended, or
+   * if other brokers may change them.
    */
   changesOf(id: string): number | undefined {
     const { scheduler, store, cluster } = this.#context;
@@ -190,8 +190,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch in slices and adds its commands to `members`. A batch is incomplete until its last slice is
-   * stored. An incomplete batch is removed after a failure, or at the next start after a crash.
+   * Stores a batch in slices and adds its commands to `members`. An incomplete batch is removed after a failure, and at
+   * start after a crash.
    */
   async #store({ batch, members, params, machines, caller, hooks }: NewBatch): Promise<Command[]> {
     const { scheduler, store, log } = this.#context;

@@ -68,9 +68,8 @@ export class BatchStore {
   }
 
   /**
-   * Removes the batches that a broker was storing when it crashed. No request for them was answered, and no agent got
-   * one of their commands. If `before` is set (milliseconds since 1970), removes only batches that were created before
-   * that time.
+   * Removes batches that a broker was storing when it crashed; no agent got their commands. With `before` (milliseconds
+   * since 1970), removes only batches created earlier.
    */
   async removeIncomplete(before = Number.MAX_SAFE_INTEGER): Promise<void> {
     const open = `SELECT batch_id FROM commands WHERE ${isOpen}`;
@@ -95,8 +94,8 @@ export class BatchStore {
   }
 
   /**
-   * Reads the progress of the batches with commands that have not ended. The counts `open`, `running` and `elsewhere`
-   * are 0 here, because the database does not store them: the scheduler counts the commands.
+   * Reads the progress of batches with open commands. `open`, `running` and `elsewhere` are 0 here, because the
+   * scheduler counts these commands.
    */
   async open(): Promise<BatchProgress[]> {
     const failed = `SELECT count(*) FROM commands WHERE batch_id = batches.id AND ${hasFailed}`;
@@ -150,9 +149,8 @@ export class BatchStore {
   }
 
   /**
-   * Reads how many commands of a batch run or have failed at other brokers. Returns true if no further command of
-   * the batch may start now. Inside a transaction the answer is exact, because the transactions of all brokers run
-   * one after another.
+   * Reads `elsewhere` and `failures` of the batch. Returns true if no further command may start. Inside a transaction
+   * the answer is exact, because all brokers' transactions run one after another.
    */
   async isFull(batch: BatchProgress, reader: RowReader = this.#history): Promise<boolean> {
     const { id, concurrency, max_failures } = batch;
@@ -176,11 +174,7 @@ export class BatchStore {
     return rows.map((row) => textIn(row, 'id'));
   }
 
-  /**
-   * Returns the batches with a row number above `last`, and those with an id in `incomplete` (batches that were not
-   * complete before). `isComplete` is true if all commands of a batch are stored, and `isOpen` if some of them have not
-   * ended.
-   */
+  /** Returns the batches with a row number above `last`, and those with an id in `incomplete`. */
   async since(last: number, incomplete: readonly string[]) {
     const open = 'EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id AND finished_at IS NULL)';
     const rows = await this.#history.all(
@@ -190,6 +184,7 @@ export class BatchStore {
     );
     return rows.map((row) => ({
       ...{ id: textIn(row, 'id'), number: Number(row.number) },
+      // `isComplete`: all commands of the batch are stored. `isOpen`: some of these commands have not ended.
       ...{ isComplete: row.complete === 1, isOpen: row.open === 1 },
     }));
   }

@@ -24,8 +24,8 @@ export class BatchFollower {
   }
 
   /**
-   * Removes batches that a broker was storing when it ended. Call it before this broker owns machines: from then on it
-   * loads open commands of those machines, which would include commands of these batches.
+   * Removes batches that a broker was storing when it ended. Call this before this broker owns machines, because it
+   * then loads commands of such batches.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -26,8 +26,8 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   /** Time until which the command may wait for its machine; null without `queue_for`. */
   queue_until: number | null;
   /**
-   * Id of the journal of the agent that has the command; empty if no agent has it. If the agent's journal has
-   * another id now, the agent has lost its data.
+   * Journal id of the agent that has the command; empty if no agent has it. If the agent's journal id changes, the
+   * agent has lost its data.
    */
   journal_id: string;
   /** True once a request has cancelled the command. */
@@ -136,10 +136,7 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
   PROCESS_OUTCOME_LOST: 'lost',
 };
 
-/**
- * Maps the exit that an agent reports to fields of the command's record. `journalId` is the journal of this agent. The
- * command may have been sent to another agent of the same machine, with another journal.
- */
+/** Maps the exit that an agent reports to fields of the command's record. `journalId` is the journal of this agent. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
   // The agent reports that the command never ran. That is not credible if the broker saw the command running,
   // or has sent it to an agent with another journal.

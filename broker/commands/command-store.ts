@@ -39,8 +39,8 @@ import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
 /**
- * Extra milliseconds before a broker removes an old command whose output files another broker has. In this time the
- * other broker, if it runs, removes the command together with the files.
+ * Extra milliseconds before this broker removes a command whose output files another broker has. If that broker runs,
+ * it removes command and files earlier.
  */
 const longerMs = 86_400_000;
 
@@ -172,13 +172,11 @@ export class CommandStore {
       transaction.put('command_tails', 'id', { id, stdout, stderr });
   }
 
-  /**
-   * Records in the database that an agent may have the command. Call it before the command is sent. No other columns
-   * are written, because SQLite would rewrite the indexes of each column that it sets.
-   */
+  /** Records that an agent may have the command. Call this before the command is sent. */
   dispatched({ id, machine_id, journal_id }: Command, transaction: HistoryTransaction): void {
     transaction.about(machine_id);
     const directory = this.#services.cluster?.directoryId ?? null;
+    // No other columns are set, because SQLite rewrites the indexes of each column that is set.
     const dispatched = 'UPDATE commands SET journal_id = ?, output_directory = ? WHERE id = ?';
     transaction.run(dispatched, journal_id, directory, id);
   }
@@ -289,8 +287,8 @@ export class CommandStore {
   }
 
   /**
-   * Records which commands have their output files in this broker's data directory, so that other brokers can find the
-   * files. This is not recorded for commands that ended while this broker was the only one of its database.
+   * Sets `output_directory` for commands whose output files are here. This column is null if a command ended while
+   * this broker was the only one.
    */
   async #claimFiles(): Promise<void> {
     const { history, cluster } = this.#services;

@@ -13,8 +13,8 @@ const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
   (status) => `status = '${status}'`,
 );
 
-// Output beyond listedBytes is in the table command_tails, so that the rows of `commands` stay short for lists. Indexes
-// that are used for few rows are partial (WHERE), because each insert must write to every full index.
+// Lists read short rows: output beyond listedBytes is in command_tails. Indexes for few rows are partial (WHERE),
+// because each insert writes to every full index.
 export const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
@@ -35,9 +35,9 @@ export const tables = [
     DELETE FROM command_tails WHERE id = old.id;
   END`,
   'CREATE INDEX commands_by_status ON commands (status, created_at)',
-  // The index commands_by_time loses its column `id`: rows with the same time are listed in the order of their rowids.
-  // The index commands_open is dropped, because commands_by_status finds open commands. Indexes on the new columns with
-  // `_truncated` replace those with `_cut`.
+  // - commands_by_time loses `id`: rows with the same time are listed in the order of their rowids.
+  // - commands_open is dropped: commands_by_status finds open commands.
+  // - Indexes on `_truncated` columns replace those on `_cut` columns.
   `${dropOldCounts('commands')} DROP INDEX IF EXISTS commands_stdout_cut; DROP INDEX IF EXISTS commands_stderr_cut;
   DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
   ALTER TABLE commands ADD COLUMN stdout_truncated INTEGER AS (stdout_bytes > length(stdout));

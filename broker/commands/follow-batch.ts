@@ -13,9 +13,8 @@ export type Sent = Reply<Api['batches']['stream']> extends AsyncIterable<infer T
 const pieceBytes = 16 * 1024;
 
 /**
- * Follows commands to their ends, beginning with the last `tail` bytes of each output. Commands that have
- * ended are read one after another, so that few files are open. Commands on machines that the caller may no
- * longer use are left out.
+ * Follows commands to their ends, beginning with the last `tail` bytes of each output. Leaves out machines that the
+ * caller may no longer use.
  */
 export function followMembers(
   members: readonly Command[],
@@ -36,6 +35,7 @@ export function followMembers(
       yield { event, data: { command_id, machine_id, ...data } };
     }
   }
+  // Commands that have ended are read one after another, so that few files are open.
   async function* one(after: readonly Command[]): AsyncGenerator<Sent> {
     for (const member of after) yield* follow(member);
   }

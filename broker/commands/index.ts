@@ -251,9 +251,8 @@ export class Commands {
   }
 
   /**
-   * Sends the data of one request to the stdin of the command. Returns how many bytes of input the command has received
-   * since its start. If this throws, `given` in the error's details says how many bytes of this request the agent has
-   * accepted.
+   * Sends a request's data to the command's stdin. Returns how many bytes the command has received in all. In an
+   * error's details, `given` counts this request's accepted bytes.
    */
   async #sendInput(
     { record: { id, machine_id } }: OpenCommand,
@@ -322,15 +321,14 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * Returns columns that have an index. The database uses the index of the first of these columns by which a list is
- * filtered. Columns that leave few rows come first: few commands are open, and a schedule has fewer commands than its
- * machine. For the statuses `failed`, `timeout`, `cancelled`, `expired` and `lost`, the result does not contain the
- * column `status`: the index commands_failed contains both the machine and these statuses.
+ * Returns columns with an index. A list is read by the index of its first filtered column, so columns that leave few
+ * rows come first.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
+  // The index commands_failed contains both the machine and the remaining statuses, so `status` is left out for them.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

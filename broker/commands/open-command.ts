@@ -2,13 +2,12 @@
 //
 //   queued --> dispatched --> running --> ending --> ended
 //     ^------------'
-//
-// queued: no agent has the command. dispatched: the agent has the command or is about to get it; a command
-// that surely never started returns to queued if it may wait. running: the agent has reported the start.
-// ending: the outcome (completed, failed, timeout, cancelled, expired or lost) is being written. ended: the
-// outcome is on disk. A command can go to ending from each of the first three states. An agent gets the
-// command once (StartProcess); after a lost link or a restart the broker only follows the command
-// (FollowProcess).
+// - queued: no agent has the command.
+// - dispatched: an agent may have the command. If the command never started, it can return to queued.
+// - running: the agent has reported the start.
+// - ending: the outcome is being written. Each of the first three states can lead here.
+// - ended: the outcome is on disk.
+// After a lost link or a restart, the broker follows the command (FollowProcess) and does not send it again.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Asking } from '../../shared/agent-rpcs.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
@@ -168,8 +167,8 @@ export class OpenCommand {
   }
 
   /**
-   * Puts a command back into the queue. Call it only if the machine certainly did not run the command. Returns false if
-   * the command may not wait, or if its spec is not stored.
+   * Puts a command that certainly never ran back into the queue. Returns false if the command may not wait, or its spec
+   * is not stored.
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler } = this.#context;
@@ -270,8 +269,8 @@ export class OpenCommand {
   }
 
   /**
-   * Handles a failed call to the agent. Returns an end if the agent refused the command because it already runs too
-   * many. If the command may have run, it stays open, or ends as lost.
+   * Handles a failed call to the agent. Returns an end if the agent refused the command because too many commands run
+   * there.
    */
   async #handleFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
@@ -280,6 +279,7 @@ export class OpenCommand {
     if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
     // The agent was too busy, or it stopped reporting before the command ended. follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
+    // A command that may have run ends as lost.
     await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }
 

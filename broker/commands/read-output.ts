@@ -15,8 +15,8 @@ export interface Source {
   /** The command's final record, once it is stored; undefined before. `output` is complete then. */
   readonly ended: Command | undefined;
   /**
-   * Set if another broker has the output files: the offset in the output at which each stream's file begins. In this
-   * case `output` has only the bytes that are in the database.
+   * Set if another broker has the output files: where each file begins in the output. `output` then has only the bytes
+   * in the database.
    */
   readonly away?: Record<Stream, number> | undefined;
 }
@@ -35,9 +35,8 @@ const readBytes = 256 * 1024;
 const eventBytes = 64 * 1024;
 
 /**
- * Reads one stream from an offset to its present end. With `follow`, reads on to the end of the command.
- * Throws range_not_satisfiable for bytes that were deleted or are beyond the end, and unavailable for bytes that only
- * another broker has. If bytes are deleted before they are sent, the answer is cut off.
+ * Reads one stream to its present end; with `follow`, to the command's end. Throws range_not_satisfiable for bytes
+ * deleted or beyond the end, unavailable for bytes that only another broker has.
  */
 export function bytesOf(
   source: Source,
@@ -88,8 +87,8 @@ interface OutputServices {
 }
 
 /**
- * Finds the output of a command. The output grows while the command runs. Throws unavailable for a command that has not
- * ended and is not open here, because its machine is getting another owner.
+ * Finds the output of a command. Throws unavailable if the command is open but not at this broker, because its machine
+ * is getting another owner.
  */
 export async function sourceOf(
   { scheduler, store, outputs, cluster }: OutputServices,
@@ -158,10 +157,8 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams from the offsets `from` on, in pieces of at most `most` bytes. After the last piece comes the end
- * of the command. With `whole`, no piece begins or ends within a character.
- * Throws range_not_satisfiable for an offset beyond the end of the output of an ended command. Throws unavailable for
- * bytes that only another broker has.
+ * Reads both streams in pieces of at most `most` bytes, then the end. With `whole`, no piece splits a character. Throws
+ * range_not_satisfiable beyond the final end, unavailable for another broker's bytes.
  */
 export function partsFrom(
   source: Source,

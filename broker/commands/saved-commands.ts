@@ -1,5 +1,5 @@
-// REST handlers for saved commands, and the function that puts the values of parameters into a saved command. A value
-// replaces an argument or a part of one. No shell reads the value, and it is never split.
+// REST handlers for saved commands, and the insertion of parameter values into arguments. No shell reads a value, and a
+// value is never split.
 import { createContext, Script } from 'node:vm';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { longestValue, mostSavedCommands, savedCommands as routes } from '../../shared/api/saved-commands.ts';
@@ -128,8 +128,8 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
 }
 
 /**
- * Throws forbidden for a key that is limited to some machines. Keys and schedules with more rights may run the saved
- * command. So what this key writes into it could run on machines that this key may not use.
+ * Throws forbidden for a key that is limited to some machines. Other keys and schedules could run this key's changes on
+ * any machine.
  */
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
@@ -142,13 +142,13 @@ const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Sch
   transaction.all('schedules').filter((one) => one.saved_command_id === id);
 
 /**
- * Throws forbidden for a key that is limited to some machines. If schedules run the saved command, the key must also be
- * allowed to read and change schedules. Otherwise it could make the command print the secret environment variables of a
- * schedule.
+ * Throws forbidden for a key that is limited to some machines, or that lacks rights to the schedules that run the saved
+ * command.
  */
 function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
   const { may } = caller.during(transaction);
+  // Without these rights, the key could make the command print the secret environment variables of a schedule.
   const needed = ['schedules:write', 'schedules:read'] as const;
   const required_scope = needed.find((scope) => !may(scope));
   if (required_scope === undefined || schedulesWith(saved, transaction).length === 0) return;
@@ -283,8 +283,8 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // The match took longer than the time left, or the pattern is nested so deeply that the stack overflows. Both count
-    // as no match. The timeout may come a moment before the clock shows that no time is left.
+    // The timeout can come before the clock shows that no time is left. Any other error, such as a stack overflow,
+    // counts as no match.
     if (error instanceof Error && 'code' in error && error.code === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

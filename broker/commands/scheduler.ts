@@ -1,5 +1,5 @@
-// The scheduler of commands. It has all open commands in the order of their creation. It decides which
-// waiting command starts next, and ends commands that can no longer run.
+// Decides which waiting command starts next, and ends commands that can no longer run. Has all open commands in the
+// order of their creation.
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
@@ -334,8 +334,8 @@ export class Scheduler {
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
     if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
-    // The command occupies a slot of its batch until its failure is counted. Otherwise another command could start in
-    // this slot before the scheduler has compared the failures with max_failures.
+    // The command occupies a slot until its failure is counted. Otherwise another command could start before the
+    // failures are compared with max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }

@@ -81,14 +81,11 @@ export class Output {
     };
   }
 
-  /**
-   * Returns the output fields for the record of an ended command. The files are synced first: the agent
-   * deletes its copy once the record is on disk, so the broker's copy must survive a power cut. Never
-   * rejects.
-   */
+  /** Returns the output fields for the record of an ended command. Never rejects. */
   async final() {
     if (this.silent) return this.extent();
     const tails = { stdout: await this.tail('stdout'), stderr: await this.tail('stderr') };
+    // The agent deletes its copy once the record is on disk, so the broker's files must survive a power cut.
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
         this.#disk.log.error(

@@ -25,9 +25,9 @@ const options = {
   'grpc-node.flow_control_window': windowBytes,
   'grpc.max_receive_message_length': messageBytes,
   'grpc.max_send_message_length': messageBytes,
-  // A broker that cannot be reached is noticed within 15 s. The timeout is as long as a lease, so that calls to a
-  // frozen broker do not end while that broker still owns its machines.
+  // A broker that cannot be reached is noticed within 15 s.
   'grpc.keepalive_time_ms': 4_000,
+  // With less than a lease, calls to a frozen broker would end while that broker still owns its machines.
   'grpc.keepalive_timeout_ms': leaseMs,
 };
 

@@ -31,8 +31,8 @@ export interface Forwarded {
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
 /**
- * Milliseconds in which another broker must accept a test connection. A broker that is frozen does not accept it, but
- * requests to that broker must not fail before its lease is over. This is therefore the length of a lease.
+ * Milliseconds in which another broker must accept a test connection. With less time, requests to a frozen broker would
+ * fail before its lease is over.
  */
 const answerMs = leaseMs;
 /** Milliseconds in which another broker must report if it can reach the database. Its query takes up to 3 s. */
@@ -125,9 +125,8 @@ export class PeerClient {
   }
 
   /**
-   * Streams a request to the peer and its answer back, each at the pace of its reader. If the client leaves, the
-   * request is aborted at the peer. If the peer fails before its answer begins, throws unavailable. If it fails later,
-   * closes the client's connection.
+   * Streams a request to the peer, and the peer's answer back. Throws unavailable if the peer fails before its answer
+   * begins. If the peer fails later, closes the client's connection.
    */
   async forward(
     peer: Peer,
@@ -148,8 +147,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // A `data` listener starts the flow of the answer, but only in the next turn of the event loop. By then
-      // pipeline() is attached, and pauses the answer while the client reads slowly.
+      // A `data` listener lets data flow from the next turn of the event loop. By then pipeline() can pause the answer
+      // for a slow client.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {
@@ -166,8 +165,8 @@ export class PeerClient {
   }
 
   /**
-   * Sends a GET request of a client to the peer. Resolves with the answer's body. When the caller's signal fires, the
-   * body fails. Throws unavailable if there is no answer with status 200.
+   * Sends a client's GET request to the peer. Resolves with the answer's body, which fails when the caller's signal
+   * fires. Throws unavailable unless the peer answers with status 200.
    */
   async get(peer: Peer, path: string, caller: Caller): Promise<IncomingMessage> {
     const { request_id, signal } = caller;
@@ -190,9 +189,8 @@ export class PeerClient {
   }
 
   /**
-   * Opens the WebSocket of a request at the peer and joins both connections. Resolves with true once the WebSocket is
-   * open. If the peer refuses, sends its answer to the client and resolves with false. Throws unavailable if the peer
-   * does not answer.
+   * Opens a client's WebSocket at the peer. Resolves with false if the peer refuses: the client then gets the peer's
+   * answer. Throws unavailable if the peer does not answer.
    */
   upgrade(
     peer: Peer,

@@ -1,6 +1,5 @@
-// The header that describes the client of a forwarded request. The broker that authenticated the client
-// writes it, and the broker that owns the machine authorizes the client by it. The header is read only at the
-// peer port, to which only brokers can connect.
+// The header that describes the client of a forwarded request. Only the peer port reads this header, and only brokers
+// can connect to that port.
 import { z } from 'zod';
 import type { Caller } from '../../../shared/api/route-table.ts';
 import type { KeyId, LoginId } from '../../../shared/api/shared-schemas.ts';
@@ -44,12 +43,12 @@ export function describeClient({ address, key, login_id, secure }: DescribedClie
 }
 
 /**
- * Returns the client that another broker describes. The client's key is found by its id, so that a new secret of the
- * key does not end the request. The other broker has counted the request against the rate limit. Throws unauthorized
- * if the key was revoked or has expired meanwhile. Throws unavailable if this broker has no lease.
+ * Returns the client that another broker describes. Throws unauthorized if the client's key was revoked or has expired,
+ * and unavailable if this broker has no lease.
  */
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
+  // The key is found by its id, so that a new secret of the key does not end the request.
   const { address, key_id, login_id, secure = false } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
   // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads
@@ -58,6 +57,7 @@ export async function describedClient(header: string, { state, cluster }: Servic
   // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
   const key = currentKey(state, key_id as KeyId);
   const login = login_id !== undefined && { login_id: login_id as LoginId };
+  // `isForwarded` means that the other broker has counted the request against the rate limit.
   return { address, key, secure, isForwarded: true, ...login };
 }
 

@@ -1,5 +1,4 @@
-// Finds the broker that answers a request. A request about a machine is answered by the broker that owns the
-// machine. Any other request is answered by the broker that gets it.
+// Finds the broker that answers a request: the owner of the machine that the request is about, otherwise this broker.
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
@@ -32,8 +31,8 @@ export interface RequestSubject {
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
   /**
-   * The machine's owner as read from the database for this request, if it is another broker. It is read only if the
-   * machine had no link when all owners were last read: the machine may have linked to another broker since.
+   * Set if a read for this request shows that another broker owns the machine. This read is skipped if the machine had
+   * a link at the last read of all owners.
    */
   newOwner?: Peer | undefined;
 }
@@ -71,15 +70,13 @@ export class Peers {
     return new Peers(this.#services);
   }
 
-  /**
-   * Returns the machine that a request is about; undefined if its ids belong to no machine. Ids in lists and filters
-   * do not count. If this broker has just become the owner of the machine, waits until the machine's open work is
-   * loaded. Without that work, a session that is open would seem to have ended.
-   */
+  /** Returns the machine that a request is about; undefined if the request's ids belong to no machine. */
   async subjectOf(ids: readonly FoundId[]): Promise<RequestSubject | undefined> {
     const subject = await this.#findSubject(ids);
     if (!subject) return undefined;
     const { owners } = this.#services;
+    // If this broker has just become the owner, the machine's open work may still be loading. Open sessions would then
+    // seem to have ended.
     await owners.loaded(subject.machine);
     return { ...subject, newOwner: await owners.newOwner(subject.machine) };
   }
@@ -137,14 +134,12 @@ export class Peers {
     return machine !== undefined && !this.elsewhere({ machine });
   }
 
-  /**
-   * If another broker must answer the request, returns the functions that send the request there; otherwise
-   * undefined. If the broker with the output files does not run, the owner of the machine answers.
-   */
+  /** Returns the functions that send the request to another broker; undefined if this broker must answer. */
   elsewhere({ machine, directory, newOwner }: RequestSubject): Elsewhere | undefined {
     const { owners } = this.#services;
     if (directory === owners.directoryId) return undefined;
     const withFiles = directory === undefined ? undefined : owners.withDirectory(directory);
+    // If the broker with the output files does not run, the owner of the machine answers.
     const peer = withFiles ?? newOwner ?? owners.ownerElsewhere(machine);
     if (!peer) return undefined;
     if (!this.#clients) return missed(peer, machine);
