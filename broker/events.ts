@@ -74,8 +74,8 @@ export class Events {
   /** Sequence number of the last event that was passed to listeners. */
   #heard: number;
   /**
-   * Ids of events that this broker wrote and has passed to its listeners already. refresh() does not pass them again
-   * when it reads them from the database. Undefined with a single broker.
+   * Ids of this broker's own events that its listeners have received already: refresh() skips these events. Undefined
+   * with a single broker.
    */
   #own: Set<string> | undefined;
 

@@ -90,9 +90,8 @@ export class JoinTokens {
   };
 
   /**
-   * Registers a machine with a token. The use of the token, the machine and the event machine.registered are one
-   * commit. A repeat with the same token and public key returns the same machine. Throws unauthorized for an invalid
-   * token, and validation_failed for invalid fields.
+   * Registers a machine in one commit. A repeat with the same token and public key returns the same machine. Throws
+   * unauthorized (token) or validation_failed (fields).
    */
   async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
     const parsed = enrolment.safeParse(request);

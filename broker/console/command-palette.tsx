@@ -92,8 +92,8 @@ function useMachines(text: string): Found[] {
       stop.abort();
     };
   }, [text]);
-  // Until the answer arrives, the machines found for the previous text are displayed. Those that do not match any
-  // more are left out, so that Enter cannot choose one of them.
+  // `found` has the machines of the previous text until the answer arrives. Enter must not choose a machine that does
+  // not match any more.
   const letters = text.toLowerCase();
   return found.filter((one) => one.text.toLowerCase().includes(letters));
 }
@@ -102,12 +102,10 @@ export function Palette() {
   return paletteOpen.value ? <PaletteDialog /> : null;
 }
 
-/**
- * Opens a dialog as modal before the next paint, so that it has the focus when the first letter is typed.
- * When it is closed, the focus returns to the previous element.
- */
+/** Opens a modal dialog, and returns the focus to the previous element when the dialog closes. */
 function useModal() {
   const element = useRef<HTMLDialogElement>(null);
+  // A layout effect runs before the next paint, so that the dialog receives the first letter that the user types.
   useLayoutEffect(() => {
     const before = document.activeElement;
     element.current?.showModal();

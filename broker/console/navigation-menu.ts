@@ -1,5 +1,4 @@
-// The items of the navigation menu: the pages that this login may use. The table of pages (pages.tsx) sets them at
-// start. The menu, the palette and the profile display them.
+// The items of the navigation menu. pages.tsx sets them at start; the menu, the palette and the profile display them.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import { may } from './login-session.ts';

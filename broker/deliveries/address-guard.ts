@@ -39,8 +39,8 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // An IPv4-mapped IPv6 address is checked as the IPv4 address inside it. So a network of mapped addresses becomes an
-  // IPv4 network. A network that also contains other addresses is refused.
+  // IPv4-mapped IPv6 addresses are checked as IPv4 addresses, so a network of them becomes an IPv4 network. A wider
+  // network is refused.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
@@ -82,8 +82,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed for a URL whose host is a forbidden address, or that leads to this broker's own ports.
-   * Host names are checked again at each delivery, when they are resolved.
+   * Throws NotAllowed for a URL that has a forbidden address or leads to this broker's own ports. Deliveries check the
+   * addresses of host names.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;
@@ -107,9 +107,8 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection that leads to this broker itself. resolve() knows only the addresses of running
-   * interfaces. The computer can have others: for example that of an unplugged interface, or one that `ip route add
-   * local` has added.
+   * Destroys a connection that leads to this broker itself. resolve() does not know all addresses of the computer, such
+   * as those of unplugged interfaces.
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;
@@ -129,12 +128,10 @@ export class AddressGuard {
   }
 }
 
-/**
- * Parses an address, also in brackets or with a zone; undefined for other text. Octal, hexadecimal and short forms of
- * IPv4 need no support: URL has converted them to four decimal parts.
- */
+/** Parses an address, also in brackets or with a zone; undefined for other text. */
 function addressOf(text: string): Address | undefined {
   const plain = text.replace(/^\[|\]$/g, '').replace(/%.*$/, '');
+  // URL has already converted octal, hexadecimal and short forms of IPv4 to four decimal parts.
   const usual = ipaddr.IPv4.isValidFourPartDecimal(plain) || ipaddr.IPv6.isValid(plain);
   return usual ? innermost(ipaddr.parse(plain)) : undefined;
 }

@@ -248,13 +248,14 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /**
-   * Returns the milliseconds before the next attempt. They vary by 10 %, so that retries spread. A busy receiver can
-   * delay the attempt with Retry-After, at most to twice the usual time.
+   * Returns the milliseconds before the next attempt. A receiver can lengthen the usual time with Retry-After, at most
+   * to twice that time.
    */
   #waitAfter(tries: number, { retryAfter }: Outcome): number {
     const { waits } = this.#retry;
     const wait = waits[Math.min(tries, waits.length - 1)] ?? 0;
     if (retryAfter !== null) return Math.min(Math.max(retryAfter, wait), 2 * wait);
+    // The time varies by 10 %, so that retries spread.
     return Math.round(wait * (0.9 + Math.random() * 0.2));
   }
 

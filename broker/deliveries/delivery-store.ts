@@ -88,8 +88,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * Webhooks for which all attempts of a delivery have failed. The value is how often the webhook had been enabled by
-   * then (`armed`). The failure no longer counts once the webhook is enabled again, because its `armed` then differs.
+   * How often a webhook had been enabled (`armed`) when the last attempt of a delivery failed. The failure counts until
+   * the webhook is enabled again.
    */
   readonly #failed = new Map<string, number>();
 
@@ -133,16 +133,16 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the time by the clock for due times. This clock begins with the wall time at the start of the
-   * broker and is monotonic from then on. A change of the wall clock therefore changes no delay.
+   * Returns the wall time at the broker's start plus the monotonic time since then. Changes of the wall clock therefore
+   * change no delay.
    */
   now(): number {
     return Math.round(this.#startedAt + monotonic());
   }
 
   /**
-   * Records a new delivery. If the delivery exists already and waits or has failed, it becomes due now. A
-   * successful delivery is sent again only with `anyStatus`. Returns false if nothing changed.
+   * Records a delivery. A waiting or failed delivery becomes due now; with `anyStatus`, a successful delivery too.
+   * Returns false if nothing changed.
    */
   async request(
     webhookId: string,
@@ -202,8 +202,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Records that all attempts of a delivery have failed, which disables the webhook. `armed` is how often the webhook
-   * has been enabled. The record no longer counts once the webhook is enabled again, because its `armed` then differs.
+   * Records that all attempts of a delivery failed, which disables the webhook until it is enabled again. `armed`: how
+   * often the webhook has been enabled.
    */
   saveFailed(webhook_id: string, armed: number, transaction: HistoryTransaction): void {
     transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
@@ -298,8 +298,8 @@ export class DeliveryStore {
 }
 
 /**
- * Returns the id of a delivery, which is always the same for a webhook and an event. The id begins with the time of the
- * event, so that the rows of new deliveries are close to each other on disk.
+ * Returns the same id for the same webhook and event. Ids begin with the event's time, so that new rows are neighbours
+ * on disk.
  */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();

@@ -10,9 +10,8 @@ export type ResolveName = (name: string) => Promise<readonly string[]>;
 const limits = { timeout: 2_000, tries: 2 };
 
 /**
- * Resolves a name by the hosts file, then by the name servers (`servers`, or those of the system), without
- * search domains. The hosts file and the system's list of name servers are read at each call, so that an
- * administrator's changes have an effect at once.
+ * Resolves a name by the hosts file, then by the name servers (`servers`, or those of the system), without search
+ * domains.
  */
 export async function resolveName(
   given: string,
@@ -24,6 +23,7 @@ export async function resolveName(
   if (name === 'localhost' || name.endsWith('.localhost')) return ['127.0.0.1', '::1'];
   const local = existsSync(hostsFile) ? hostsIn(readFileSync(hostsFile, 'utf8'), name) : [];
   if (local.length > 0) return local;
+  // A new Resolver reads the system's list of name servers, because an administrator may have changed the list.
   const resolver = new dns.Resolver(limits);
   if (servers) resolver.setServers(servers);
   const both = await Promise.allSettled([resolver.resolve4(name), resolver.resolve6(name)]);

@@ -21,8 +21,8 @@ export interface Signer {
 const prefix = 'whsec_';
 
 /**
- * Returns the keys for a secret. The key of Standard Webhooks is the base64 text after the prefix. If the
- * secret has no prefix, the key is the secret itself.
+ * Returns both keys for a secret. The key of Standard Webhooks is the base64 text after the prefix, if the secret has
+ * the prefix.
  */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');

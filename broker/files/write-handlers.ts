@@ -1,6 +1,5 @@
-// REST handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove.
-// A copy to another machine streams through the broker. The checksums of the original and of the copy are compared,
-// so that changed bytes are noticed.
+// REST handlers that change files. A copy to another machine streams through the broker, which compares the checksums
+// of original and copy.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
@@ -106,8 +105,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * The fields that came before the file in the form (`early`) were sent to the machine already. Throws if a field after
- * the file gives one of them another value.
+ * Throws if the fields after the file differ from `early`, the fields before the file, which were sent to the machine
+ * already.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {

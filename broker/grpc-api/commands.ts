@@ -84,9 +84,8 @@ interface Execution {
 }
 
 /**
- * Sends a client's input and signals to its command. Input and signals stay in their order until the client
- * half-closes. The client is read no faster than the command reads its input. Never rejects: an error aborts
- * the call.
+ * Sends a client's input and signals to its command, in order, until the client half-closes. Never rejects: an error
+ * aborts the call.
  */
 async function sendClientMessages(execution: Execution): Promise<void> {
   const { call } = execution;
@@ -96,6 +95,7 @@ async function sendClientMessages(execution: Execution): Promise<void> {
   try {
     for await (const { message, stdin = Buffer.alloc(0), signal = '' } of call.messages) {
       if (message === 'stdin') {
+        // The await keeps the client from sending faster than the command reads its input.
         await sendInput(execution, stdin, offset);
         offset += stdin.length;
       } else if (message === 'signal') {

@@ -67,8 +67,8 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
 /**
- * The part of a client's messages that opens a call. In a stream it is a field of the first message; in a call with
- * a single request it is that request.
+ * The part of a client's messages that opens a call: a field of a stream's first message, or the whole message of a
+ * single request.
  */
 type Opening<M extends Method> =
   Received<M> extends { start?: infer S }
@@ -265,8 +265,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Rejects if the client has half-closed the call only because it is about to cancel it. Node's clients send a
-   * half-close one frame before a cancel, and the two frames may arrive separately.
+   * Rejects if the client has half-closed the call only to cancel it. Node's clients send both in two frames, which may
+   * arrive separately.
    */
   async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);

@@ -23,29 +23,27 @@ export interface RowReader {
 }
 
 /**
- * A transaction of the history, which reads its own writes. A change may await only get(), all() and ask(). Writes
- * return nothing and run in the order of their calls. They are committed together, so that a remote database gets them
- * in one message. If a write fails, the whole change fails. After its change has ended, each call of the transaction
- * throws.
+ * A transaction of the history, which reads its own writes. A change may await only get(), all() and ask(). After the
+ * change has ended, each call throws.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
-   * Declares that the change is about this machine. The change then fails if another broker owns the machine at the
-   * time of the commit. Does nothing if there is a single broker.
+   * Declares that the change is about this machine. The change fails if another broker owns the machine at the time of
+   * the commit.
    */
   about(machineId: string): void;
+  /** Runs a statement, in the order of the calls. If the statement fails, the whole change fails. */
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement and calls `use` with its first row, before the functions passed to committed() are called. Code
-   * that goes on without awaiting the promise does not wait for a remote database. The change fails if the statement
-   * fails, even if the promise is not awaited.
+   * Runs a statement and calls `use` with its first row, before the functions of committed(). Even without await, a
+   * failed statement fails the change.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
-   * Writes an entry with the function that History.onEntry() has set for its kind. append() does not wait for that
-   * function, so a read inside the change may not find the entry. The commit waits for the function.
+   * Writes an entry with the function of History.onEntry(). Only the commit waits for that function, so reads of the
+   * change may miss the entry.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
@@ -53,8 +51,8 @@ export interface HistoryTransaction extends Journal, RowReader {
 }
 
 /**
- * The connection that writes. Statements run in the order of the calls, whether the caller awaits them or not. After a
- * failed statement, all statements before the next rollback may fail too.
+ * The connection that writes, in the order of the calls. After a failed statement, all statements before the next
+ * rollback may fail too.
  */
 export interface Writer {
   begin(): Promise<void>;
@@ -83,8 +81,8 @@ export interface Database extends RowReader {
    */
   stopWaiting(): void;
   /**
-   * True for a database server, where a commit takes longer than a turn of the event loop. A read then first waits for
-   * the writes that were requested before it, so that it finds them.
+   * True for a database server. A read then first waits for earlier writes, because a commit takes longer than a turn
+   * of the event loop.
    */
   readonly isRemote: boolean;
   /**

@@ -1,5 +1,5 @@
-// Groups the writes of the history. Writes that are requested in one turn of the event loop, or during a
-// commit, share one transaction and one sync of the disk.
+// Groups the writes of the history. Writes requested in one turn of the event loop, or during a commit, share one sync
+// of the disk.
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './database-interface.ts';
@@ -31,15 +31,12 @@ interface Pending {
 }
 
 /**
- * Maximum number of changes of a group. A group of this size takes some 10 ms. The limit matters after a failure of the
- * network, when thousands of machines go offline in one turn of the event loop.
+ * Maximum number of changes of a group, which then takes some 10 ms. After a network failure, thousands of changes can
+ * be requested at once.
  */
 const mostOfGroup = 100;
 
-/**
- * Commits the changes of one turn of the event loop as a group. They run one after another, in the order of the
- * calls. A change that arrives meanwhile is in the next group.
- */
+/** Commits the changes of one turn of the event loop as a group, one after another, in the order of the calls. */
 export class GroupCommit {
   /** Makes the statement that checks the owner of a machine; undefined with a single broker. */
   fence: Fence | undefined;
@@ -228,9 +225,8 @@ class Change {
   }
 
   /**
-   * Runs the change, and waits until the entries that it appends are written. Throws if the change awaits anything but
-   * calls of its transaction. While a change waits, all other writes wait too. If it waited for one of them, both would
-   * wait forever.
+   * Runs the change and waits for its entries. Throws if the change awaits anything but its transaction: another write
+   * would wait for this change forever.
    */
   async settle(member: Pending): Promise<void> {
     this.#watch();

@@ -1,5 +1,5 @@
-// The history of what was observed: commands, events, sessions and logs, in a database. All other code of the
-// broker uses it through this file. Its methods are asynchronous, so that they suit several databases.
+// The history of what was observed: commands, events, sessions and logs, in a database. Other code uses the database
+// only through this file.
 import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -38,9 +38,8 @@ export interface Retention {
   /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
-   * The column with the row numbers. Set it only if rows with higher numbers have later times in `column`. The deletion
-   * of old rows then reads only the rows with the lowest numbers, and needs no index. It skips rows with times in the
-   * future, because these may break the order.
+   * The column with the row numbers, if rows with higher numbers have later times in `column`. Old rows are then found
+   * without an index.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -101,8 +100,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Applies the migration steps that a module's tables lack, in order. A released step must never change. Steps that
-   * are in every supported release can be merged into one. `first` is then the number of the last merged step.
+   * Applies the missing migration steps of a module's tables, in order. A released step must never change. `first` is
+   * the number of the last step that was merged into steps[0].
    */
   migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
     return this.#database.migrate(noun, steps, first);
@@ -133,9 +132,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves when the change
-   * is on disk. If a change throws, only its own writes are undone. A change may await only calls of its transaction;
-   * otherwise it fails.
+   * Runs `change` in a transaction. Resolves when the change is on disk. If `change` throws, only its own writes are
+   * undone. `change` may await only calls of its transaction.
    */
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
     return this.#writes.write(change);
@@ -184,8 +182,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Freezes a view of the database while writes go on. The returned function writes one copy of the view, and resolves
-   * when the copy is on disk. Only the system user of the broker can read the copy.
+   * Freezes a view of the database. The returned function can be called once, and resolves when a copy that only the
+   * broker's user can read is on disk.
    */
   snapshot(): (copy: string) => Promise<void> {
     return this.#database.snapshot();
@@ -235,6 +233,7 @@ async function pruneOld(
   transaction: HistoryTransaction,
 ): Promise<number> {
   const old = `${column} < ?1 AND ${where}`;
+  // Rows with times in the future (above ?2) may break the order, so they are skipped.
   const some = ordered
     ? `${old} AND ${ordered} IN (SELECT ${ordered} FROM ${table} WHERE ${column} <= ?2 ORDER BY ${ordered} LIMIT ${pruneStep})`
     : `rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;

@@ -10,8 +10,8 @@ import { migrate, SqliteDatabase } from './sqlite-database.ts';
 
 const schemaVersion = 1;
 /**
- * `running` is 1 from a start until a clean stop, when SQLite removes the -wal file. If `running` is 1 and
- * the -wal file is missing, the last changes are lost.
+ * `running` is 1 until a clean stop, which removes the -wal file. If `running` is 1 without a -wal file, the last
+ * changes are lost.
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
@@ -24,9 +24,8 @@ interface Accepted {
 }
 
 /**
- * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer version. Unless
- * `isNew` is true, throws StartError if the file is missing or empty. Unless `isOld` is true, throws StartError if the
- * file lacks its last changes.
+ * Opens or creates the database. Throws StartError for a file of another installation or newer version, or for missing
+ * data that is not accepted.
  */
 export function openHistory(
   file: string,
@@ -44,9 +43,9 @@ export function openHistory(
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
-  // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
-  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. With temp_store, SQLite has the old
-  // content of changed pages in memory instead of in a file. These are some 25 pages for each change in a group commit.
+  // - secure_delete overwrites deleted rows, because they may contain secrets, such as the environment of a command.
+  // - recursive_triggers also overwrites rows that INSERT OR REPLACE replaces.
+  // - temp_store has the old content of changed pages in memory: some 25 pages for each change in a group commit.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );
@@ -59,8 +58,7 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
     ${countedTable}`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  // The checkpoint copies `running = 1` from the -wal file to history.db. If the -wal file is lost later, the next
-  // start notices the loss, because it finds `running = 1` but no -wal file.
+  // The checkpoint copies `running = 1` to history.db, so that the next start notices if the -wal file is lost.
   database.exec(`PRAGMA user_version = ${schemaVersion};
     UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
 }

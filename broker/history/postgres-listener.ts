@@ -1,6 +1,5 @@
-// The connection to PostgreSQL on which one of several brokers renews its lease and is notified of the other brokers'
-// commits. Writes use another connection, so that a long group of writes does not delay a renewal. A lost connection is
-// opened again.
+// The connection to PostgreSQL for a broker's lease and notifications. Writes use another connection, because they
+// could delay a renewal of the lease.
 import { Client } from 'pg';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';

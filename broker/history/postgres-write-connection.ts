@@ -1,6 +1,5 @@
-// The connection to PostgreSQL that writes. It has a lock on the database, so that a second broker refuses to start.
-// Brokers that are started to share a database also share this lock, and take turns to commit. A lost connection is
-// opened again.
+// The connection to PostgreSQL that writes, opened again after a loss. It locks the database against brokers that were
+// not started to share it.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { z } from 'zod';
@@ -20,9 +19,8 @@ const lock = 0x66_61_72_68;
 /** The advisory lock of a broker that starts, so that two brokers do not create tables at the same time. */
 const startLock = lock + 1;
 /**
- * The advisory lock of the broker that commits. Without this lock, row numbers could become visible out of order, and
- * readers that follow events would miss some. Two brokers that change the same counts could also wait for each other
- * forever.
+ * The advisory lock of the broker that commits. Without this lock, new rows could become visible out of order, and two
+ * brokers could deadlock.
  */
 export const commitLock = lock + 2;
 /**
@@ -58,8 +56,8 @@ export const types: CustomTypesConfig = {
 const prepared = new Map<string, { text: string; name: string }>();
 
 /**
- * Returns the PostgreSQL query for SQL that was written for SQLite. Each connection prepares it once. Set `isOneOfFew`
- * to false for SQL with many variants: it is then not prepared.
+ * Returns the PostgreSQL query for SQL of SQLite. Each connection prepares the query once, except SQL with many
+ * variants (`isOneOfFew` is false).
  */
 export function queryOf(sql: string, values: readonly Value[], isOneOfFew = true): QueryConfig {
   const found = prepared.get(sql);

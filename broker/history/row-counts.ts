@@ -1,8 +1,8 @@
-// Counts the rows of lists in the background, so that the total of a list needs no scan. The counts are some seconds
-// behind, so that no write waits for them. A list counts the few newer rows itself, so its total is exact. Counting
-// assumes that rows become visible in the order of their numbers, and that no other transaction changes counted rows
-// meanwhile. Both are true because transactions that write run one after another: a broker has one connection for them,
-// and only one of the brokers that share a database can have the commit lock.
+// Counts the rows of lists in the background, so that exact totals need no scan: a list itself counts only the newest
+// rows.
+//
+// Transactions that write must run one after another (see commitLock), so that rows become visible in the order of
+// their numbers, and counted rows do not change meanwhile.
 import type { HistoryTransaction, Row } from './database-interface.ts';
 
 export interface CountedTable {
@@ -14,8 +14,8 @@ export interface CountedTable {
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
   /**
-   * The column of `columns` that every list compares with one value, such as `schedule_id`. The keys of the counts
-   * begin with this column, so that a query reads only the counts of that value.
+   * A column of `columns` that every list compares with one value, such as `schedule_id`. A query then reads only the
+   * counts of that value.
    */
   scope?: string;
 }
@@ -30,8 +30,8 @@ export interface Bounds {
 }
 
 /**
- * A row's sequence number in an ordered table is at least its time in milliseconds multiplied by this number. It is
- * larger if a millisecond has more rows than this, or if the clock was set back.
+ * A row's sequence number is at least its time in milliseconds × this factor. It is higher after a burst, or if the
+ * clock was set back.
  */
 export const sequencesPerMs = 1_000;
 /**
@@ -75,9 +75,8 @@ function groupsOf(counted: CountedTable) {
 }
 
 /**
- * Returns SQL that creates the counts of a table, and triggers that correct the counts when rows among the counted ones
- * are inserted, changed or deleted. countNext() counts new rows later. The returned SQL must not change, because it is
- * part of released migration steps.
+ * Returns SQL for the counts of a table and their triggers. The SQL must never change, because released migration steps
+ * contain it.
  */
 export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;
@@ -89,6 +88,7 @@ export function createCounts(counted: CountedTable): string {
     }) => `CREATE TABLE ${name} (${keys.map(typed).join(', ')}, n INTEGER NOT NULL, last INTEGER NOT NULL,
       PRIMARY KEY (${keys.join(', ')})) WITHOUT ROWID;`,
   );
+  // The triggers correct the counts when counted rows change. countNext() counts new rows later.
   const add = groups.map(
     ({ name, keys, values }) => `INSERT INTO ${name} VALUES (${values('new.').join(', ')}, 1, new.${number})
       ON CONFLICT (${keys.join(', ')})
@@ -149,9 +149,8 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns a query for the number of rows within the bounds that meet the condition `where`. `columns` are the columns
- * that `where` compares. Returns undefined if the stored counts do not suffice for these columns and bounds. sumOf()
- * computes the total from the query's row.
+ * Returns a query for sumOf(): the number of rows within the bounds that meet `where`, which compares `columns`.
+ * Undefined if the stored counts do not suffice.
  */
 export function totalOf(
   counted: CountedTable,
@@ -192,9 +191,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // The counted rows in the quarter of an hour that contains `until` are found by their sequence numbers, so no index
-  // of times is needed. The lowest possible number is the first millisecond of the quarter × sequencesPerMs. The
-  // highest number was stored when the rows were counted.
+  // Sequence numbers find the quarter's counted rows without an index of times: from its first millisecond to the
+  // highest number that was stored.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`
@@ -213,8 +211,8 @@ function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): s
 }
 
 /**
- * Returns an SQL condition on `seq` for an ordered table. All rows with a time before `until` meet it, and some later
- * rows may. A query with this condition needs no index of times.
+ * Returns an SQL condition on `seq` that needs no index of times. All rows before `until` meet the condition, and some
+ * later rows may.
  */
 export function numberedBefore(counted: CountedTable, until: Date): string {
   const at = until.getTime();

@@ -84,8 +84,7 @@ export class SqliteDatabase implements Database {
   }
 
   snapshot(): (copy: string) => Promise<void> {
-    // The copy is read in a transaction on a connection of its own. In WAL mode that transaction sees the database as
-    // it is now, even if other connections write meanwhile.
+    // In WAL mode, a read transaction sees the database as it is now, even while other connections write.
     const reader = new DatabaseSync(this.#file, { readOnly: true });
     reader.exec('BEGIN');
     reader.prepare('SELECT id FROM installation').get();

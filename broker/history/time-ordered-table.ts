@@ -66,9 +66,8 @@ export class OrderedTable {
   }
 
   /**
-   * Adds a row with time `at`. Its number is assigned inside the transaction, above all earlier numbers. Resolves
-   * with false if the table has the row already. `added` is called for a new row, before the hooks of the commit. A
-   * caller that does not need the result may ignore the promise, so that it does not wait for a remote database.
+   * Adds a row, numbered above all earlier rows. Resolves with false if the table has the row already. Calls `added`
+   * for a new row, before the hooks of the commit.
    */
   async add(
     transaction: HistoryTransaction,

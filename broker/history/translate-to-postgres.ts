@@ -1,6 +1,5 @@
-// Translates SQL that is written for SQLite to PostgreSQL. Queries use SQL that both understand, apart from
-// the few constructs that are replaced here. The definitions of tables and triggers are translated statement
-// by statement.
+// Translates SQL for SQLite to PostgreSQL. Queries use SQL that both understand, except for the few constructs that are
+// replaced here.
 
 /** Translates a query or a change of rows. `?` and `?1` become `$1`. */
 export function toPostgres(sql: string): string {

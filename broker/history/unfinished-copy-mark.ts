@@ -1,5 +1,5 @@
-// The mark that keeps brokers from starting with a PostgreSQL database whose data is incomplete or outdated.
-// farhand-broker migrate sets it while it copies data into the database, and after it has moved the data to files.
+// Marks a PostgreSQL database with incomplete or outdated data, so that no broker starts with it. `farhand-broker
+// migrate` sets the mark.
 import { StartError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction } from './history.ts';
 

@@ -54,14 +54,11 @@ const ofContent = [
   'Content-Type',
 ];
 
-/**
- * Headers of every answer. Because of them a browser trusts the declared content type and does not store the answer.
- * The browser loads nothing to which the answer refers, displays the answer in no frame, and lets no other origin read
- * it.
- */
+/** Security headers of every answer. */
 const always = {
   'X-Content-Type-Options': 'nosniff',
   'Cache-Control': 'no-store',
+  // An answer loads nothing and is displayed in no frame.
   'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
   'Cross-Origin-Resource-Policy': 'same-origin',
   'Referrer-Policy': 'no-referrer',
@@ -193,9 +190,8 @@ function readRest(ctx: Context): void {
 }
 
 /**
- * Yields the last answer on a connection, and returns only when the rest of the request has been read. If the
- * connection were closed before, the system would reset it because of the unread data. The client could then lose the
- * answer (RFC 9112 section 9.6).
+ * Yields the connection's last answer, then waits for the rest of the request. Closing earlier could make the client
+ * lose the answer (RFC 9112 section 9.6).
  */
 async function* thenRest(answer: Buffer, request: IncomingMessage): AsyncGenerator<Buffer> {
   yield answer;

@@ -1,6 +1,5 @@
-// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. Usually the handler reads the file
-// while it arrives. If the form has the destination only after the file, the broker first stores the file on its own
-// disk.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file, which waits on disk if its
+// destination comes later.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -36,8 +35,8 @@ export interface JsonBody {
 }
 
 /**
- * Reads and parses a JSON body. Returns undefined if there is none. The size of a large body counts against
- * `quota` until the end of the request. Throws invalid_request, payload_too_large or unavailable.
+ * Reads and parses a JSON body; undefined if there is none. Large bodies count against `quota` until the request ends.
+ * Throws invalid_request, payload_too_large or unavailable.
  */
 export async function parseJsonBody(
   request: IncomingMessage,
@@ -139,8 +138,8 @@ export async function* bytesOf(
 }
 
 /**
- * Reads a form with one part called `file`. If the fields before that part are `sufficient`, resolves when
- * the part begins. Otherwise spools the file and resolves at the end of the form.
+ * Reads a form with one part called `file`. Resolves when that part begins if the earlier fields are `sufficient`;
+ * otherwise spools the file first.
  */
 export async function readForm(
   request: IncomingMessage,
@@ -280,12 +279,9 @@ const chunkBytes = 256 * 1024;
 
 export type Spool = Awaited<ReturnType<typeof createSpool>>;
 
-/**
- * Creates a spool, which stores a form's file on disk until the fields after it have arrived. Each file is
- * unlinked as soon as it is open, so a crash leaves no file behind. Files that a killed broker left before it
- * could unlink them are deleted here.
- */
+/** Creates a spool, which stores a form's file on disk until the fields after the file have arrived. */
 export async function createSpool(directory: string) {
+  // Removes files that a killed broker could not unlink.
   await rm(directory, { recursive: true, force: true });
   let spooledBytes = 0;
   return {
@@ -323,6 +319,7 @@ async function openUnlinkedFile(directory: string): Promise<FileHandle> {
   await mkdir(directory, { recursive: true, mode: 0o700 });
   const path = join(directory, newId('call'));
   const handle = await open(path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
+  // A crash then leaves no file behind.
   await rm(path);
   return handle;
 }

@@ -71,13 +71,13 @@ async function sendAsset(ctx: Context, find: Find): Promise<void> {
 type Find = (name: string) => Promise<Buffer | undefined>;
 
 /**
- * Reads each asset into memory once, and shares it among all answers. Otherwise clients without a key could fill the
- * memory with answers that they do not read. An asset never changes under its name, because the name has a hash of the
- * content.
+ * Reads each asset into memory once and shares it among all answers. Otherwise clients without a key could fill the
+ * memory.
  */
 function sharedAssets(directory: string): Find {
   const assets = new Map<string, Promise<Buffer | undefined>>();
   return async (name) => {
+    // An asset never changes, because its name contains a hash of the content.
     const reading = assets.get(name) ?? read(directory, `assets/${name}`);
     assets.set(name, reading);
     try {

@@ -15,7 +15,7 @@ export interface OriginServices {
 const consoleHeader = 'x-farhand-console';
 /**
  * Values of Sec-Fetch-Dest for content that a browser would run or apply. Such requests may not use the cookie of a
- * login. The broker's own scripts and styles need no login.
+ * login.
  */
 const active = /script|style|worker|worklet|xslt|object|embed/;
 
@@ -45,8 +45,8 @@ export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean
 }
 
 /**
- * True if the request could not be read on the network: it came over TLS, or directly from this machine. A request
- * through a proxy counts only if the proxy is trusted and reports TLS, because its client may be on another machine.
+ * True if the request was secret on the network: it came over TLS, as a trusted proxy may report, or directly from this
+ * machine.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
@@ -75,8 +75,7 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
 }
 
 /**
- * True if the browser itself resumes a download that broke off. A page cannot send such a request, and it cannot
- * read the answer, which the browser adds to the file on disk.
+ * True if the browser itself resumes a broken download. A page can neither send such a request nor read the answer.
  */
 function resumesDownload({ method, headers }: IncomingMessage): boolean {
   const byBrowser = headers['sec-fetch-site'] === 'none' && headers['sec-fetch-dest'] === 'empty';

@@ -200,10 +200,7 @@ interface ClientsOf {
   forwardedClient?: ((request: IncomingMessage) => Promise<Client>) | undefined;
 }
 
-/**
- * Returns functions that find out for one HTTP server who sent a request: the client's address, its key or login, and
- * its rate limit. A trusted proxy may report the address.
- */
+/** Returns functions that identify the clients of one HTTP server: their address, key or login, and rate limit. */
 export function createClients(services: DispatchServices, { connections, forwardedClient }: ClientsOf) {
   const { keys, logins, proxies } = services;
   /** Authenticates the client by the key in the header Authorization, or else by the cookie of its login. */
@@ -224,8 +221,8 @@ export function createClients(services: DispatchServices, { connections, forward
   }
   return {
     /**
-     * True if a request has a valid key or login, came over the socket file, or was forwarded by another broker. That
-     * broker has checked the key of the request.
+     * True if a request has a valid key or login, came over the socket file, or was checked by the broker that
+     * forwarded it.
      */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections ||
@@ -233,9 +230,8 @@ export function createClients(services: DispatchServices, { connections, forward
       keys.accepts(headers.authorization ?? '') ||
       logins.find(secretIn(headers.cookie)) !== undefined,
     /**
-     * Returns the client of a request, found by its key or login; routes for everybody need neither. Sets the rate
-     * limit headers. Throws unauthorized and rate_limited, and forbidden if the request may not use the cookie of its
-     * login.
+     * Returns the client of a request and sets the rate limit headers. Throws unauthorized and rate_limited, and
+     * forbidden if the request may not use its cookie.
      */
     async identify(ctx: Context, route?: Route): Promise<Client> {
       if (!connections) return { address: '', key: localKey };

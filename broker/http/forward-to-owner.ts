@@ -1,5 +1,5 @@
-// Forwards each request about a machine of another broker to that broker. Before any other request is answered, this
-// broker reads what the others have changed, so that a client can read at one broker what it has written at another.
+// Forwards requests about a machine to the broker that owns it. Before other requests, this broker reads the latest
+// changes of all brokers.
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { Peers, RequestSubject } from '../cluster/peers/route-to-owner.ts';
@@ -21,10 +21,10 @@ type Forwarder = (ctx: Context, client: Client, parts: Parts) => Promise<boolean
 
 /**
  * Creates the function that forwards requests of one route to the broker that owns the machine. The owner authorizes
- * the request. It also checks the size of a body that this broker has not read. Lists are not forwarded, because any
- * broker can answer them.
+ * the request.
  */
 export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): Forwarder {
+  // Any broker can answer a list.
   if (route.kind === 'list')
     return async () => {
       await peers.refresh();
@@ -48,6 +48,7 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
     if (!subject) await peers.refresh();
     const elsewhere = subject && peers.elsewhere(subject);
     if (!elsewhere) return false;
+    // The owner also checks the size of a body that this broker has not read.
     await elsewhere.forward(ctx.req, ctx.res, { client, requestId: String(ctx.state.requestId), body });
     ctx.respond = false;
     return true;

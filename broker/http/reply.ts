@@ -1,6 +1,5 @@
-// Sends the replies of handlers: one object in the JSON envelope, or a stream (file, lines, events, growing
-// list) at the pace of the reader. A failure before the first byte is sent as an ordinary error. A later
-// failure cuts the connection.
+// Sends replies: an object in the JSON envelope, or a stream at the reader's pace. A failure after the first byte cuts
+// the connection.
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Context } from 'koa';
@@ -103,10 +102,7 @@ function metaOf(caller: Caller) {
   return { request_id: caller.request_id, timestamp: iso() };
 }
 
-/**
- * Sends an object or a list. The route's own schema parses it first, so that only documented fields leave the
- * broker. Answers that wait for slow readers share one quota, so that many of them cannot fill the memory.
- */
+/** Sends an object or a list, parsed by the route's schema, so that only documented fields leave the broker. */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
   let data: unknown;
   let meta: object = metaOf(caller);
@@ -124,6 +120,7 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
     meta = { ...meta, total, limit, offset, has_more, ...route.listMeta?.parse(reply) };
   } else data = route.reply.parse(reply);
   const text = JSON.stringify({ data, meta });
+  // Without a quota, answers that wait for slow readers could fill the memory.
   occupyMemory(ctx, text.length);
   ctx.status = route.status;
   // The type is set here, because koa would search its table of types for each answer.
@@ -231,8 +228,7 @@ async function* growingOf(
 }
 
 /**
- * Sends all chunks and ends the answer. Cuts the connection after a failure, or if the number of bytes is not
- * `length`. If the first chunk of a `quiet` stream does not come soon, the headers are sent before it.
+ * Sends all chunks and ends the answer. Cuts the connection after a failure, or if the number of bytes is not `length`.
  */
 async function send(
   { ctx, caller, log }: Exchange,
@@ -241,6 +237,7 @@ async function send(
 ): Promise<void> {
   const { res } = ctx;
   const { status, headers, length, quiet = false } = reply;
+  // The headers of a `quiet` stream wait only a moment for its first chunk.
   const ready = chunks && (await begun(chunks, length, quiet ? headMs : Number.POSITIVE_INFINITY));
   ctx.status = status;
   ctx.set(headers);
@@ -255,8 +252,8 @@ async function send(
 }
 
 /**
- * Waits at most `ms` milliseconds for the first chunk, so that a failure before it is still an ordinary
- * error. The returned stream fails if it ends with another number of bytes than `length`.
+ * Waits up to `ms` milliseconds for the first chunk. Rejects if the stream fails in this time. The returned stream
+ * fails unless it has `length` bytes.
  */
 async function begun<T extends { length: number }>(
   chunks: AsyncIterable<T>,

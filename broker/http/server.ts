@@ -33,8 +33,8 @@ import { WebSocketUpgrades } from './websocket-upgrades.ts';
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port extends AppPort {
   /**
-   * Finds the client of a request that another broker forwarded. Set only for the peer port. The peer port accepts the
-   * connections itself, and passes them to this server after the other broker has authenticated.
+   * Finds the client of a request that another broker forwarded. Set only for the peer port, where the other broker has
+   * authenticated already.
    */
   forwardedClient?: (request: IncomingMessage) => Promise<Client>;
   /** Milliseconds within which the headers of the first request must arrive. */
@@ -113,9 +113,9 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
     else below?.destroy();
   });
   server.on('upgrade', (request, socket, head) => {
-    // A WebSocket is a request until its connection closes, so the function that begin() returns, which marks the end
-    // of the request, is never called. The connection is authenticated by the ticket in the URL of the WebSocket.
+    // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
+    // The returned function, which ends a request, is not called: a WebSocket is a request until its connection closes.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)
@@ -184,8 +184,8 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
 }
 
 /**
- * True if nothing has arrived on a connection. Browsers open some connections in advance. If the broker answered on
- * one of them while the first request is on its way, the browser would take the answer for that of the request.
+ * True if nothing has arrived on a connection. Browsers open connections in advance, and would take an answer for that
+ * of their first request.
  */
 const isUnused = (socket: Duplex): boolean => socket instanceof Socket && socket.bytesRead === 0;
 

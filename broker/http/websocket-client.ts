@@ -132,9 +132,8 @@ export class WebSocketClient implements ClientPort {
 
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
-    // The client reports how much output it has received. Such a report is handled before input that waits. Otherwise
-    // both could wait forever: a program may read no input until its output is read, and the broker sends more output
-    // only after a report.
+    // A report of received output overtakes waiting input, because a program may read no input until the client has
+    // reported the program's output.
     const report = binary ? undefined : reportIn(data);
     if (report !== undefined) {
       this.#received = report;

@@ -1,5 +1,5 @@
-// Opens terminals as WebSockets: checks the ticket of each request, and connects the open socket to its session.
-// A refused request is answered as an ordinary one, so that its error has the JSON envelope.
+// Opens terminals as WebSockets: checks the ticket of each request and connects the socket to its session. Refusals are
+// answers in the JSON envelope.
 import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
@@ -91,9 +91,11 @@ export class WebSocketUpgrades {
   }
 
   /**
-   * Forwards a request to open a terminal to the broker that has its session. Returns undefined if this broker has the
-   * session. Otherwise resolves with true if the other broker opened the terminal, and with false if it refused and its
-   * answer was sent to the client. Rejects if no broker answered: the caller must then answer the client.
+   * Forwards a request to open a terminal to the broker that has its session. Results:
+   * - undefined: this broker has the session.
+   * - true: the other broker opened the terminal.
+   * - false: the other broker refused, and the client got its answer.
+   * - Rejects if no broker answered: the caller must answer the client.
    */
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);

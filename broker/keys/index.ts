@@ -338,7 +338,7 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // A failed write needs no handling: the history logs it, and a later use of the key is written again.
+      // The history logs a failed write. A later use of the key writes the time of last use.
       .catch(() => {});
   }
 }

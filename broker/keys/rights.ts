@@ -1,5 +1,4 @@
-// Decides what each key may do and on which machines. The key and the machines are read from the committed
-// state, or from a change that is not committed yet.
+// Decides what each key may do and on which machines, by the committed state or by a change that is not committed yet.
 
 import type { Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';
@@ -64,8 +63,7 @@ export function holds(key: Key, scope: Scope): boolean {
 }
 
 /**
- * A selection of machines by id or tag: the machines that a key may use, or that an alert rule watches. If both fields
- * are null, all machines are selected.
+ * A selection of machines by id or tag, of a key or an alert rule. If both fields are null, all machines are selected.
  */
 export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
 
@@ -90,10 +88,11 @@ export function reaches(key: Limits, machine: MachineId, { machines }: Machines)
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
 /**
- * Returns the machines that a key may use. Returns undefined for a key without limits, which may also read the records
- * of removed machines. The same array is returned until the key or a machine changes.
+ * Returns the machines that a key may use, in the same array until the key or a machine changes. Undefined for a key
+ * without limits.
  */
 function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
+  // A key without limits may also read the records of removed machines.
   if (isUnlimited(key)) return undefined;
   const known = reachableBy.get(key);
   if (known?.of === machines) return known.ids;
@@ -161,9 +160,7 @@ export function mayWatch(state: State) {
 }
 
 /**
- * Returns the machines that a schedule runs on: its machine, or the machines with all of its tags. Of machines with
- * tags, only those that the schedule's key may use are returned. If the key is revoked or expired, all machines with
- * the tags are returned, so that the history has for each of them a run with the reason why nothing ran.
+ * Returns the machines that a schedule runs on: its machine, or the machines with all of its tags that its key may use.
  */
 export function machinesOfSchedule(
   { machine_id, tags, requested_by }: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by'>,
@@ -174,6 +171,7 @@ export function machinesOfSchedule(
   if (!tags || tags.length === 0) return [];
   const key = goodKey(declared, requested_by);
   const tagged = [...declared.machines.values()].filter((one) => tags.every((tag) => one.tags.includes(tag)));
+  // If the key is revoked or expired, the history gets a run for each machine, with the reason why nothing ran.
   const usable = key ? tagged.filter(({ id }) => reaches(key, id, declared)) : tagged;
   return usable.map(({ id }) => id);
 }
@@ -202,8 +200,8 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 }
 
 /**
- * Calls `end` as soon as a key may no longer attach to sessions of a machine: it was revoked, has expired, or
- * has lost the scope or the machine, or the client's login has ended. Call the returned function to stop watching.
+ * Calls `end` as soon as a key may no longer attach to a machine's sessions, or the login has ended. The returned
+ * function stops watching.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {

@@ -1,5 +1,5 @@
-// The output of a command as text, updated while it arrives. The pieces of both streams are in the order of their
-// arrival. Old pieces are dropped if there are too many characters.
+// The output of a command as text, updated while it arrives. Both streams are in one list, in the order of their
+// arrival.
 import { client, FarhandError } from '../api-client.ts';
 
 export interface OutputPart {

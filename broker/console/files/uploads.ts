@@ -21,8 +21,8 @@ export interface Upload {
 }
 
 /**
- * All uploads in their order. An upload that makes progress is changed in place: a thousand uploads report progress
- * many thousand times, and each report would otherwise copy the whole array.
+ * All uploads, oldest first. Uploads are changed in place, because thousands of progress reports would otherwise copy
+ * the array each time.
  */
 let all: Upload[] = [];
 /** A copy of `all` for the pages to display. It is replaced soon after each change. */

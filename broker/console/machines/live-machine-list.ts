@@ -72,13 +72,11 @@ export class Fleet {
     return true;
   }
 
-  /**
-   * Loads the rows in view, and the next page in the direction of scrolling, unless they were requested before. If
-   * rows were loaded only once they are in view, all of them would be filled in one frame, which would be drawn late.
-   */
+  /** Loads the rows in view and the next page in the direction of scrolling, unless they were requested before. */
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;
     this.#view = { first, last };
+    // Without the next page, all rows that come into view would be filled in one frame, which would be drawn late.
     const next = this.#pagesOf(Math.max(0, first + ahead), Math.min(last + ahead, (this.#total ?? 0) - 1));
     for (const page of [...this.#pagesInView(), ...next]) if (!this.#asked.has(page)) void this.#read(page);
   }

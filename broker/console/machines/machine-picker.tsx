@@ -33,8 +33,8 @@ function useFound(text: string, open: boolean) {
       );
     });
   }, [text, open]);
-  // Until the answer arrives, the machines found for the previous text are displayed. Those that do not match any
-  // more are left out, so that Enter cannot choose one of them.
+  // `found` has the machines of the previous text until the answer arrives. Enter must not choose a machine that does
+  // not match any more.
   const letters = text.toLowerCase();
   return { found: found.filter(({ name }) => name.toLowerCase().includes(letters)), at, setAt };
 }

@@ -69,8 +69,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when live updates contain a new status of the machine (online or offline). It does not wait for an
- * event, because a short interruption, such as a restart of the broker, causes none.
+ * Calls `reload` when a live update has a new status of the machine. Events do not suffice: short interruptions of the
+ * connection cause no event.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');
@@ -86,8 +86,7 @@ function usePresence(machine: MachineDetail | undefined, reload: () => void): vo
       }),
     [id, status, reload],
   );
-  // An update can arrive while the machine is being loaded. If the update has another status than the loaded machine,
-  // the loaded machine is out of date, and is loaded again.
+  // If an update with another status arrived while the machine was being loaded, the loaded machine is out of date.
   useEffect(() => {
     const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
     last.current = undefined;

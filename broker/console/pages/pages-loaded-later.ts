@@ -1,5 +1,5 @@
-// The pages that are loaded as one script when a user opens a second page. One script takes a quarter fewer bytes
-// than a script for each page, because it is compressed as a whole.
+// The pages that are loaded together when a user opens a second page. One script has a quarter fewer bytes than a
+// script per page.
 export { AlertChannel } from './alert-channel.tsx';
 export { Alerts } from './alerts.tsx';
 export { Audit } from './audit.tsx';

@@ -1,5 +1,5 @@
-// The page of one saved command: its parameters, and buttons that run, schedule, change and delete it. With the id
-// `new` or the tab `edit`, the page is the form.
+// The page of a saved command, with buttons to run, schedule, change and delete it, and its form (id `new` or tab
+// `edit`).
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';

@@ -1,5 +1,5 @@
-// The page of one upgrade of agents: its waves, the progress of each machine, and a button to cancel it. For the id
-// `new` the page is the form that begins an upgrade.
+// The page of one upgrade of agents: its waves and the progress of each machine. For the id `new`, the form that begins
+// an upgrade.
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';

@@ -72,15 +72,13 @@ export function LongList<T extends { id: string }>({
   );
 }
 
-/**
- * When the first page is loaded again, the further pages are not. The returned function corrects the further pages. It
- * puts before them the items that new items have pushed out of the first page. If the old and the new first page share
- * no item, it removes the further pages, because items between both were never loaded.
- */
+/** Returns a function that corrects the further pages of a list after its first page was loaded again. */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
+  // Items between two first pages without a common item were never loaded, so the further pages are removed.
   const isNewPage = !before.items.some(({ id }) => ids.has(id));
   const start = before.items.length - Math.max(0, now.total - before.total);
+  // Items that new items have pushed out of the first page.
   const pushed = before.items.filter(({ id }, index) => index >= start && !ids.has(id));
   return (further: readonly T[]): readonly T[] => {
     if (further.length === 0) return further;

@@ -21,15 +21,13 @@ const restMs = 1_000;
  */
 const againMs = 2_000;
 
-/**
- * Loads data. Loads it again when one of `inputs` changes, after an event for which `when` is true, and after an
- * interruption of the event stream. For data that the user edits, `when` is null: only a change of `inputs` then causes
- * a load. If `topic` is set, live updates of this topic cause loads, and events do not.
- */
+/** Loads data. Loads it again when one of `inputs` changes, and after an interruption of the live updates. */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,
   inputs: readonly unknown[],
+  /** True for events that cause a load. With null, for data that the user edits, only `inputs` cause loads. */
   when?: ((event: Happened) => boolean) | null,
+  /** If set, live updates of this topic cause loads instead of events. */
   topic?: 'commands',
 ): Loaded<T> {
   const [state, setState] = useState<Omit<Loaded<T>, 'reload' | 'replace'>>({
@@ -65,8 +63,8 @@ export function useData<T>(
 }
 
 /**
- * Calls `run` after updates for which `when` is true. Also calls it after the stream of live updates was interrupted,
- * because updates may be missed. Calls it at most once a second.
+ * Calls `run` after updates for which `when` is true, and after an interruption of the live updates, but at most once a
+ * second.
  */
 function useEvents(run: () => void, when: ((update: Update) => boolean) | null | undefined): void {
   const wanted = useRef(when);

@@ -25,8 +25,7 @@ const headHeight = 39;
 const margin = 8;
 
 /**
- * Maximum number of rows that are drawn ahead while the list scrolls. The browser scrolls without waiting for the page,
- * so the rows for the next two frames are drawn before they come into view.
+ * Maximum number of rows drawn ahead while the list scrolls, because the browser scrolls without waiting for the page.
  */
 const mostAhead = 32;
 
@@ -41,6 +40,7 @@ function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' 
     const element = scroller.current;
     if (!element) return;
     const { scrollTop, clientHeight } = element;
+    // Rows that will come into view in the next two frames.
     const moved = Math.round((2 * (scrollTop - before.current)) / rowHeight);
     before.current = scrollTop;
     const first = Math.max(0, Math.floor(scrollTop / rowHeight) - marginFor(-moved));

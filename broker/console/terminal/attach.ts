@@ -1,5 +1,5 @@
-// Connects an emulator with a session on a machine. After each loss it reconnects and continues at the same byte,
-// or at the latest output if the machine no longer stores that byte.
+// Connects an emulator with a session on a machine. After each loss it reconnects, and continues at the same byte if
+// that is possible.
 import type { Ending, Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
@@ -91,8 +91,8 @@ function endOf(end: Ending): Phase {
 }
 
 /**
- * Makes one connection, and returns the phase after the connection's end. The phase is `ended` if the session has
- * ended or cannot be used. After any other phase the caller connects again.
+ * Makes one connection and returns the phase after the connection's end. The caller connects again unless that phase is
+ * `ended`.
  */
 async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {

@@ -3,8 +3,7 @@
 import { compareNumbers } from './deb.ts';
 
 /**
- * Kinds of parts of a version. If two parts differ in kind, a pre-release suffix is older than any other part. Of two
- * other parts, the part whose kind comes later in this list is older.
+ * Kinds of parts of a version. Of two kinds, the later in this list is older, but a pre-release suffix is the oldest.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 

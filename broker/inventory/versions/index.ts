@@ -13,8 +13,8 @@ const rules: Readonly<Record<PackageFormat, (a: string, b: string) => number>> =
 };
 
 /**
- * True if `version` is older than `limit`. Epochs are compared only if `limit` has one, because a user who
- * searches versions below 3.0.15 need not know that the distribution calls this version 1:3.0.15.
+ * True if `version` is older than `limit`. Epochs are compared only if `limit` has one, because users need not know a
+ * distribution's epochs.
  */
 export function isBelow(format: PackageFormat, version: string, limit: string): boolean {
   const compared = /^\d+:/.test(limit) ? version : version.replace(/^\d+:/, '');

@@ -3,10 +3,7 @@
 import { compareNumbers } from './deb.ts';
 import { compareWithEpoch } from './rpm.ts';
 
-/**
- * Returns a number below 0 if pacman counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal.
- * Releases are compared only if both versions have one.
- */
+/** Returns a number below 0 if pacman counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Separators followed by a segment of digits or letters, or separators at the end. */
@@ -33,8 +30,8 @@ function compareSegment(x: string, y: string): number {
 }
 
 /**
- * Compares the next pieces of two versions after their equal segments. At least one of the versions has no segment
- * left. Letters make a version older: 1.0beta is older than 1.0.
+ * Compares the rests of two versions after their equal segments; at most one rest has a segment. With letters a version
+ * is older: 1.0beta before 1.0.
  */
 function compareRests(a: string, b: string): number {
   // If neither rest is empty, the separators at the start of each rest are not compared.

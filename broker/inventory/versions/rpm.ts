@@ -4,16 +4,14 @@ import { compareNumbers } from './deb.ts';
 /** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;
 
-/**
- * Returns a number below 0 if rpm counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. Releases
- * are compared only if both versions have one.
- */
+/** Returns a number below 0 if rpm counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. */
 export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Compares versions of the form [EPOCH:]VERSION[-RELEASE], which rpm and pacman have in common. */
 export function compareWithEpoch(a: string, b: string, compare: CompareText): number {
   const [x, y] = [partsOf(a), partsOf(b)];
   const order = compareNumbers(x.epoch, y.epoch) || compare(x.version, y.version);
+  // Releases are compared only if both versions have one.
   if (order !== 0 || x.release === undefined || y.release === undefined) return order;
   return compare(x.release, y.release);
 }
