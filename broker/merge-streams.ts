@@ -2,9 +2,8 @@
 import { Wake } from '../shared/slow-reader-backpressure.ts';
 
 /**
- * Yields the items of all sources as they come, until all sources have ended. All sources are read at the
- * same time, each at most one item ahead. If a source fails, the stream ends with its error. If the signal
- * fires, it ends with the signal's reason.
+ * Yields the items of all sources as they come, reading each source at most one item ahead. Throws the error of a
+ * failed source, or the signal's reason.
  */
 export function mergeStreams<T>(
   sources: readonly AsyncGenerator<T>[],

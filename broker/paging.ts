@@ -95,10 +95,7 @@ interface RowSource {
    * of times.
    */
   within?(bounds: Bounds): Condition[];
-  /**
-   * Columns that have an index, the most selective first. The query uses the index of the first of them that has a
-   * condition. SQLite cannot choose by itself, because it does not know which columns have many equal rows.
-   */
+  /** Columns with an index, the most selective first: SQLite does not know which columns have many equal rows. */
   findBy?: readonly string[];
 }
 
@@ -108,8 +105,8 @@ function columnOf([sql]: NonNullable<Condition>): string {
 }
 
 /**
- * Returns the conditions with a unary plus before each column of `findBy`, except the first one that has a condition.
- * SQLite does not use the index of a column with a plus.
+ * Makes SQLite use the index of only one column: the first of `findBy` with a condition. A unary plus excludes the
+ * other columns' indexes.
  */
 function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Condition[]): Condition[] {
   const columns = conditions.map((condition) => condition && columnOf(condition));
@@ -123,9 +120,8 @@ function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Conditio
 }
 
 /**
- * Returns a page of rows of a history table. Takes the total from the counts that the broker makes in the background
- * (row-counts.ts), if these suffice for the conditions; otherwise counts the rows. `sort` becomes part of the SQL text,
- * so it must be from the route's list of fields.
+ * Returns a page of rows and the total, from row-counts.ts if possible. `sort` becomes part of the SQL text, so the
+ * route must validate it.
  */
 export async function pageOfRows(
   history: History,
@@ -141,8 +137,8 @@ export async function pageOfRows(
   const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
   const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
   const number = counted?.number;
-  // The inner query finds the numbers of the page's rows. It reads only an index if that index has all columns of the
-  // conditions. The outer query then reads no rows but those of the page.
+  // The inner query finds the page's row numbers, often in an index alone. The outer query then reads only the page's
+  // rows.
   const sql = number
     ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
     : `SELECT ${columns} ${page}`;

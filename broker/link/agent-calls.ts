@@ -54,10 +54,7 @@ const answerWithinMs = 10_000;
  */
 const syncFactor = 10;
 const noBytes = Buffer.alloc(0);
-/**
- * The error with which a call that has ended stops sending its requests. All calls share it: a new error would cost
- * a stack trace, and this one is never printed.
- */
+/** The abort reason of an ended call. All calls share this error, because each new error would cost a stack trace. */
 const finished = new AppError('unavailable', 'the call has ended');
 
 /** A call from its request to its end. */
@@ -141,8 +138,8 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // The machine has replied without opening an answer stream. A large or streamed request is sent only on such a
-        // stream, so the machine cannot have all of it, and may reply only with an error.
+        // A large or streamed request is sent only on an answer stream. Without this stream, the machine can reply only
+        // with an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
@@ -174,8 +171,7 @@ export class Calls {
     const idle = createIdleTimeout(idleMs, abort);
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
-    // The reading side of the stream does not end when the agent cancels or dies, so this listener ends it.
-    // After the broker has ended the stream the listener has no effect.
+    // Without this listener, reading would not end when the agent cancels or dies.
     stream.once('cancelled', () => abort.abort(this.#lost()));
     // If the source of the requests fails, its error aborts the whole call.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
@@ -198,8 +194,7 @@ export class Calls {
     } finally {
       idle.end();
       abort.signal.removeEventListener('abort', stop);
-      // After a complete answer the agent has closed its side already, and the broker ends the stream. An incomplete
-      // answer is cancelled on the control stream and on the call's own stream.
+      // After a complete answer, the agent has closed its side already.
       if (complete) stream.end();
       else {
         this.#cancel(call.id);
@@ -335,13 +330,11 @@ for (const shape of methods.values())
     },
   });
 
-/**
- * Ends both sides of the stream with an error status and wakes the reader. destroy() would leave the agent's side open.
- * The agent distinguishes cancelled calls from lost links by the details of the status: a CANCELLED that grpc-js sends
- * by itself has other details.
- */
+/** Ends both sides of the stream with an error and wakes the reader. destroy() would leave the agent's side open. */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
+  // By these details the agent recognizes a cancelled call: a lost link also ends with CANCELLED, but with other
+  // details.
   if (!stream.destroyed) stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
 }
 
@@ -353,8 +346,8 @@ async function* encodeAll(
 }
 
 /**
- * Aborts a streaming call if its machine neither reads nor sends for `ms` milliseconds. 0 means no timeout.
- * The timer runs only while it is the machine's turn to act.
+ * Aborts a streaming call if its machine neither reads nor sends for `ms` milliseconds; 0 means never. Delays of the
+ * broker itself do not count.
  */
 function createIdleTimeout(ms: number, abort: AbortController) {
   let cancel = (): void => {};

@@ -1,5 +1,5 @@
-// Limits the calls that one machine has at once. A call over the limit waits up to 10 s for a free slot, in the order
-// of arrival. In the concurrency classes process, terminal and watch such a call is refused at once.
+// Limits the calls to one machine at once. Further calls wait in order for up to 10 s, or are refused at once (see
+// `unqueued`).
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
@@ -7,14 +7,13 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
- * Maximum number of open calls of each class. The limits of `short` and `bulk` are agreed in the hello. The classes are
- * separate, so that stalled downloads do not delay a listing. An agent's own limit on open calls allows all classes to
- * reach their limits at once. An agent runs 8 heavy file operations at once, such as copies, queues 32 more and refuses
- * the rest. These operations are in the class `long`. Its limit is below 8 + 32, so that further operations wait at the
- * broker, and the agent refuses none.
+ * Maximum number of open calls of each class, besides `short` and `bulk`. Separate limits keep stalled downloads from
+ * delaying a listing.
  */
 const mostOpen = {
-  ...{ control: 64, single: 64, long: 32 },
+  ...{ control: 64, single: 64 },
+  // Fewer than the 40 heavy file operations (8 running, 32 waiting) that an agent accepts, so the agent refuses none.
+  long: 32,
   ...{ process: 96, terminal: openTerminals + terminalClients, watch: 32 },
 };
 /** Classes whose calls never wait, because open calls of these classes last too long. */
@@ -38,8 +37,8 @@ export class CallLimits {
   }
 
   /**
-   * Waits for a free slot in a concurrency class. Call the returned function to release the slot. Rejects with the
-   * reason of `abort` if that fires, and with `unavailable` if the queue is full or the wait is too long.
+   * Waits for a slot; the returned function releases that slot. Rejects with the reason of `abort`, or with unavailable
+   * when the queue is full or after 10 s.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);

@@ -1,6 +1,7 @@
-// The broker's own certificate authority (CA), created once for 20 years. Every join token pins its
-// certificate. Its server certificates ("leaves") are renewed while the broker runs. @peculiar/x509 needs the
-// import of reflect-metadata before its own.
+// The broker's own certificate authority (CA), which join tokens pin. Its server certificates ("leaves") are renewed
+// while the broker runs.
+
+// @peculiar/x509 works only if this module is imported first.
 import 'reflect-metadata';
 import {
   createHash,
@@ -27,8 +28,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * The leaf is renewed if the clock was set back by more than these milliseconds. A leaf is valid from one day before
- * its creation. If the clock were set back by more than that day, clients would reject it.
+ * If the clock is set back by more than these milliseconds, the leaf is renewed. Each leaf is valid from one day before
+ * its creation.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
@@ -55,8 +56,8 @@ export interface PeerLeaf {
 export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
- * Reads the certificate authority, or creates a missing one if `mayCreate` is true. Throws StartError if the file is
- * damaged, or if it is missing and `mayCreate` is false. `remedy` is the advice to the user for a missing file.
+ * Reads the authority. Creates a missing file if `mayCreate` is true, otherwise throws StartError with the advice
+ * `remedy`. Throws StartError for a damaged file.
  */
 export async function loadAuthority(
   directory: string,
@@ -111,9 +112,8 @@ async function readAuthority(file: string, restKeyFile: string) {
       return { minVersion: 'TLSv1.3', ...leaf };
     },
     /**
-     * Makes a leaf, and with it the TLS options with which brokers connect to each other, as client and as server. A
-     * peer port, the port for other brokers, accepts only certificates with `peerName`. The authority gives this name
-     * only to these leaves.
+     * Makes the TLS options for connections between brokers, with a new leaf. Peer ports accept only certificates with
+     * `peerName`, which only these leaves have.
      */
     async peer(): Promise<PeerLeaf> {
       const leaf = await makeLeaf(issuer, peerName, [peerName], newKey(), [serverAuth, clientAuth]);
@@ -130,15 +130,13 @@ async function readAuthority(file: string, restKeyFile: string) {
   };
 }
 
-/**
- * Makes and applies a new leaf every 30 days. Call the returned function to stop. The age is measured by wall
- * time, because the monotonic clock stops while the machine sleeps.
- */
+/** Makes and applies a new leaf every 30 days, until the returned function is called. */
 export function renewLeaves<Leaf extends SecureContextOptions>(
   make: () => Promise<Leaf>,
   apply: (leaf: Leaf) => void,
   log: Logger,
 ): () => void {
+  // Wall time, because the monotonic clock stops while the machine sleeps.
   let made = now();
   const renew = async (): Promise<void> => {
     const at = now();

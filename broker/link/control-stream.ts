@@ -349,8 +349,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // `#unasked` counts the messages of the agent. The agent may answer each call with one message, even late, so each
-    // call subtracts one. Some calls are never answered, so the number has a lower limit.
+    // Each call allows the agent one more message, the answer. The minimum is needed because some calls are never
+    // answered.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // The bytes are counted here, because Node's limit on this stream counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;

@@ -1,15 +1,13 @@
-// A queue of new connections before their TLS handshake. After a failure a whole fleet connects at once. Its
-// connections wait here and are not refused. Source addresses take turns, and other requests are served between two
-// handshakes.
+// Queues new connections before their TLS handshake, because after a failure all agents connect at once. Source
+// addresses take turns, and other requests run between handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Maximum number of connections that may be authenticating at once. They do so from the TLS handshake until an
-   * agent's hello, a client's key or an answer stream's call id is accepted. Their messages may all arrive in one turn
-   * of the event loop, and each takes up to 0.7 ms.
+   * Maximum number of connections between handshake and authentication. Their messages can all arrive in one turn of
+   * the event loop, and each takes up to 0.7 ms.
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
@@ -81,9 +79,8 @@ export class HandshakeQueue {
   }
 
   /**
-   * Starts the next handshakes by a timer and not by setImmediate(). After setImmediate(), TLS writes the end of a
-   * handshake before the operating system has accepted its beginning. The connection then occupies 16 KiB more until it
-   * is closed.
+   * Starts the next handshakes by a timer: with setImmediate(), each connection would occupy 16 KiB more until it is
+   * closed.
    */
   #plan(): void {
     this.#cancelTurn ??= after(1, () => {

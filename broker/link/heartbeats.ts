@@ -17,8 +17,8 @@ export interface HeartbeatSettings {
 }
 
 /**
- * Milliseconds between two checks of all links. Silence is noticed at most this much later. Each check sends the
- * heartbeats that are due. At 10,000 links and one check per second, sending them would block the event loop for 30 ms.
+ * Milliseconds between checks. At one check per second, sending the due heartbeats of 10,000 links would block the
+ * event loop for 30 ms.
  */
 const checkMs = 250;
 

@@ -19,8 +19,8 @@ export interface Pings {
 const channel = 'http2.server.stream.created';
 
 /**
- * Pings each connection from the beginning of its first stream on. Links are left out: they have heartbeats, and pings
- * of 10,000 links would cost 3 % of a core. Call the returned function to stop.
+ * Pings each connection from its first stream until the connection closes. The returned function excludes later
+ * connections.
  */
 export function pingConnections(pings: Pings): () => void {
   const stops = new WeakMap<object, () => void>();
@@ -29,6 +29,7 @@ export function pingConnections(pings: Pings): () => void {
     const { stream, headers } = message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders };
     const session = stream.session as ServerHttp2Session | undefined;
     if (!session) return;
+    // Links have heartbeats instead: pings of 10,000 links would cost 3 % of a core.
     if (headers[':path'] === linkService.Connect.path) stops.get(session)?.();
     else if (!stops.has(session)) stops.set(session, pingUntilClosed(session, pings));
   };

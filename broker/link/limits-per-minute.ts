@@ -66,8 +66,8 @@ export function createLinkLimits(services: { history: History; events: Events; l
     /** True if an authenticated machine may link again this minute. */
     admits: (machineId: string): boolean => hellos.take(machineId, machineId),
     /**
-     * Records takeovers of a machine as events. The first takeover in a minute is recorded at once. If more follow, an
-     * event at the end of the minute has their number.
+     * Records the first takeover of a machine in a minute as an event. If more follow, an event at the end of the
+     * minute has their number.
      */
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);

@@ -64,8 +64,8 @@ export interface ListenerServices
 }
 
 /**
- * Adds another service to the server. That service checks the keys of its clients itself. It calls `authenticate` with
- * the address of a client whose key is valid, so that the client is not disconnected as unauthenticated.
+ * Adds a service that checks API keys itself. The service passes the address of each client with a valid key to
+ * `authenticate`; others are soon disconnected.
  */
 type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 

@@ -3,9 +3,8 @@
 
 const name = '__Host-farhand';
 /**
- * Finds the cookie in the header Cookie. Trims only blanks and tabs around its name. Otherwise a neighbouring host
- * could set a cookie whose name is other white space followed by `__Host-farhand`. Browsers accept such a cookie,
- * because its name does not begin with `__Host-`.
+ * Finds the cookie. Trims only blanks and tabs: other white space before `__Host-farhand` makes a different name, which
+ * browsers let a neighbouring host set.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

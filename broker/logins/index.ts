@@ -93,8 +93,7 @@ export class Logins {
         ...{ created_at: at, confirmed_at: at, used_at: at },
       };
       const login = await this.#state.change((transaction) => {
-        // A login ends when its key is revoked. Callers at the broker's own socket file all have a built-in key that is
-        // not stored and cannot be revoked, so they get no login.
+        // The built-in key of the broker's socket file is not stored and cannot be revoked, so it gets no login.
         const key = transaction.before.keys.get(caller.key_id);
         if (!key) throw noStoredKey;
         const secret_until = endOfSecret(key, caller.secret_hash);
@@ -209,10 +208,7 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
   return login;
 }
 
-/**
- * True if a key may read and end a login. Every key may manage its own logins. A key with the scope admin may also
- * manage the logins of keys that have no more rights than itself.
- */
+/** True if a key may read and end a login: its own or, with the scope admin, one of a key that has no more rights. */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;
   const key = keys.get(key_id);

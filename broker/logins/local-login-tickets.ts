@@ -26,8 +26,8 @@ export class Tickets {
   }
 
   /**
-   * Uses up the ticket in `Bearer TICKET`. Only clients on this machine may use tickets. `restore` makes the ticket
-   * valid again if the request is refused before it has an effect.
+   * Uses up the ticket in `Bearer TICKET`; undefined for an invalid ticket, or a client on another machine. `restore`
+   * makes the ticket valid again.
    */
   redeem(authorization: string, address: string): { key_id: KeyId; restore: () => void } | undefined {
     const hashed = hashOf(bearer.exec(authorization)?.[1] ?? '');

@@ -33,8 +33,8 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
 }
 
 /**
- * Ends the logins of a key whose secret is replaced: at once, or at `until`, the time at which the old secret ends.
- * The login that sends this request does not end, because its browser has to display the new secret.
+ * Ends the logins of a key whose secret was replaced: now, or at `until`. The login `asking` continues, because its
+ * browser displays the new secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -44,16 +44,16 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // A login with `secret_until` was made with a secret that had already been replaced before. Only one replaced
-    // secret of a key stays valid, and that is now the secret that this request replaces. So such a login ends at once.
+    // The secret of a login with `secret_until` was replaced earlier. Only the last replaced secret of a key stays
+    // valid, so such a login ends now.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }
 }
 
 /**
- * Returns the time at which a secret of a key ends. `presented` is the hash of the secret. Returns undefined for the
- * current secret, and for a request without a secret. Throws unauthorized if the secret has ended.
+ * Returns when the secret with the hash `presented` ends; undefined for the current secret, or without a secret. Throws
+ * unauthorized if the secret has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

@@ -101,8 +101,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 }
 
 /**
- * Throws forbidden if a change of tags may change which machines some key may use, or where some schedule runs. Do not
- * call it for a key with the scope admin, which may make such changes.
+ * Throws forbidden if changed tags may affect a key's machines or where a schedule runs. Keys with the scope admin need
+ * no such check.
  */
 function assertNothingDependsOn(
   before: readonly string[],

@@ -1,6 +1,5 @@
-// Filtered and sorted lists of machines. A list is made once and serves all its pages, because making it takes 10 ms
-// with 10,000 machines. It is made again when a machine is added, edited or removed, or reports another value of a
-// field by which the list is filtered or sorted.
+// Filtered and sorted lists of machines. Making a list of 10,000 machines takes 10 ms, so one list serves all its
+// pages.
 import { machines as routes } from '../../shared/api/machines.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -38,17 +37,14 @@ interface List {
  * of its own.
  */
 const mostLists = 16;
-/**
- * A list that is sorted by reported values is reused for 10 times as long as making it took. So at most a tenth of
- * the time is spent on making lists, however many machines there are.
- */
+/** A list that is sorted by reported values is reused for 10 times as long as making it took, to limit the CPU time. */
 const reuseFactor = 10;
 
 export class MachineLists {
   readonly #services: ListServices;
   /**
-   * The lists in memory. The key is the object that contains the machines: the map of all machines, or the array of
-   * those that a key may use. A change of the machines makes a new object, so it drops the lists.
+   * The lists of each set: the map of all machines, or the array of a key's machines. Each change of machines makes a
+   * new set, which drops the old lists.
    */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 
@@ -112,8 +108,8 @@ export class MachineLists {
   }
 
   /**
-   * The status, hostname, os and arch of machines can change while the state stays the same. Returns a text that
-   * changes with each of these fields that the selection uses: the list must then be made anew.
+   * Returns a text that changes with the status, hostname, os or arch of a machine, as far as the selection uses these
+   * fields.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;

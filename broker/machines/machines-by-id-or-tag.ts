@@ -6,8 +6,8 @@ import { AppError } from '../../shared/errors.ts';
 import type { Declared } from '../state/in-memory-state.ts';
 
 /**
- * Returns the machines that a request names, or all machines that have every tag and that the caller may use. Throws
- * validation_failed if no machine has the tags, or if there are too many machines.
+ * Returns the named machines, or those of the caller's machines that have all tags. Throws validation_failed if the
+ * tags match no machine or too many.
  */
 export function machinesNamedOrTagged(
   {

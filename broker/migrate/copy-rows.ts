@@ -108,10 +108,7 @@ async function* pagesOf(table: Table, history: History): AsyncGenerator<Row[]> {
   }
 }
 
-/**
- * Returns the number of rows of a page. It is chosen so that a page is small even if all of its rows are as
- * long as the longest row.
- */
+/** Returns how many rows fit a page if all are as long as the longest row. */
 async function rowsOfPage({ name, columns, long }: Table, history: History): Promise<number> {
   const bytes = ['0', ...long.map((column) => `coalesce(octet_length("${column}"), 0)`)].join(' + ');
   const row = await history.get(`SELECT coalesce(max(${bytes}), 0) AS longest FROM ${name}`);

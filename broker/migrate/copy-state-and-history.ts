@@ -36,15 +36,12 @@ export interface Copied {
  * with only a part of the files.
  */
 const files = ['state.json', 'state.json.last', 'history.db', 'history.db-wal', 'history.db-shm'];
-/**
- * Name of a temporary directory inside the data directory. To create the tables of the database, a broker is started
- * with this as its data directory, and stopped at once.
- */
+/** Name of a temporary directory in the data directory, for a broker that runs only to create the tables. */
 const scratch = 'migration';
 
 /**
- * Copies the files to an empty database, and then moves the files into a new directory in the data directory.
- * `aside` is the path of the new directory. Throws StartError if a broker runs, or if the database has data.
+ * Copies the files to an empty database, and then moves them to the new directory `aside`. Throws StartError if a
+ * broker runs or the database has data.
  */
 export async function copyToDatabase(
   settings: DatabaseSettings,
@@ -152,9 +149,8 @@ async function fillFiles(
 }
 
 /**
- * Starts a broker that serves only its socket file, and stops it. This creates the tables or brings them up
- * to date, and writes changes that an earlier broker left unfinished. Throws StartError if another broker
- * runs.
+ * Runs a broker without ports for a moment, which creates or updates the tables and completes unfinished changes.
+ * Throws StartError if another broker runs.
  */
 async function startAndStop(settings: BrokerSettings, log: Logger): Promise<void> {
   const broker = await startBroker({ ...settings, local: true }, log);
@@ -213,12 +209,10 @@ async function createTables(
   }
 }
 
-/**
- * True if a copy into the database would overwrite no data: it has none of these tables; or the broker that created
- * them has never changed its state, and no copy was made into the database.
- */
+/** True if a copy into the database would overwrite no data. */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');
+  // Generation 1: the broker that created the tables has never changed its state.
   if (row) return Number(row.generation) === 1 && (await copyMarkOf(history)) === undefined;
   const existing = await existingOf(history, tables);
   return existing.every((name) => name === 'counted');

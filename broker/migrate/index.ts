@@ -1,5 +1,5 @@
-// The verb farhand-broker migrate: copies state and history from the files of a data directory to a
-// PostgreSQL database, or back, while no broker runs. All other files in the directory stay where they are.
+// The verb farhand-broker migrate: copies state and history from files to a PostgreSQL database, or back, while no
+// broker runs.
 import { z } from 'zod';
 import { UsageError } from '../../shared/errors.ts';
 import { createLogger, logLevels } from '../../shared/logger.ts';

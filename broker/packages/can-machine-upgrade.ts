@@ -78,8 +78,8 @@ function signedPackage(
     );
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // A signature file may contain key changes: signed steps from an older key to the key of the package. Only the
-  // machine can verify them, so a package with key changes is not refused here.
+  // Key changes are signed steps from an older key to the package's key. Only the machine can verify them, so they are
+  // accepted here.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal(
     'other_key',

@@ -102,8 +102,8 @@ function assertOffer(offer: Offer | undefined): Offer {
 }
 
 /**
- * Yields a file in pieces. The file is open only while a piece is read, because downloads need no key and
- * slow ones could use up the broker's file descriptors.
+ * Yields a file in pieces. Opens the file for each piece, so that many slow downloads do not use up the file
+ * descriptors.
  */
 async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
   for (let at = 0, piece = await pieceOf(path, at); piece.length > 0; piece = await pieceOf(path, at)) {

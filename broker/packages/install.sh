@@ -6,8 +6,6 @@
 #   --join-token T, --join-token-file F, or the variable FARHAND_JOIN_TOKEN   needed until the machine has joined
 #   --no-service                       installs only the program, /usr/local/bin/farhand-agent, and no service
 #   all other options                  are passed to `farhand-agent install`: --name, --tags, --allow, --root, --user
-#
-# All commands are in functions, so that a script cut off during the download runs nothing.
 set -eu
 
 from=@FROM@
@@ -16,6 +14,7 @@ broker=@BROKER@
 place=/opt/farhand-agent
 link=/usr/local/bin/farhand-agent
 
+# Only functions follow, up to the last line: a script that is cut off during its download must run nothing.
 fail() {
   echo "install.sh: $*" >&2
   exit 1
@@ -54,9 +53,9 @@ check_machine() {
   esac
 }
 
-# has_joined: true if this machine has joined the broker that the token pins. The identity file is in a directory
-# of another user, who could put a FIFO or an endless file there. So the read is limited in time and size.
+# has_joined: true if this machine has joined the broker that the token pins.
 has_joined() {
+  # Another user owns this directory, and could put a FIFO or an endless file there.
   identity=$(timeout 5 head -c 65536 /var/lib/farhand-agent/identity.json 2>/dev/null) || return 1
   case $identity in
     *'"machine_id":null'*) return 1 ;;
@@ -65,9 +64,8 @@ has_joined() {
   esac
 }
 
-# check_sums FILE: compares the SHA-256 of FILE, the downloaded SHA256SUMS, with the third part of the token. Fails if
-# they differ, unless this machine has joined already: it may also update without a token, or with a token from before
-# the broker's upgrade. Only the connection then protects the packages, so it must be HTTPS or lead to this machine.
+# check_sums FILE: compares FILE, the downloaded SHA256SUMS, with the SHA-256 in the token. A machine that has joined
+# needs no current token.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)
@@ -81,6 +79,7 @@ check_sums() {
     [ -e /var/lib/farhand-agent/identity.json ] || [ -e /var/lib/farhand-agent/join-token ] || [ "$service" = no ] ||
       fail "a join token is needed: use --join-token-file FILE or the variable FARHAND_JOIN_TOKEN"
   fi
+  # Without a checked sum, only the connection protects the packages: it must be HTTPS or lead to this machine.
   case $from in
     https://* | http://127.* | http://localhost | http://localhost[:/]* | 'http://[::1]'*) ;;
     *) fail "$from is not encrypted, so others could replace the packages; create a new join token" ;;

@@ -22,13 +22,12 @@ export interface InstallLine {
 }
 
 /**
- * Makes the command line that installs an agent. The token is passed to the script through a pipe from a shell
- * builtin, so that no process list contains it. If the script cannot be downloaded, the command line exits with 1.
- * `name`: name of the machine.
+ * Makes the command line that installs an agent. A pipe passes the token to the script, so that no process list shows
+ * the token.
  */
 export function installLineFor(
   token: string,
-  name: string | undefined,
+  machineName: string | undefined,
   { url, pin }: Addresses,
 ): InstallLine {
   if (!url) return missingLine('the broker is not running; create the token while it runs');
@@ -41,8 +40,9 @@ export function installLineFor(
     );
   const secured = protocol === 'https:' ? ` --proto '=https'` : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';
+  // If the download fails, `sudo sh` reads `exit 1` instead of the script.
   const script = `curl -fsSL${secured}${pinned} ${quoted(`${trimmed(url)}/install.sh`)} || echo exit 1`;
-  const options = name === undefined ? '' : ` -s -- --name=${quoted(name)}`;
+  const options = machineName === undefined ? '' : ` -s -- --name=${quoted(machineName)}`;
   const install = `{ echo FARHAND_JOIN_TOKEN=${token}; ${script}; } | sudo sh${options}`;
   return { install, install_missing: null };
 }

@@ -172,8 +172,8 @@ export class MachineFacts {
   }
 
   /**
-   * Reads the stored facts of those machines that other brokers own. These brokers store a changed fact at once, such
-   * as the version of an agent, so the newest facts are read.
+   * Reads the stored facts of machines that other brokers own. These facts are current, because brokers store a changed
+   * fact at once.
    */
   async readOthers(machineIds: readonly string[]): Promise<void> {
     const elsewhere = machineIds.filter((id) => !this.#history.owns(id));
@@ -228,8 +228,8 @@ export class MachineFacts {
   }
 
   /**
-   * Stores the facts and the first report of a hello. Resolves when changed facts are on disk. The report is written
-   * within a minute, like the reports of heartbeats. Throws validation_failed if facts of the host are invalid.
+   * Stores the facts and report of a hello. Resolves when changed facts are on disk; the report follows within a
+   * minute. Throws validation_failed for invalid facts.
    */
   async hello(
     machineId: string,

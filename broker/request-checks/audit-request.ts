@@ -79,8 +79,7 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // commit() may have failed although its rows are on disk. The rows written here have the same ids, and a row
-          // whose id is stored already is not added again.
+          // The rows of a failed commit() may be on disk already. These rows have the same ids, so none is added twice.
           await write(deeds, id);
         },
       };
@@ -116,8 +115,8 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // Only a schedule with tags has an `ownKey`, the key with whose rights it runs. Such a schedule can have thousands of
-  // machines, so the audit row names none of them.
+  // Only a schedule with tags has an `ownKey`. The audit row omits the schedule's machines, because there may be
+  // thousands.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
   );

@@ -29,9 +29,8 @@ export interface Client {
 }
 
 /**
- * Finds the key in `Bearer KEY`. Counts the request once: for the key, or for its source address if the key is
- * wrong. Throws unauthorized for a wrong key, and rate_limited for a source with too many wrong keys. A key over its
- * limit is refused later, when the request is authorized, so that the refusal is recorded.
+ * Finds the key in `Bearer KEY`, and counts the request. Throws unauthorized for a wrong key, and rate_limited for a
+ * source with too many wrong keys.
  */
 export async function authenticate(
   authorization: string,
@@ -44,13 +43,11 @@ export async function authenticate(
   // A request without an Authorization header does not count as a wrong key.
   if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
   const key = keys.admit(found, address);
+  // A key over its limit is refused later, in AuthorizedRequest, so that the refusal is recorded.
   return { address, key, quota: await rates.spend(key.id) };
 }
 
-/**
- * Finds the login that belongs to a cookie, and counts the request towards the limit of the login's key. The cookie
- * of an ended login does not count as a wrong key: browsers send it by themselves, and its 256 bits cannot be guessed.
- */
+/** Finds the login of a cookie, and counts the request for the login's key. */
 export async function authenticateLogin(
   secret: string,
   address: string,
@@ -64,6 +61,7 @@ export async function authenticateLogin(
   assertAlive(cluster);
   // Another broker may have created the login a moment ago.
   const found = logins.find(secret) ?? (cluster && (await logins.findNew(secret)));
+  // No wrong key is counted: browsers send the cookies of ended logins by themselves, and 256 bits cannot be guessed.
   if (!found) throw loginEnded;
   logins.note(found.login);
   const key = keys.admit(found.key, address);

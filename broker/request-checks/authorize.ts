@@ -1,6 +1,5 @@
-// Authorizes requests: checks the key's scope, the machines that the key may use, and that every id exists.
-// The checks run before the body is read, after it, in the transaction of a change, and while a long
-// request lasts.
+// Authorizes requests: checks the key's scope and machines, and that all ids exist. Checks again after reading the
+// body, in transactions, and during long requests.
 
 import type { Route } from '../../shared/api/route.ts';
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
@@ -16,21 +15,18 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
-/**
- * The machines of the object that an id identifies. A key may use the object only if it may use at least one of these
- * machines. A schedule with tags may have no machine at the moment. Then only `ownKey`, with whose rights the
- * schedule runs, and keys without limits may use it.
- */
+/** The machines of an object. A key may use the object only if it may use at least one of these machines. */
 type Found = {
   machines?: readonly MachineId[];
+  /** Key with whose rights a schedule with tags runs. This key may use the schedule even if no machine has the tags. */
   ownKey?: KeyId;
   /** Id of the data directory with the output files of an ended command; undefined with a single broker. */
   directory?: string | undefined;
 };
 
 /**
- * Finds the objects of one kind by id. Both functions return undefined for an unknown id. `filters` is true for an id
- * by which a list is filtered: removed objects are then found too, because their rows are still in the history.
+ * Finds objects of one kind by id; undefined for an unknown id. `filters`: the id filters a list, so removed objects
+ * are found too.
  */
 interface Lookup {
   /** Finds objects that are declared or in memory. */
@@ -159,8 +155,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks the ids with the present rights of the key, which may have changed while the body was read. Then parses the
-   * request. If `lasts` is true, the rights are checked at each change of keys or machines until the request is over.
+   * Checks the ids with the key's present rights, and parses the request. If `lasts`, checks again at each change of
+   * keys or machines.
    */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, services, parser } = this.#guard;
@@ -236,8 +232,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks scope and ids against the present version of the key. The key is found by its id, so a new secret
-   * does not end requests that were made with the old one.
+   * Checks scope and ids against the present key. Requests made with a replaced secret continue, because the key is
+   * found by its id.
    */
   #check(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);
@@ -251,8 +247,8 @@ export class AuthorizedRequest<R extends Route> {
     try {
       this.#check(this.#find(services.state), services.state);
     } catch (error) {
-      // A request that waits for a result has already created an object, such as a command. Only a lost right refuses
-      // such a request; the removal of the object's machine does not.
+      // A waiting request has already created its object, such as a command. Only a lost right ends this request, not
+      // the removal of a machine.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
     }
@@ -278,9 +274,8 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * The machines of the objects that a request names, such as commands, as read from the history before the request runs.
- * Later checks of the rights then need not wait: in the transaction of the request's change, and repeatedly while a
- * long request lasts. They find the machines even when the object is no longer in memory.
+ * The machines of the objects that a request names, looked up before the request runs. Later checks, such as in
+ * transactions, cannot wait for the history.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
@@ -330,9 +325,8 @@ function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declare
 }
 
 /**
- * Adds the machine id to a request that may omit it while only one machine is registered. Throws forbidden if
- * the key may not use that machine, and validation_failed when the query and the body name different
- * machines.
+ * If only one machine exists, adds its id to a request without machine_id. Throws forbidden for a key without this
+ * machine, validation_failed for contradictory ids.
  */
 function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const inQuery = raw.query.machine_id;

@@ -11,8 +11,8 @@ import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '.
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat: with the first answer if the caller may still use every machine in it, otherwise with the present
- * state of the object that the first request created. Throws if the caller may not read that state.
+ * Answers a repeat with the first answer if the caller may still use its machines, otherwise with the created object's
+ * present state. Throws if the caller may not read that state.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
@@ -87,8 +87,8 @@ export class Idempotency {
   }
 
   /**
-   * Answers a request. Without an Idempotency-Key it simply runs. Throws conflict while the first request with the same
-   * Idempotency-Key is running, and idempotency_mismatch if that request was a different one.
+   * Runs a request, or answers a repeat with its Idempotency-Key. Throws conflict while the first request runs, and
+   * idempotency_mismatch if the first request was different.
    */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;
@@ -181,8 +181,8 @@ export class Idempotency {
     try {
       const reply = await run();
       const text = JSON.stringify(reply);
-      // If the request created an object, but the client has disconnected or the answer is too long, no answer is
-      // stored: a repeat gets the present state of the object.
+      // If an object was created, but the client is gone or the answer too long, no answer is stored: repeats get the
+      // object's present state.
       const later = made && (caller.signal.aborted || text.length > largestAnswer);
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;

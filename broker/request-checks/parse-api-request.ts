@@ -38,8 +38,7 @@ export interface Subject extends FoundId {
 const longestId = 1_000;
 
 /**
- * One step of the path to an id in a request. A string is the name of a field. A number stands for an array: the
- * maximum number of its items that are searched.
+ * One step of the path to an id: the name of a field or, for an array, the maximum number of items that are searched.
  */
 type Step = string | number;
 
@@ -166,8 +165,8 @@ function namesOf(names: readonly string[]): string {
 }
 
 /**
- * Finds the paths of all id schemas in a schema. Throws, at the broker's start, if an id is in a place that
- * is not searched, because such an id would escape the authorization check.
+ * Finds the paths of all id schemas in a schema. Throws, at the broker's start, if an id could escape the authorization
+ * check.
  */
 function idPathsIn(
   schema: z.core.$ZodType,

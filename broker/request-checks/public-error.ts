@@ -35,8 +35,7 @@ const storageTroubles: Readonly<Record<string, string>> = {
 };
 
 /**
- * Returns the message for a failure of the broker's own files; undefined for any other error. The failure of a
- * machine's disk is another error: it arrives as an AppError, which has no system error as its cause.
+ * Returns the message for a failure of the broker's own files; undefined for any other error, also of a machine's disk.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';
