@@ -86,8 +86,8 @@ const changedEmulator: Plugin = {
 const main = join(source, 'main.tsx');
 
 /**
- * Makes each script that is loaded later import the main script. Otherwise esbuild splits shared code into several
- * files, and the first page needs several requests.
+ * Makes each script that is loaded later import the main script. Otherwise esbuild splits shared code into more files,
+ * which the first page needs.
  */
 function partsImportMain(): Plugin {
   const parts = new Set<string>();

@@ -22,8 +22,8 @@ const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Code at the start of bundles that defines names for CommonJS libraries. `/src` is added because the gRPC libraries
- * load protos from `__dirname/../../proto`, which is then beside lib/.
+ * Defines names that CommonJS libraries need. `/src` is added because the gRPC libraries load protos from
+ * `__dirname/../../proto`, which is then beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;

@@ -288,8 +288,8 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   const made = await createKey(system, at);
   const { data } = JSON.parse(made.text) as { data?: { id: string; key: string } };
   if (!data) throw new Error(`no key was created: ${made.text}`);
-  // Asks each broker for one of its own machines. A broker that lists machines first reads all changes from the
-  // database, and would so learn of the revocation.
+  // Asks each broker for one of its own machines. Before a list, a broker reads all changes from the database, the
+  // revocation too.
   const own = await Promise.all(brokers.map((broker) => machinesOf(system, broker)));
   const looks = brokers.flatMap((broker, n) => {
     const [machine] = own[n] ?? [];

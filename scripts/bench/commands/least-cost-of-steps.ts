@@ -23,8 +23,8 @@ const rowText = 'x'.repeat(400);
 const lineText = `${'x'.repeat(80)}\n`;
 
 /**
- * Creates a function for each step of a command, to measure the step alone. `folder` must be on the same disk as the
- * data of broker and agent.
+ * Creates a function for each step of a command. `folder` must be on the same disk as the data of broker and
+ * agent.
  */
 export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
   const place = join(folder, 'floors');
