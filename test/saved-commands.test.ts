@@ -1,6 +1,8 @@
 // Saved commands: a program and its arguments with typed parameters, run on machines and by schedules.
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
+import { setClock } from '../shared/clock.ts';
 import { soon } from './commands-fixture.ts';
+import { startLeapingClock } from './leaping-clock.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 async function started() {
@@ -83,6 +85,9 @@ test.each([
 
 test('the answer says why a default is refused', async () => {
   const { system } = await started();
+  // The timeout of a pattern counts, also if it comes before the clock shows that the time is over.
+  startLeapingClock({ still: true });
+  onTestFinished(() => setClock());
   const defaults = [
     [{ type: 'integer', default: 11, max: 10 }, 'must be at most 10'],
     [{ type: 'string', default: 'A', pattern: '[a-z]+' }, 'must match [a-z]+'],

@@ -283,9 +283,9 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // The timeout can come before the clock shows that no time is left. Any other error, such as a stack overflow,
-    // counts as no match.
-    if (error instanceof Error && 'code' in error && error.code === timedOut) time.left = 0;
+    // The error of a timeout is of the context's own class Error, so instanceof is false. A timeout may fire a moment
+    // before the clock shows that no time is left. Any other error, such as a stack overflow, counts as no match.
+    if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;
   }

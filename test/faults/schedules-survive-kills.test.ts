@@ -281,7 +281,7 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
   const total = pages.reduce((sum, page) => sum + page.total, 0);
   expect(total).toBeLessThan(21_000);
   expect(total).toBeGreaterThan(19_000);
-  const shared = pages.filter((page) => page.items[0]?.reason?.includes('more than 200 times'));
+  const shared = pages.filter((page) => page.items[0]?.reason?.includes('more than 200 due times'));
   expect(shared.length).toBeGreaterThan(30);
 });
 
