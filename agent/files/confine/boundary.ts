@@ -139,8 +139,7 @@ export class Boundary {
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
     const behind = survey.ownProcess || survey.protectedInodes.some((one) => isBehind(one, survey, self));
-    if (!behind && !(stats && hasSeveralNames(stats) && this.#protected.inside().has(identityOf(stats))))
-      return;
+    if (!behind && !(stats && hasSeveralNames(stats) && this.#protected.isInside(identityOf(stats)))) return;
     throw ownFile(path);
   }
 
@@ -154,7 +153,7 @@ export class Boundary {
       if (this.#protected.stale) void this.#protected.refresh();
       const self = identityOf(stats);
       if (this.#protected.all().some((one) => isBehind(one, { name, chain: [parent] }, self))) return true;
-      return hasSeveralNames(stats) && this.#protected.inside().has(self);
+      return hasSeveralNames(stats) && this.#protected.isInside(self);
     };
   }
 

@@ -4,7 +4,7 @@ import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { monotonic } from '../../../shared/clock.ts';
-import { ignoring } from '../../../shared/errors.ts';
+import { isErrno } from '../../../shared/errors.ts';
 import { identityOf } from './confined-fs.ts';
 import { type Bytes, bytes } from './request-path.ts';
 
@@ -33,6 +33,8 @@ export class ProtectedInodes {
   readonly #known = new Map<Bytes, ProtectedInode>();
   #lookedAt = Number.NEGATIVE_INFINITY;
   #inside = new Set<string>();
+  /** The first error of the last read of all files below the protected directories. */
+  #insideError: Error | undefined;
   #insideAt = Number.NEGATIVE_INFINITY;
 
   constructor(paths: Bytes[]) {
@@ -70,13 +72,46 @@ export class ProtectedInodes {
     return lineageOf(this.#paths);
   }
 
-  /** Inodes of all files below the protected directories, at any depth. Throws system errors. */
-  inside(): Set<string> {
-    if (monotonic() - this.#insideAt < trustMs) return this.#inside;
-    const directories = [...this.#known].filter(([, { directory }]) => directory);
-    this.#inside = new Set(directories.flatMap(([path]) => [...insideOf(path)]));
+  /**
+   * True if a file is below a protected directory, by its inode. Throws a system error if not all files there could be
+   * read and the inode is not among those that were.
+   */
+  isInside(inode: string): boolean {
+    if (monotonic() - this.#insideAt >= trustMs) this.#readInside();
+    if (this.#inside.has(inode)) return true;
+    if (this.#insideError) throw this.#insideError;
+    return false;
+  }
+
+  #readInside(): void {
     this.#insideAt = monotonic();
-    return this.#inside;
+    this.#inside = new Set();
+    this.#insideError = undefined;
+    for (const [path, { directory }] of this.#known) if (directory) this.#readBelow(path);
+  }
+
+  /** Reads the inodes of all files below a directory. */
+  #readBelow(path: Bytes): void {
+    const options = { withFileTypes: true, encoding: 'latin1' } as const;
+    for (const entry of this.#attempt(() => readdirSync(bytes(path), options)) ?? []) {
+      const below = `${path}/${entry.name}`;
+      if (entry.isDirectory()) this.#readBelow(below);
+      else {
+        const stats = this.#attempt(() => lstatSync(bytes(below), { bigint: true }));
+        if (stats) this.#inside.add(identityOf(stats));
+      }
+    }
+  }
+
+  /** Ignores files that are removed meanwhile, and directories that the agent may not list. */
+  #attempt<T>(look: () => T): T | undefined {
+    try {
+      return look();
+    } catch (error) {
+      if (!isErrno(error, 'ENOENT', 'ENOTDIR', 'EACCES'))
+        this.#insideError ??= error instanceof Error ? error : new Error(String(error));
+      return undefined;
+    }
   }
 }
 
@@ -136,29 +171,4 @@ export async function lineageOf(paths: Bytes[]): Promise<Set<string>> {
 function prefixes(path: Bytes): Bytes[] {
   const above = posix.dirname(path);
   return above === path ? [path] : [path, ...prefixes(above)];
-}
-
-/**
- * Yields the inodes of all files below a directory. Throws system errors such as EMFILE, because a missing inode
- * would make a protected file readable.
- */
-function* insideOf(path: Bytes): Generator<string> {
-  const options = { withFileTypes: true, encoding: 'latin1' } as const;
-  for (const entry of unlessGone(() => readdirSync(bytes(path), options)) ?? []) {
-    const below = `${path}/${entry.name}`;
-    if (entry.isDirectory()) yield* insideOf(below);
-    else {
-      const stats = unlessGone(() => lstatSync(bytes(below), { bigint: true }));
-      if (stats) yield identityOf(stats);
-    }
-  }
-}
-
-/** Ignores files that are removed meanwhile, and directories that the agent may not list. */
-function unlessGone<T>(look: () => T): T | undefined {
-  try {
-    return look();
-  } catch (error) {
-    return ignoring('ENOENT', 'ENOTDIR', 'EACCES')(error);
-  }
 }
