@@ -1,13 +1,13 @@
-// Queues new connections before their TLS handshake, because after a failure all agents connect at once. Source
-// addresses take turns, and other requests run between handshakes.
+// Queues connections before their TLS handshake, because after a failure all agents connect at once. Source addresses
+// take turns; other requests run between handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Maximum number of connections between handshake and authentication. Their messages can all arrive in one turn of
-   * the event loop, and each takes up to 0.7 ms.
+   * Maximum number of connections between handshake and authentication. Their messages may arrive in one turn of the
+   * event loop, each taking up to 0.7 ms.
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */

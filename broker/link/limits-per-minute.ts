@@ -66,8 +66,8 @@ export function createLinkLimits(services: { history: History; events: Events; l
     /** True if an authenticated machine may link again this minute. */
     admits: (machineId: string): boolean => hellos.take(machineId, machineId),
     /**
-     * Records the first takeover of a machine in a minute as an event. If more follow, an event at the end of the
-     * minute has their number.
+     * Records the first takeover of a machine in a minute as an event. Another event at the end of the minute counts
+     * the rest.
      */
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);

@@ -64,7 +64,7 @@ export interface ListenerServices
 }
 
 /**
- * Adds a service that checks API keys itself. The service passes the address of each client with a valid key to
+ * Adds a service that checks API keys itself. The service passes the address of each authenticated client to
  * `authenticate`; others are soon disconnected.
  */
 type AddService = (server: Server, authenticate: (peer: string) => void) => void;

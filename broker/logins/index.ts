@@ -208,7 +208,7 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
   return login;
 }
 
-/** True if a key may read and end a login: its own or, with the scope admin, one of a key that has no more rights. */
+/** True if a key may read and end a login: its own or, with the scope admin, that of a key without more rights. */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;
   const key = keys.get(key_id);

@@ -45,7 +45,7 @@ export function endLogins(
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
     // The secret of a login with `secret_until` was replaced earlier. Only the last replaced secret of a key stays
-    // valid, so such a login ends now.
+    // valid, so this login ends.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

@@ -43,8 +43,8 @@ const reuseFactor = 10;
 export class MachineLists {
   readonly #services: ListServices;
   /**
-   * The lists of each set: the map of all machines, or the array of a key's machines. Each change of machines makes a
-   * new set, which drops the old lists.
+   * Lists by the object that has their machines: the map of all, or the array of one key. Each change makes a new
+   * object without lists.
    */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 

@@ -274,7 +274,7 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * The machines of the objects that a request names, looked up before the request runs. Later checks, such as in
+ * The machines of the objects that a request names, looked up before the request runs. Later checks, as in
  * transactions, cannot wait for the history.
  */
 class StoredIds {

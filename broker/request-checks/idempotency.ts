@@ -12,7 +12,7 @@ export const replayed = 'Idempotency-Replayed';
 
 /**
  * Answers a repeat with the first answer if the caller may still use its machines, otherwise with the created object's
- * present state. Throws if the caller may not read that state.
+ * present state. Throws if that is forbidden.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
