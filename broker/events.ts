@@ -54,7 +54,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // Replaces the index by machine, because the old one lacks the columns by which lists of a machine are filtered.
+  // The new index also has the columns by which a list of one machine's events is filtered.
   `${dropOldCounts('events')} DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,

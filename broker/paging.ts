@@ -91,8 +91,8 @@ interface RowSource {
   /** How the rows of the table are counted in the background; undefined if each list counts the rows itself. */
   counted?: CountedTable;
   /**
-   * Returns the conditions for the bounds of a request, such as `since` and `until`; by default they compare the column
-   * of times.
+   * Returns the SQL conditions for the bounds of a request, such as `since` and `until`. Needed only if the bounds are
+   * not compared with the table's column of times.
    */
   within?(bounds: Bounds): Condition[];
   /** Columns with an index, the most selective first: SQLite does not know which columns have many equal rows. */

@@ -27,8 +27,8 @@ import { watchFiles, watchQuota } from './watch.ts';
 import { writeFile } from './write.ts';
 
 /**
- * Maximum number of heavy calls at once. A heavy call may use the disk for hours, and all disk operations of the
- * agent share Node's four threads.
+ * Maximum number of heavy calls at once. A heavy call may use the disk for hours. Without a limit, many of them would
+ * delay all other file calls.
  */
 const mostHeavy = 8;
 /** Maximum number of heavy calls that may wait for another heavy call to end. Further heavy calls are refused. */

@@ -105,8 +105,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * Throws if the fields after the file differ from `early`, the fields before the file, which were sent to the machine
- * already.
+ * Throws if a field after the file would change a field of `early`. Those stood before the file, and the machine has
+ * them already.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {

@@ -265,11 +265,11 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule may no longer run commands on its machine (key_revoked). Change the schedule with another key: it then runs with the rights of that key. If it has tags, send its tags and its command in the same request',
+  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, send a change of it with that key. For a schedule with tags, the change must contain its tags and its command, even unchanged',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
-  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). Change the schedule with another key. If it has tags, send its tags and its command in the same request',
+  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). To use the rights of another key, send a change of the schedule with that key. For a schedule with tags, the change must contain its tags and its command, even unchanged',
 );

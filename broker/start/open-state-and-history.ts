@@ -64,7 +64,7 @@ async function createInDatabase(
   const { data_dir, new_history, old_history, accept_state, database_password_file } = settings;
   if (new_history || old_history || accept_state)
     throw new StartError(
-      '--new-history, --old-history and --accept-state work only with files: leave them out with --database-url',
+      '--new-history, --old-history and --accept-state are only for a broker without --database-url: leave them out',
     );
   const file = join(data_dir, 'state.json');
   if (existsSync(file))

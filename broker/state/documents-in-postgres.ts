@@ -86,7 +86,7 @@ export class PostgresStore implements StateStore {
     );
     const removed =
       reached - generation > knownGenerations
-        ? await missingFrom(declared, reader)
+        ? await goneFromDatabase(declared, reader)
         : await reader.all('SELECT collection, id FROM removed_documents WHERE generation > ?', generation);
     const found = parse(this.documents.install_id, generation, changed);
     const next = names.map((name) => {
@@ -118,8 +118,8 @@ export class PostgresStore implements StateStore {
   async close(): Promise<void> {}
 }
 
-/** The documents of `current` that are not stored any more. */
-async function missingFrom(current: Declared, reader: RowReader): Promise<Row[]> {
+/** Returns the documents in `current` that the database no longer has. */
+async function goneFromDatabase(current: Declared, reader: RowReader): Promise<Row[]> {
   const rows = await reader.all('SELECT collection, id FROM documents');
   const stored = new Set(rows.map((row) => `${textIn(row, 'collection')} ${textIn(row, 'id')}`));
   return names.flatMap((collection) =>

@@ -23,7 +23,9 @@ export const joinTokens = {
     body: z.strictObject({
       name: label(1, 100)
         .optional()
-        .describe('Name: what the token is for; with one use, the name of the machine'),
+        .describe(
+          'Name of the token. If only one machine may join with the token, the machine gets this name',
+        ),
       expires_in: lifetime.default(3_600_000).describe('Milliseconds until the token expires'),
       uses: z.int().min(1).max(10_000).default(1).describe('Number of machines that may join with the token'),
       tags: tags.optional().describe('Tags of every machine that joins with the token'),

@@ -9,8 +9,8 @@ import { type Attached, type Connection, socketUrl } from './request.ts';
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
- * Why a terminal ended. Unless the session `ended`, attach again with `offset` to continue at the same byte. `message`:
- * why the connection was `lost`.
+ * Why this client is no longer attached. `ended`: the session itself is over. Otherwise the session goes on: attach again
+ * with the terminal's `offset` to continue at the same byte. `lost`: the connection broke; `message` says why.
  */
 export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
