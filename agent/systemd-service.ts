@@ -6,7 +6,7 @@ import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { flag, type Invocation, readSettings, type Settings } from '../shared/read-settings.ts';
-import { needSystemd, type State } from '../shared/systemd/control.ts';
+import { needSystemd, noService, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import { linkIn } from '../shared/systemd/link-status-text.ts';
 import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
@@ -140,7 +140,7 @@ async function checkMachine(token: string): Promise<void> {
 
 async function uninstallAgent(from: Invocation): Promise<number> {
   const { keep_data } = readSettings(uninstallSettings, from);
-  needSystemd('uninstall', true);
+  needSystemd('uninstall', true, noService);
   const machine = await machineIn(dataOf(agent)).catch(() => undefined);
   try {
     await uninstall(agent, keep_data);

@@ -203,7 +203,7 @@ test('a thousand machines that are offline at once are one message, and a restar
   expect([total, receiver.got.length]).toEqual([1_000, 1]);
 });
 
-test('a channel of a limited key sends alerts about its machines alone, and nothing once the key is revoked', async () => {
+test('a channel of a limited key sends alerts about its machines alone, and is listed and silent once the key is revoked', async () => {
   const system = await startAlertSystem();
   const receiver = await startReceiver();
   const [mine, other] = [await system.machine('mine'), await system.machine('other')];
@@ -219,7 +219,8 @@ test('a channel of a limited key sends alerts about its machines alone, and noth
   const [text = ''] = messages('slack', receiver);
   expect([text.includes('mine'), text.includes('other')]).toEqual([true, false]);
   const { items } = await system.client.keys.list({ name: 'limited' });
-  await system.client.keys.remove({ key_id: items[0]?.id ?? '' });
+  const { alert_channels } = await system.client.keys.remove({ key_id: items[0]?.id ?? '' });
+  expect(alert_channels).toEqual([channel_id]);
   expect(await system.client.alertChannels.get({ channel_id })).toMatchObject({
     disabled_reason: 'key_revoked',
   });

@@ -112,7 +112,7 @@ describe('401', () => {
     const removed = await system.call('DELETE', `/api-keys/${made.id}`);
     expect([removed.status, removed.body.data]).toEqual([
       200,
-      { deleted: true, schedules: [], webhooks: [], saved_commands: [] },
+      { deleted: true, schedules: [], webhooks: [], alert_channels: [], saved_commands: [] },
     ]);
     expect(refusal(await system.call('GET', '/machines', { key: made.key }))).toEqual([401, 'unauthorized']);
     expect(refusal(await system.call('DELETE', `/api-keys/${made.id}`))).toEqual([404, 'key_not_found']);

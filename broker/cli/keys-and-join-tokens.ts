@@ -145,11 +145,17 @@ function installLines(token: { install: string | null; install_missing: string |
 interface LeftByKey {
   schedules: readonly string[];
   webhooks: readonly string[];
-  /** Is undefined if the broker has version 0.1.0. */
+  /** The fields below are undefined if the broker has version 0.1.0. */
+  alert_channels?: readonly string[];
   saved_commands?: readonly string[];
 }
 
-function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByKey): void {
+function explainWhatIsLeft({
+  schedules,
+  webhooks,
+  alert_channels = [],
+  saved_commands = [],
+}: LeftByKey): void {
   if (schedules.length > 0)
     hint(
       `these schedules no longer run, because they had the rights of the revoked key: ${schedules.join(', ')}. To run them with the rights of another key, log in with that key, and set the machine (or tags) and the command of each schedule again: farhand schedules update ID`,
@@ -157,6 +163,10 @@ function explainWhatIsLeft({ schedules, webhooks, saved_commands = [] }: LeftByK
   if (webhooks.length > 0)
     hint(
       `these webhooks no longer send events, because they had the rights of the revoked key: ${webhooks.join(', ')}. To send events with the rights of another key, log in with that key, and enable each webhook: farhand webhooks update ID --enable`,
+    );
+  if (alert_channels.length > 0)
+    hint(
+      `these alert channels no longer send notifications, because they had the rights of the revoked key: ${alert_channels.join(', ')}. To send them with the rights of another key, log in with that key, and enable each channel: farhand alerts channels update ID --enable`,
     );
   const check = 'the key was the last to change these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);

@@ -12,7 +12,15 @@ import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { endLogins } from '../logins/login-validity.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Key, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
+import type {
+  AlertChannel,
+  Declared,
+  Key,
+  Schedule,
+  State,
+  StateTransaction,
+  Webhook,
+} from '../state/in-memory-state.ts';
 import { currentKey, endOf, hasExpired, holds, machinesOfSchedule, within } from './rights.ts';
 
 /** The text with which every key starts. */
@@ -255,20 +263,25 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns what a revoked key leaves behind: its enabled schedules and webhooks, which stop, and the saved commands that
- * it changed last, which remain.
+ * Returns what a revoked key leaves behind: its enabled schedules, webhooks and alert channels, which stop, and the saved
+ * commands that it changed last, which remain.
  */
 function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
-  const { schedules, webhooks, saved_commands } = declared;
+  const { schedules, webhooks, alert_channels, saved_commands } = declared;
   const isSeen = (one: Schedule): boolean =>
     !caller.reachable() || machinesOfSchedule(one, declared).some((machine) => caller.reaches(machine));
   const stopped = [...schedules.values()].filter(
     (one) => one.requested_by === id && one.enabled && isSeen(one),
   );
-  const silenced = [...webhooks.values()].filter((one) => one.key_id === id && one.enabled);
+  const isSilenced = (one: Webhook | AlertChannel): boolean => one.key_id === id && one.enabled;
   const changed = [...saved_commands.values()].filter((one) => one.updated_by === id);
   const idsOf = <Id>(some: readonly { id: Id }[]): Id[] => some.map((one) => one.id);
-  return { schedules: idsOf(stopped), webhooks: idsOf(silenced), saved_commands: idsOf(changed) };
+  return {
+    schedules: idsOf(stopped),
+    webhooks: idsOf([...webhooks.values()].filter(isSilenced)),
+    alert_channels: idsOf([...alert_channels.values()].filter(isSilenced)),
+    saved_commands: idsOf(changed),
+  };
 }
 
 // ---- The last use of each key

@@ -72,8 +72,8 @@ export const service = {
   }),
   docs: raw('/docs', 'everybody', { summary: 'Show the page of the API reference', types: ['text/html'] }),
   docsFile: raw('/docs/{file}', 'everybody', {
-    summary: 'Get a script or stylesheet of the API reference page',
-    types: ['text/javascript', 'text/css'],
+    summary: 'Get a script of the API reference page',
+    types: ['text/javascript'],
     errors: ['route_not_found'],
   }),
 };

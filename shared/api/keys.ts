@@ -5,6 +5,7 @@ import { single } from './define-route.ts';
 import { login } from './logins.ts';
 import { scopes } from './route.ts';
 import {
+  channelId,
   day,
   deleted,
   instant,
@@ -131,6 +132,11 @@ export const keys = {
         .array(webhookId)
         .describe(
           'Ids of the webhooks of the revoked key. None of them sends anything until another key enables it',
+        ),
+      alert_channels: z
+        .array(channelId)
+        .describe(
+          'Ids of the alert channels of the revoked key. None of them sends anything until another key enables it',
         ),
       saved_commands: z
         .array(savedCommandId)

@@ -48,6 +48,9 @@ export async function must(file: string, args: readonly string[]): Promise<strin
   return stdout;
 }
 
+/** The end of the message of `uninstall` on a machine without systemd. */
+export const noService = 'there is no service to remove';
+
 /** Throws StartError on a machine without systemd, or if `root` is required and this user is not root. */
 export function needSystemd(
   verb: string,

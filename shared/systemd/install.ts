@@ -12,6 +12,7 @@ import {
   lastLines,
   must,
   needSystemd,
+  noService,
   run,
   type State,
   stateOf,
@@ -242,7 +243,7 @@ async function settle({ name, settled }: Service): Promise<Report> {
  * Stops the service and removes all its files. With `keep`, its data, settings and account are not removed.
  */
 export async function uninstall(service: Service, keep: boolean): Promise<void> {
-  needSystemd('uninstall', true);
+  needSystemd('uninstall', true, noService);
   const { name, home, helper } = service;
   if (helper) await run('systemctl', ['disable', '--now', '--quiet', `${helper.name}.path`]);
   // Directories of drop-ins, including those that an administrator added by `systemctl edit`.

@@ -176,17 +176,17 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
       action="Revoke the key"
       onClose={close}
       run={async () => {
-        const { schedules, webhooks } = await client.keys.remove({ key_id: apiKey.id });
-        const stopped = schedules.length + webhooks.length;
+        const { schedules, webhooks, alert_channels } = await client.keys.remove({ key_id: apiKey.id });
+        const stopped = schedules.length + webhooks.length + alert_channels.length;
         say(
-          `${apiKey.name} is revoked${stopped > 0 ? `; ${stopped} schedules and webhooks of it stop` : ''}`,
+          `${apiKey.name} is revoked${stopped > 0 ? `; ${stopped} schedules, webhooks and alert channels of it stop` : ''}`,
         );
         changed();
       }}
     >
       <p>
-        The key is refused from now on, and its logins end. Schedules and webhooks that were made with it
-        stop, too.
+        The key is refused from now on, and its logins end. Schedules, webhooks and alert channels that were
+        made with it stop, too.
       </p>
       {apiKey.id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
     </Confirm>
