@@ -166,6 +166,7 @@ test('the last admin key may revoke itself, because the broker’s own machine c
     deleted: true,
     schedules: [],
     webhooks: [],
+    alert_channels: [],
     saved_commands: [],
   });
   expect(await knows(system, system.key)).toBe(401);

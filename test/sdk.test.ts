@@ -390,6 +390,7 @@ test('keys and join tokens are created, listed and revoked, and a key returns it
     deleted: true,
     schedules: [],
     webhooks: [],
+    alert_channels: [],
     saved_commands: [],
   });
   expect((await failure(reader.keys.me())).status).toBe(401);

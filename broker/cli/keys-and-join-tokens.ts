@@ -166,7 +166,7 @@ function explainWhatIsLeft({
     );
   if (alert_channels.length > 0)
     hint(
-      `these alert channels no longer send notifications, because they had the rights of the revoked key: ${alert_channels.join(', ')}. To send them with the rights of another key, log in with that key, and enable each channel: farhand alerts channels update ID --enable`,
+      `these alert channels no longer send notifications, because they had the rights of the revoked key: ${alert_channels.join(', ')}. To send them with the rights of another key, log in with that key, and enable each channel: farhand alert-channels update ID --enable`,
     );
   const check = 'the key was the last to change these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);
