@@ -5,15 +5,15 @@ export class TurnLimit {
   #left: number;
   readonly #waiting: (() => void)[] = [];
 
-  /** `most` is the number of pieces of work in one turn. */
+  /** `most`: maximum number of callers that may work in one turn. */
   constructor(most: number) {
     this.#most = most;
     this.#left = most;
   }
 
   /**
-   * Resolves when the caller may do its work, in this turn of the event loop or a later one. Calls resolve in their
-   * order.
+   * Resolves when the caller may work, in this turn of the event loop or a later one. Callers get their turns in the
+   * order of their calls.
    */
   async enter(): Promise<void> {
     if (this.#left === this.#most) setImmediate(() => this.#nextTurn());

@@ -1,5 +1,5 @@
-// The event log. Events are committed with the change that caused them, then listed, streamed and passed to
-// listeners.
+// The event log: stores each event in the transaction of the change that caused it, lists and streams events, and
+// passes them to listeners.
 import { type EventType, eventTypes, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
@@ -33,8 +33,8 @@ interface EventEntry extends OutboxEntry {
 }
 
 /**
- * Returns a function that writes the rows that belong to an event, such as its deliveries to webhooks. Returns
- * undefined if there are none.
+ * Called for each event. Returns a function that writes other rows in the event's transaction, such as deliveries to
+ * webhooks, or undefined.
  */
 type Recorder = (
   event: Event,
@@ -45,8 +45,8 @@ type StreamInput = Input<Api['events']['stream']>;
 const counted: CountedTable = {
   ...{ table: 'events', time: 'created_at', number: 'seq', columns: ['type'] },
 };
-// The table has few indexes: each command on a machine stores events here, and would write one more page of the
-// database for each further index.
+// The table has few indexes, because commands store many events and each index costs one more database page per
+// event.
 const tables = [
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
@@ -54,7 +54,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The new index also has the columns by which a list of one machine's events is filtered.
+  // The new index also has the columns by which GET /v1/events filters the events of one machine.
   `${dropOldCounts('events')} DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,
@@ -69,13 +69,13 @@ export class Events {
   readonly #listeners = new Set<(event: Event) => void>();
   readonly #recorders: Recorder[] = [];
   readonly #added = new Wake();
-  /** Aborted to end the event streams that are open. */
+  /** Aborted to end all open event streams. */
   #streams = new AbortController();
-  /** Sequence number of the last event that was passed to listeners. */
+  /** Sequence number of the last event that refresh() has read. */
   #heard: number;
   /**
-   * Ids of this broker's own events that its listeners have received already: refresh() skips these events. Undefined
-   * with a single broker.
+   * Ids of this broker's own events. Listeners have received them already, so refresh() skips them. Undefined with a
+   * single broker.
    */
   #own: Set<string> | undefined;
 
@@ -124,8 +124,8 @@ export class Events {
   }
 
   /**
-   * Calls `recorder` for each event. If it returns a function, that function runs inside the event's
-   * transaction, so that its writes are committed with the event.
+   * Calls `recorder` for each event. A function that it returns runs in the event's transaction, so that both are
+   * committed together.
    */
   within(recorder: Recorder): void {
     this.#recorders.push(recorder);
@@ -137,7 +137,10 @@ export class Events {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Called if other brokers use the database. After this call, refresh() finds their events. */
+  /**
+   * Called before the first refresh() if several brokers share the database. refresh() then skips this broker's own
+   * events.
+   */
   expectOthers(): void {
     this.#own = new Set();
   }
@@ -163,14 +166,14 @@ export class Events {
     return this.#follow(this.#table.last, {}, caller);
   }
 
-  /** Ends all event streams that are open, with this error. */
+  /** Ends all open event streams with this error. */
   endStreams(error: unknown): void {
     this.#streams.abort(error);
     this.#streams = new AbortController();
     this.#added.wake();
   }
 
-  /** Ends all event streams, also those that begin later. */
+  /** Ends all open event streams and those that begin later. */
   stop(): void {
     this.#streams.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
     this.#added.wake();
@@ -187,7 +190,7 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // An error of `added` is ignored here, because the transaction reports it. Below, `added` is awaited only if other
+    // The transaction reports an error of `added`, so it is ignored here. `added` is awaited below only if other
     // writes depend on it.
     added.catch(() => {});
     transaction.committed(() => {
@@ -200,8 +203,8 @@ export class Events {
   }
 
   /**
-   * Returns the sequence number after which a stream begins: the number of last_event_id, otherwise of the newest
-   * event.
+   * Returns the sequence number after which a stream begins: that of the event last_event_id, or by default that of
+   * the newest event.
    */
   async #start({ last_event_id }: StreamInput, caller: Caller): Promise<number> {
     if (last_event_id === undefined) return this.#own ? this.#newestOfAll() : this.#table.last;
@@ -215,15 +218,15 @@ export class Events {
     );
   }
 
-  /** Reads the sequence number of the newest event, of which this broker may not have heard yet. */
+  /** Reads the number of the newest event from the database, because another broker may have written it. */
   async #newestOfAll(): Promise<number> {
     const row = await this.#history.get('SELECT max(seq) AS seq FROM events');
     return Number(row?.seq ?? 0);
   }
 
   /**
-   * Returns the id of the newest event that the caller may read, among those with a sequence number of at most `upTo`.
-   * The stream itself sends the later ones.
+   * Returns the id of the newest event that the caller may read and whose sequence number is at most `upTo`. The
+   * stream itself sends later events.
    */
   async #newestId(upTo: number, caller: Caller): Promise<string | undefined> {
     const [where, values] = allOf([['seq <= ?', upTo], ...readableOnly(caller)]);
@@ -233,8 +236,7 @@ export class Events {
   }
 
   /**
-   * Reads events from the table at the pace of the client, so that no events wait in memory for a slow
-   * client.
+   * Reads events from the table only as fast as the client does, so that no events wait in memory for a slow client.
    */
   async *#follow(from: number, input: StreamInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
     const { signal } = this.#streams;
@@ -255,8 +257,8 @@ export class Events {
       }
       // `sent` can exceed `newest`: the query also finds events that were committed after `newest` was read.
       const sent = Number(rows.at(-1)?.seq ?? 0);
-      // The position never goes back. A client that comes from another broker may have events already that this broker
-      // has not read yet.
+      // The position never goes back, because a client of another broker may already have events that this broker has
+      // not read yet.
       position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
       signal.throwIfAborted();
@@ -268,8 +270,8 @@ export class Events {
 /** Conditions that select only the events that a caller may read, by type and by machine. */
 export function readableOnly(caller: Pick<Caller, 'may' | 'reachable'>): Condition[] {
   const types = readableTypes(caller.may);
-  // The condition on types is left out if the key may read all types. Rows are then read in their order until a page
-  // is full, which is fast.
+  // The condition on types is left out if the key may read all types. Rows can then be read in order until a page is
+  // full, which is fast.
   const isEveryType = types.length === eventTypes.length;
   return [
     isEveryType ? undefined : ['type IN (SELECT value FROM json_each(?))', JSON.stringify(types)],

@@ -1,5 +1,5 @@
-// Decides which addresses webhooks may call:
-// the public internet and --webhook-allow, never this broker's own ports.
+// Decides which addresses webhooks may call: those of the public internet and of --webhook-allow, but never this
+// broker's own ports.
 import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
@@ -27,7 +27,7 @@ const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR
 const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
 
 /**
- * Parses a network or address, which must be written in full: programs differ in the meaning of short forms
+ * Parses a network or an address. It must be written in full, because programs differ in the meaning of short forms
  * such as 10/8.
  */
 export function networkOf(text: string): Network | undefined {
@@ -39,13 +39,13 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // IPv4-mapped IPv6 addresses are checked as IPv4 addresses, so a network of them becomes an IPv4 network. A wider
-  // network is refused.
+  // A network of IPv4-mapped IPv6 addresses becomes an IPv4 network, because such addresses are checked as IPv4
+  // addresses. A network that also contains other addresses is refused.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
 
-/** Throws validation_failed if a request contains a URL that must not be called. */
+/** Throws validation_failed for the field `url` of a request if webhooks must not call the URL. */
 export async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
   try {
     await guard.assertUrl(new URL(url));
@@ -82,8 +82,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed for a URL that has a forbidden address or leads to this broker's own ports. Deliveries check the
-   * addresses of host names.
+   * Throws NotAllowed for a URL with a forbidden address, or one that leads to this broker's own ports. Whether a
+   * host name resolves to public addresses is checked at each delivery.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;
@@ -107,8 +107,8 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection that leads to this broker itself. resolve() does not know all addresses of the computer, such
-   * as those of unplugged interfaces.
+   * Throws NotAllowed and destroys a connection that leads to this broker itself. resolve() cannot find all addresses
+   * of this computer, such as those of unplugged interfaces.
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;

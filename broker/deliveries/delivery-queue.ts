@@ -1,5 +1,5 @@
-// Decides when each delivery is attempted.
-// Every receiver has a separate queue, so a dead receiver delays no other.
+// Decides when each delivery is attempted. Every webhook or alert channel has its own queue, so one that does not
+// answer delays no other.
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Claims } from '../cluster/tasks-of-one-broker.ts';
@@ -10,19 +10,22 @@ import { ReceiverQueue } from './receiver-queue.ts';
 import type { Outcome } from './sender.ts';
 import type { Message } from './signature.ts';
 
-/** A webhook, or a channel of alerts. */
+/** A webhook or an alert channel. */
 export interface Receiver {
   id: string;
   /** Number of times that the receiver was enabled. */
   armed: number;
 }
 
-/** The receivers of one kind: webhooks or channels. The queue asks them before every attempt whether it may be made. */
+/**
+ * The receivers of one kind: webhooks or alert channels. The queue calls isEnabled() and obstacle() before each
+ * attempt.
+ */
 export interface Receivers<R extends Receiver> {
   get(id: string): R | undefined;
   all(): Iterable<R>;
   isEnabled(receiver: R): boolean;
-  /** Returns why a receiver is disabled although its user has enabled it; null if it is not disabled. */
+  /** Returns why the broker delivers nothing to a receiver that its user has enabled; otherwise null. */
   disabledReason(receiver: R): string | null;
   /** Returns why a receiver must not get an event; undefined if it may get the event. */
   obstacle(receiver: R, event: EventKind): string | undefined;
@@ -37,7 +40,10 @@ export interface QueueParts<R extends Receiver> {
   history: History;
   store: DeliveryStore;
   receivers: Receivers<R>;
-  /** This broker's tasks, if there are several brokers. The queue of a receiver is a task with the receiver's id. */
+  /**
+   * Decides which broker runs which queue if several brokers share a database. The name of a queue's task is the id
+   * of its receiver.
+   */
   claims?: Pick<Claims, 'has' | 'join'> | undefined;
 }
 
@@ -51,7 +57,7 @@ export interface RetrySettings {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
-/** Average milliseconds between the starts of two queues. Queues start at random times after the broker has started. */
+/** Average milliseconds between the starts of two queues. After a start of the broker, queues start at random times. */
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
@@ -84,21 +90,24 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  /** Reads deliveries that other brokers have requested. Ignores receivers to which another broker delivers. */
+  /**
+   * Reads the deliveries of these receivers again, because another broker may have added some. Ignores receivers
+   * whose queue another broker runs.
+   */
   lookAgain(receiverIds: Iterable<string>): void {
     const { claims, receivers } = this.#parts;
     for (const id of receiverIds) if (claims?.has(id) && receivers.get(id)) this.reread(id);
   }
 
-  /** Starts the queues, with the deliveries that still waited when an earlier broker process ended. */
+  /** Starts the queues that have waiting deliveries from before the broker's start. */
   async start(): Promise<void> {
     this.#started = true;
     const { receivers, store } = this.#parts;
     const all = [...receivers.all()];
     const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
-    // If the clock was ahead when due times were stored, these times are too late now. No delivery waits longer than
-    // the longest possible delay.
+    // Due times that were stored while the clock was ahead are too late. Each delivery therefore becomes due after
+    // the longest possible delay at the latest.
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
       const begin = (): void => void this.#limitDue(id, longest);
@@ -106,7 +115,7 @@ export class DeliveryQueue<R extends Receiver> {
     }
   }
 
-  /** Makes the queue check for due deliveries, once per turn of the event loop. */
+  /** Makes a queue check for due deliveries. Several calls in one turn of the event loop cause one check. */
   wake(id: string): void {
     if (!this.#started) return;
     const queue = this.#queueOf(id);
@@ -118,15 +127,15 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  /** Called after a change in the table. Discards deliveries that were read ahead, and checks for due ones. */
+  /** Discards the deliveries that were read ahead, because the table has changed, and checks for due ones. */
   reread(id: string): void {
     this.#queueOf(id).reset();
     this.wake(id);
   }
 
   /**
-   * Applies a change of a receiver to its waiting deliveries. They fail if they must no longer be sent, and
-   * are due at once if the receiver was enabled.
+   * Applies a change of a receiver to its waiting deliveries: those that must no longer be sent fail. If the receiver
+   * was enabled, the others become due at once.
    */
   async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();
@@ -152,7 +161,9 @@ export class DeliveryQueue<R extends Receiver> {
     return queue;
   }
 
-  /** Starts attempts of due deliveries. One call at a time does this for a queue. */
+  /**
+   * Starts attempts of due deliveries. A second call for the same queue only makes the running call check once more.
+   */
   async #advance(queue: ReceiverQueue): Promise<void> {
     queue.again = true;
     if (queue.advancing) return;
@@ -163,7 +174,7 @@ export class DeliveryQueue<R extends Receiver> {
         await this.#attemptDue(queue);
       }
     } catch (error) {
-      this.#log.error({ err: error, receiver: queue.id }, 'deliveries could not be read; trying again');
+      this.#log.error({ err: error, receiver: queue.id }, 'the waiting deliveries of a receiver could not be read from the database; trying again in 5 s');
       queue.cancelTimer();
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
     } finally {
@@ -172,8 +183,8 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   async #attemptDue(queue: ReceiverQueue): Promise<void> {
-    // Each pass checks all conditions again: during a read from the history the receiver may change, and its queue may
-    // be reset.
+    // Each pass checks all conditions again, because the receiver or its queue may change during a read from the
+    // database.
     for (;;) {
       const receiver = this.#attemptable(queue);
       if (!receiver) return;
@@ -255,7 +266,7 @@ export class DeliveryQueue<R extends Receiver> {
     const { waits } = this.#retry;
     const wait = waits[Math.min(tries, waits.length - 1)] ?? 0;
     if (retryAfter !== null) return Math.min(Math.max(retryAfter, wait), 2 * wait);
-    // The time varies by 10 %, so that retries spread.
+    // The random 10 % keep retries from happening all at once.
     return Math.round(wait * (0.9 + Math.random() * 0.2));
   }
 
@@ -268,7 +279,7 @@ export class DeliveryQueue<R extends Receiver> {
     try {
       await this.#parts.history.write((transaction) => this.#write(ended, transaction));
     } catch (error) {
-      this.#log.error({ err: error }, 'results of deliveries could not be stored; trying again in 5 s');
+      this.#log.error({ err: error }, 'the outcomes of attempted deliveries could not be stored; trying again in 5 s');
       this.#ended = [...ended, ...this.#ended];
       this.#cancelSave ??= after(retryMs, () => void this.#save());
       return;
@@ -286,14 +297,14 @@ export class DeliveryQueue<R extends Receiver> {
     const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
     for (const { webhookId, armed, delivery } of lastByReceiver(failed)) {
       const receiver = receivers.get(webhookId);
-      // If the receiver was enabled again during the attempt, the failure no longer counts.
+      // A failure is ignored if the receiver was enabled again during the attempt.
       if (receiver?.armed === armed) receivers.gaveUp(receiver, delivery, transaction);
     }
   }
 
   /**
-   * Fails waiting deliveries that must not be sent, because their receiver is disabled or lacks the right, or
-   * because their event was deleted.
+   * Fails waiting deliveries that must not be sent: their receiver is disabled, its key lacks the rights for the
+   * event, or the event was deleted.
    */
   async #sweep(queue: ReceiverQueue): Promise<void> {
     queue.sweeping = true;
@@ -310,7 +321,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: queue.id },
-        'deliveries could not be cancelled, although their receiver is disabled or may no longer get them, or their event was deleted; trying again in 5 s',
+        'waiting deliveries that must no longer be sent could not be marked as failed; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
       return;
@@ -340,7 +351,7 @@ export class DeliveryQueue<R extends Receiver> {
     return waiting;
   }
 
-  /** Changes due times so that no waiting delivery of the receiver is due later than `ms` milliseconds from now. */
+  /** Brings forward waiting deliveries, so that none is due later than `ms` milliseconds from now. */
   async #limitDue(id: string, ms: number): Promise<void> {
     const { history, store } = this.#parts;
     try {
@@ -348,7 +359,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: id },
-        'the waiting deliveries of a receiver could not be rescheduled after it was enabled or the broker started; they are attempted at the times planned before',
+        'the waiting deliveries of a receiver could not be brought forward; they are attempted at their planned times',
       );
     }
     this.reread(id);

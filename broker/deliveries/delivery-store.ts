@@ -19,7 +19,7 @@ import type { Outcome } from './sender.ts';
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
 type Last = NonNullable<Reply<Api['webhooks']['get']>['last_delivery']>;
 
-/** The properties of an event that decide whether a webhook may send it. */
+/** The properties of an event that decide whether a webhook may receive the event. */
 export interface EventKind {
   type: string;
   machineId: string | null;
@@ -47,8 +47,8 @@ export interface Delivery extends EventKind {
 export interface Attempted {
   webhookId: string;
   /**
-   * Number of times that the receiver had been enabled when the attempt began. If this number has grown by the end of
-   * the attempt, a failure no longer counts.
+   * Number of times that the webhook had been enabled when the attempt began. If the webhook is enabled again during
+   * the attempt, a failure is ignored.
    */
   armed: number;
   delivery: Delivery;
@@ -80,7 +80,7 @@ const tables = [
 const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 /** Maximum number of attempts that are stored for one delivery; older ones are removed. */
 const maxAttempts = 20;
-/** Appends an attempt to the JSON array of attempts. */
+/** SQL that appends an attempt to the JSON array of attempts. */
 const withAttempt = `attempts = substr(attempts, 1, length(attempts) - 1) ||
   CASE WHEN attempts = '[]' THEN '' ELSE ',' END || ? || ']'`;
 
@@ -88,8 +88,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * How often a webhook had been enabled (`armed`) when the last attempt of a delivery failed. The failure counts until
-   * the webhook is enabled again.
+   * For each webhook with a delivery whose attempts all failed: how often the webhook had been enabled by then
+   * (`armed`). The webhook is disabled until it is enabled once more.
    */
   readonly #failed = new Map<string, number>();
 
@@ -97,7 +97,7 @@ export class DeliveryStore {
     this.#history = history;
   }
 
-  /** Opens the tables. Deliveries are deleted together with their events, after `keepMs` milliseconds. */
+  /** Opens the tables. Deletes deliveries whose event is older than `keepMs` milliseconds. */
   static async open(history: History, keepMs: number): Promise<DeliveryStore> {
     await history.migrate('webhooks', tables);
     history.count(countedDeliveries);
@@ -107,7 +107,7 @@ export class DeliveryStore {
     return store;
   }
 
-  /** Reads the failed webhooks from the database, because other brokers also deliver to webhooks. */
+  /** Reads from the database which webhooks failed, because other brokers may have recorded failures. */
   async readFailed(): Promise<void> {
     const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
     for (const row of await this.#history.all(marks))
@@ -115,8 +115,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the receivers that got deliveries after the row number `last`, from any broker, and the number of the
-   * newest row. Without `last`, returns only that number.
+   * Returns the number of the newest row, and the ids of receivers in rows after number `last`, written by any
+   * broker. Without `last`, `ids` is empty.
    */
   async since(last?: number): Promise<{ ids: string[]; last: number }> {
     if (last === undefined) {
@@ -141,8 +141,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Records a delivery. A waiting or failed delivery becomes due now; with `anyStatus`, a successful delivery too.
-   * Returns false if nothing changed.
+   * Creates a delivery that is due now. An existing delivery becomes due now if it waits or has failed; with
+   * `anyStatus`, also if it succeeded. Returns false if nothing changed.
    */
   async request(
     webhookId: string,
@@ -150,8 +150,8 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // A delivery can be requested again while it is attempted. saveAttempt() notices this by the due time, so the new
-    // due time must differ from the old one.
+    // saveAttempt() recognizes by a changed due time that a delivery was requested again during its attempt. The new
+    // due time must therefore differ from the old one.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
@@ -224,7 +224,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Makes the webhook's waiting deliveries that are due after `at` due at `at`. */
+  /** Brings forward to `at` all waiting deliveries of the webhook that are due later. */
   limitDue(webhookId: string, at: number, transaction: HistoryTransaction): void {
     transaction.run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',
@@ -233,7 +233,9 @@ export class DeliveryStore {
     );
   }
 
-  /** Returns waiting deliveries in the order of their due times, beginning after `after`. */
+  /**
+   * Returns at most `limit` waiting deliveries in the order of their due times, beginning after the delivery `after`.
+   */
   async waiting(
     webhookId: string,
     limit: number,

@@ -1,5 +1,5 @@
-// The parts that webhooks and channels of alerts share: stored deliveries, encrypted secrets, and requests to
-// allowed addresses.
+// Creates what webhooks and alert channels share: stored deliveries, encrypted secrets, and requests to allowed
+// addresses.
 import { StartError } from '../../shared/errors.ts';
 import type { History } from '../history/history.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';
@@ -25,7 +25,7 @@ export interface Deliveries {
   sender: Sender;
 }
 
-/** Creates the parts that all deliveries share. Throws StartError. */
+/** Throws StartError, for example for a damaged key file or an invalid network in `allow`. */
 export async function createDeliveries(history: History, settings: DeliverySettings): Promise<Deliveries> {
   const { directory, allow, keepMs, resolve } = settings;
   const vault = await SecretVault.open(directory);

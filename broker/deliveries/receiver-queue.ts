@@ -1,25 +1,29 @@
-// The queue of one receiver: deliveries that were read ahead, attempts that are running, and their maximum number.
+// State of the delivery queue of one webhook or alert channel: deliveries read ahead, running attempts and their
+// limit.
 import type { Delivery } from './delivery-store.ts';
 
 export class ReceiverQueue {
   readonly id: string;
   /**
-   * `ready` has the deliveries that were read ahead. `last` is the delivery that was last removed from
-   * `ready`: the next read continues after it.
+   * `ready`: deliveries that were read from the database and wait for an attempt. `last`: the delivery that was last
+   * taken from `ready`; the next read continues after it.
    */
   ready: Delivery[] = [];
   last: Delivery | undefined;
   /** Ids of deliveries whose attempt is running or whose outcome is not on disk yet. */
   readonly unsaved = new Set<string>();
   readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
-  /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
+  /** Maximum number of attempts at once: 1 after a failure, doubled with each success. */
   width = 1;
   waking = false;
-  /** True while #advance() starts attempts. If it is called meanwhile, it sets `again` and later checks once more. */
+  /**
+   * True while an attempt loop runs for this queue. A second call then only sets `again`, and the loop checks once
+   * more.
+   */
   advancing = false;
   again = false;
   sweeping = false;
-  /** Number of calls of reset(). Rows that were being read from the history during a reset are ignored. */
+  /** Number of calls of reset(). A read from the database is ignored if reset() was called meanwhile. */
   resets = 0;
   cancelTimer = (): void => {};
 

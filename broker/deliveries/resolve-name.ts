@@ -1,5 +1,5 @@
-// Resolves names of webhook receivers without Node's thread pool, so that a name server that does not answer
-// delays no file operation and no other receiver.
+// Resolves host names of webhooks without Node's thread pool, so that a name server that does not answer delays no
+// file operation and no other webhook.
 import { promises as dns } from 'node:dns';
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';

@@ -1,5 +1,4 @@
-// The interface by which deliveries ask for the rights of the key that a webhook or a channel of alerts
-// belongs to.
+// Types for the rights of an API key. A delivery needs the rights of the key that owns its webhook or alert channel.
 import type { Scope } from '../../shared/api/route.ts';
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import type { Declared } from '../state/in-memory-state.ts';
@@ -13,7 +12,7 @@ export interface KeyRights {
 }
 
 /**
- * Returns the rights that a key has in the documents `declared`, by default in the committed ones. Returns undefined if
+ * Returns the rights of a key according to the state `declared`, by default the committed state. Returns undefined if
  * the key is revoked or expired.
  */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;

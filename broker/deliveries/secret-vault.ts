@@ -32,7 +32,7 @@ export class SecretVault {
     );
   }
 
-  /** Encrypts a secret that belongs to the object with this id. */
+  /** Encrypts a secret for the object with this id, such as a webhook. decrypt() needs the same id. */
   encrypt(id: string, secret: string): string {
     const iv = randomBytes(ivBytes);
     const encryption = createCipheriv(cipher, this.#key, iv, options);

@@ -1,4 +1,4 @@
-// Sends a delivery once: a request to an allowed address, with a deadline for the whole attempt.
+// Makes one attempt of a delivery: a request to an allowed address, with a deadline for the whole attempt.
 import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { Agent, buildConnector, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
@@ -13,13 +13,13 @@ export interface Outcome {
   duration: number;
   error: string | null;
   /**
-   * The first bytes of the answer as text. It is null if the receiver has an internal address, so that no webhook can
-   * read internal services.
+   * The first bytes of the answer as text, or null. Always null for a receiver with an internal address, because
+   * webhooks must not be a way to read internal services.
    */
   answer: string | null;
   /** Milliseconds that a busy receiver asked for by the header Retry-After; null without this header. */
   retryAfter: number | null;
-  /** True if the broker aborted the attempt. It then says nothing about whether the receiver works. */
+  /** True if the broker aborted the attempt. Such an attempt does not count as a failure of the receiver. */
   aborted: boolean;
 }
 
@@ -117,8 +117,8 @@ export class Sender {
     });
     this.#guard.refuseSelf(socket);
     const before = socket.bytesRead;
-    // undici rejects the request with this same error object, so send() finds the error in #stale and sends the request
-    // again.
+    // undici rejects the request with this same error object. #post() then finds the error in #stale and sends the
+    // request again.
     socket.on('error', (error) => {
       const closed = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
       if (closed && socket.bytesRead > before) this.#stale.add(error);

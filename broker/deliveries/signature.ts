@@ -1,5 +1,5 @@
-// Makes the headers of a delivery: its event, id and time, and two signatures of its body. One is Farhand's own, the
-// other that of Standard Webhooks.
+// Makes the headers of a delivery: its event, id and time, and two signatures of its body. One signature is Farhand's
+// own, the other follows the specification Standard Webhooks.
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
@@ -21,8 +21,8 @@ export interface Signer {
 const prefix = 'whsec_';
 
 /**
- * Returns both keys for a secret. The key of Standard Webhooks is the base64 text after the prefix, if the secret has
- * the prefix.
+ * Returns the keys of both signatures. If the secret begins with `whsec_`, the key of Standard Webhooks is the base64
+ * text after it.
  */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');
