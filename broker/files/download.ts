@@ -158,7 +158,7 @@ async function open(
   };
 }
 
-/** Returns the head with which an agent's answer about a file begins. Throws machine_error if a field is invalid. */
+/** Returns the head of an agent's answer, which describes the file. Throws machine_error if a field is invalid. */
 function validHead({ head }: ReadFileResponse__Output) {
   return head && { ...head, entry: assertEntry(head.entry), etag: assertEtag(head.etag) };
 }

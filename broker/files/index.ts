@@ -1,5 +1,5 @@
-// The REST handlers of all file routes; the machine's agent does the work. This file has the handlers that
-// only read: list, stat, content, search and watch.
+// REST handlers of the file routes, which call the agent of the machine. The handlers in this file only read: list,
+// stat, content, search and watch.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
@@ -33,7 +33,7 @@ type Listing = Reply<Route<'list'>>;
 type Line = Reply<Route<'search'>> extends AsyncIterable<infer T> ? T : never;
 type Change = Reply<Route<'watch'>> extends AsyncIterable<SentEvent<infer T>> ? T : never;
 
-/** Size in bytes of the largest file content that is sent inside JSON. */
+/** Maximum size in bytes of a file's content inside JSON. */
 export const contentBytes = 10 * 1024 * 1024;
 /** Maximum number of entries of a listing that is requested without a limit. */
 const listedEntries = 200_000;
@@ -176,7 +176,7 @@ const kinds = {
   FILE_CHANGE_KIND_REMOVED: 'removed',
 } as const;
 
-/** Resolves when the machine watches the path. If the machine refuses that, the request gets the error. */
+/** Resolves once the machine watches the path. Rejects with the machine's error if the machine refuses. */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = {
     path: bytesOf(input.path ?? '', input.path_encoding),

@@ -35,19 +35,17 @@ const lasting =
     ...{ request_id: caller.request_id, signal: caller.signal, caller },
     ...limits,
   });
-/** Options of calls about one entry. They may take at most 2 minutes. */
+/** For calls about one file or directory. Timeout: 2 minutes. */
 export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
-/** Options of calls that stream one small file. They may take at most 2 minutes. */
+/** For calls that stream one small file. Timeout: 2 minutes. */
 export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
-/**
- * Options of calls that may read or write much of the machine's disk, such as a copy. They may take at most 24 hours.
- */
+/** For calls that may read or write much of the machine's disk, such as a copy. Timeout: 24 hours. */
 export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
-/** Options of calls that transfer any number of bytes. They have no time limit while bytes arrive. */
+/** For calls that transfer any number of bytes. No timeout while bytes arrive. */
 export const bulk = lasting({ lane: 'bulk' });
-/** Options of calls that stream entries as fast as the reader reads them. */
+/** For calls that stream the entries of a directory, as fast as the client reads them. */
 export const listing = lasting({ lane: 'short' });
-/** Options of calls that may be silent for long. They have no idle timeout. */
+/** For calls that may be silent for long, such as a watch. No idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
 /** Writes an event about a file and the caller's audit record. Resolves once both are on disk. */
@@ -65,8 +63,8 @@ export async function recordFileEvent(
 }
 
 /**
- * Returns the input with the machine's id. In routes without a machine in the path, the request checks add the id if
- * only one machine exists.
+ * Throws invalid_request if the request names no machine. If only one machine exists, the request checks have added
+ * its id.
  */
 export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   input: T,
@@ -77,7 +75,10 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
-/** Splits a streamed answer into its first message, the head, and the rest. The end of the request closes the rest. */
+/**
+ * Splits a streamed answer into its first message, the head, and the rest. The rest is closed at the end of the
+ * request.
+ */
 export async function splitHead<T, H>(
   parts: AsyncIterable<T>,
   headOf: (part: T) => H | null | undefined,
@@ -97,7 +98,10 @@ export async function splitHead<T, H>(
 
 export type Entry = Reply<Api['files']['change']>;
 
-/** Longest path in bytes that is sent to an agent. It is more than any system accepts; Linux accepts 4,095 bytes. */
+/**
+ * Maximum length in bytes of a path that is sent to an agent. No system accepts longer paths; Linux accepts 4,095
+ * bytes.
+ */
 const longestPath = 16 * 1024;
 const specials = new Set(['fifo', 'socket', 'block', 'char']);
 

@@ -1,5 +1,5 @@
-// REST handlers that change files. A copy to another machine streams through the broker, which compares the checksums
-// of original and copy.
+// REST handlers that change files. A copy to another machine streams through the broker, with the checksum of the
+// original.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
@@ -105,8 +105,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * Throws if a field after the file would change a field of `early`. Those stood before the file, and the machine has
- * them already.
+ * Throws if a form field after the file differs from its value in `early`. The machine got the values of `early`
+ * before the file.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
@@ -228,7 +228,7 @@ async function copyAcross(
   const { type, mode } = assertEntry((await from.statFile({ path: source }, single(caller))).entry);
   const options = bulk(caller);
   let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
-  // Nothing here closes the stream that reads the source. If writing fails, the end of the request closes that stream.
+  // If writing fails, the end of the request closes the stream that reads the source.
   if (type === 'FILE_TYPE_DIRECTORY') {
     const sent = digested(from.readArchive({ path: source, gzip: false }, options));
     const requests = upload({ path, whole: true, overwrite }, sent.chunks, () => ({ sha256: sent.sha256() }));

@@ -19,7 +19,7 @@ const { create, stream: follow, signal: signalRoute } = api.commands;
 const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
-/** Shortest time between two audit records of the same signal of one call. */
+/** Minimum milliseconds between two audit records of the same signal in one call. */
 const recordMs = 60_000;
 
 export function commandRpcs(services: StreamsServices) {
@@ -102,7 +102,7 @@ async function sendClientMessages(execution: Execution): Promise<void> {
         const records = monotonic() - (recordedAt.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
         await sendSignal(execution, signal, records);
         if (records) recordedAt.set(signal, monotonic());
-      } else throw new AppError('invalid_request', 'every later message must have stdin or signal');
+      } else throw new AppError('invalid_request', 'every message after the first must have the field stdin or signal');
     }
     await call.assertConnected();
     await sendInput(execution, Buffer.alloc(0), offset, true);
@@ -152,7 +152,10 @@ async function sendSignal(
   await call.request(signalling, work, records, quota);
 }
 
-/** Repeats an attempt until it succeeds, or until the command has ended or its input is closed. */
+/**
+ * Repeats an attempt while the command has not started, or fails with one of `codes`. Also resolves if the command
+ * has ended or its input is closed.
+ */
 async function retrying(
   signal: AbortSignal,
   codes: readonly Code[],
@@ -173,7 +176,7 @@ async function retrying(
   }
 }
 
-/** Converts the first message to the body of POST /commands. */
+/** Converts the first message of Exec to the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
   // The number of variables is checked first, because a message can contain many thousands of them.

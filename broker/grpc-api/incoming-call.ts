@@ -67,7 +67,7 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
 /**
- * The part of a client's messages that opens a call: a field of a stream's first message, or the whole message of a
+ * What opens a call: the field `start` or `open` of a stream's first message, or the whole message of an rpc with a
  * single request.
  */
 type Opening<M extends Method> =
@@ -77,10 +77,7 @@ type Opening<M extends Method> =
       ? NonNullable<P>
       : Received<M>;
 
-/**
- * The first message of a call. `opening` is its field `start` or `open`; in an rpc with a single request, the message
- * itself.
- */
+/** The first message of a call, and the part of it that opens the call. */
 interface Opened<M extends Method> {
   message: Received<M>;
   opening: Opening<M>;
@@ -265,8 +262,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Rejects if the client has half-closed the call only to cancel it. Node's clients send both in two frames, which may
-   * arrive separately.
+   * Rejects if the client has half-closed the call only to cancel it. Node's clients send the half-close and the
+   * cancel in two frames, which may arrive separately.
    */
   async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);
@@ -302,7 +299,7 @@ export class Call<M extends Method = Method> {
   }
 }
 
-/** Yields the messages of a stream. Q is their type, because the service decodes only messages of that type. */
+/** Yields the messages of a stream. `Q` is the type of message that the rpc decodes. */
 async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
   yield* readStream<Q>(stream, signal);
   await awaitCancellation(signal);

@@ -1,4 +1,4 @@
-// The interface of a database for the history, and of the transaction of a change.
+// Interfaces of the history database and of its transactions.
 import type { SQLInputValue, SQLOutputValue } from 'node:sqlite';
 import type { Journal } from '../../shared/api/route-table.ts';
 
@@ -15,7 +15,7 @@ export interface OutboxEntry {
   kind: string;
 }
 
-/** Reads a few rows by an index. Read lists with History.read(). */
+/** Reads a few rows by an index. Use History.read() for lists. */
 export interface RowReader {
   /** Returns the first row; undefined if there is none. */
   get(sql: string, ...values: Value[]): Promise<Row | undefined>;
@@ -23,8 +23,8 @@ export interface RowReader {
 }
 
 /**
- * A transaction of the history, which reads its own writes. A change may await only get(), all() and ask(). After the
- * change has ended, each call throws.
+ * A transaction of the history; its reads see its own writes. The function that uses it may await only get(), all()
+ * and ask(). After that function has ended, each call throws.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
@@ -42,8 +42,8 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
-   * Writes an entry with the function of History.onEntry(). Only the commit waits for that function, so reads of the
-   * change may miss the entry.
+   * Writes an entry with the function that History.onEntry() registered for its kind. Only the commit waits for that
+   * function, so reads of the change may miss the entry.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
@@ -57,7 +57,7 @@ export interface HistoryTransaction extends Journal, RowReader {
 export interface Writer {
   begin(): Promise<void>;
   execute(sql: string, values: readonly Value[]): Promise<Row[]>;
-  /** Resolves once all changes are on disk. If it throws, none of them is. */
+  /** Resolves once all changes are on disk. If it throws, no change is on disk. */
   commit(): Promise<void>;
   /** Undoes all changes since begin(). Does nothing after a commit. */
   rollback(): Promise<void>;
@@ -91,8 +91,8 @@ export interface Database extends RowReader {
    */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /**
-   * Reads what is committed, on a connection of its own. Its reads wait neither for writes nor for other reads of this
-   * broker.
+   * Reads what is committed, on a connection of its own. These reads wait neither for writes nor for other reads of
+   * this broker.
    */
   readonly committed: RowReader;
   /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */

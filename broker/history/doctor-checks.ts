@@ -1,4 +1,5 @@
-// The doctor's checks of a PostgreSQL database: connection, version, settings, the broker that uses it, size and clock.
+// Checks of a PostgreSQL database for `farhand-broker doctor`: connection, version, settings, brokers, size and
+// clock.
 import { Client } from 'pg';
 import { mostSkewMs, now } from '../../shared/clock.ts';
 import { type Finding, fail, ok, warn } from '../../shared/doctor/check-result.ts';

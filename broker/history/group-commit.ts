@@ -31,12 +31,15 @@ interface Pending {
 }
 
 /**
- * Maximum number of changes of a group, which then takes some 10 ms. After a network failure, thousands of changes can
- * be requested at once.
+ * Maximum number of changes in a group. A full group takes some 10 ms. After a network failure, thousands of changes
+ * may be requested at once.
  */
 const mostOfGroup = 100;
 
-/** Commits the changes of one turn of the event loop as a group, one after another, in the order of the calls. */
+/**
+ * Commits the changes that are requested in one turn of the event loop as a group. They run one after another, in the
+ * order of the calls.
+ */
 export class GroupCommit {
   /** Makes the statement that checks the owner of a machine; undefined with a single broker. */
   fence: Fence | undefined;
@@ -114,7 +117,7 @@ export class GroupCommit {
   async #flush(): Promise<void> {
     while (this.#running) await this.#running;
     const group = this.#queue.splice(0, mostOfGroup);
-    // Other requests are served between two groups.
+    // setImmediate lets the broker serve other requests between two groups.
     if (this.#queue.length > 0) setImmediate(() => void this.#flush());
     const [first, second] = group;
     if (!first) return;
@@ -225,8 +228,8 @@ class Change {
   }
 
   /**
-   * Runs the change and waits for its entries. Throws if the change awaits anything but its transaction: another write
-   * would wait for this change forever.
+   * Runs the change and waits for its entries. Throws if the change awaits anything but its transaction, because
+   * waiting for another write would never end.
    */
   async settle(member: Pending): Promise<void> {
     this.#watch();

@@ -68,7 +68,7 @@ export class History implements RowReader {
     this.#writes = new GroupCommit(database, this.#appliers, log);
     this.#stops = [
       every(pruneMs, () => {
-        this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
+        this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted; trying again in an hour'));
       }),
       every(countMs, () => {
         this.countRows().catch((err: unknown) =>
@@ -166,7 +166,7 @@ export class History implements RowReader {
     this.#appliers.set(kind, apply as Applier);
   }
 
-  /** Sets the check of owners. After this call, a change about a machine that another broker owns fails. */
+  /** Sets the check of a machine's owner. From then on, a change about a machine that another broker owns fails. */
   fenceWith(fence: Fence): void {
     this.#writes.fence = fence;
   }

@@ -39,7 +39,7 @@ const connectMs = 5_000;
  */
 const keepAlive = '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3';
 
-/** Parses the URL. Throws StartError. Its message never contains the password. */
+/** Parses --database-url. Throws StartError, with a message that never contains the password. */
 export function addressOf({ database_url, database_password_file }: PostgresSettings): PostgresAddress {
   const form = '--database-url must be postgres://USER@HOST:5432/DATABASE';
   if (!/^postgres(ql)?:\/\//.test(database_url) || !URL.canParse(database_url)) throw new StartError(form);

@@ -138,7 +138,7 @@ export class PostgresSession implements Writer {
     await this.execute('UPDATE installation SET started = ?', [this.#brokerId ?? this.#start]);
   }
 
-  /** Releases the lock of the start, so that other brokers can start. */
+  /** Releases the start lock, so that other brokers can start. */
   async started(): Promise<void> {
     if (this.#brokerId !== undefined) await this.execute(`SELECT pg_advisory_unlock(${startLock})::text`, []);
   }

@@ -191,8 +191,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // Sequence numbers find the quarter's counted rows without an index of times: from its first millisecond to the
-  // highest number that was stored.
+  // A range of sequence numbers selects the quarter's counted rows without an index of times. It ends at the highest
+  // number that was stored for the quarter.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

@@ -30,8 +30,8 @@ export class SqliteDatabase implements Database {
   readonly #prepared = new Map<string, StatementSync>();
   readonly #reader: HistoryReader;
   /**
-   * Settles when the transaction in progress ends. Reads outside of the transaction wait for that, because they must
-   * not see its rows.
+   * Settles when the transaction in progress ends. Reads outside of the transaction wait for its end, because they
+   * must not see its rows.
    */
   #running: PromiseWithResolvers<void> | undefined;
 
@@ -145,7 +145,7 @@ export function migrate(database: DatabaseSync, noun: string, steps: readonly st
   if (done > last)
     throw new StartError(`history.db has ${noun} of a newer farhand-broker: install the newer version again`);
   if (done === last) return;
-  // Rows that are sorted for a new index may exceed the memory.
+  // Sorting rows for a new index may need more than the memory, so temporary data goes to a file.
   database.exec('PRAGMA temp_store = FILE; BEGIN IMMEDIATE');
   for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
   database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);

@@ -1,4 +1,5 @@
-// The thread that reads history.db for lists. It answers queries in their order, over a read-only connection.
+// The thread that reads history.db for lists. It answers queries in the order of their arrival, over a read-only
+// connection.
 import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { parentPort, workerData } from 'node:worker_threads';
 import type { Answer, Question } from './sqlite-read-client.ts';

@@ -18,7 +18,7 @@ function codeOf(error: unknown): string {
   return typeof code === 'string' ? code : '';
 }
 
-/** Node's error has no message if all addresses of a name refuse the connection. */
+/** The code replaces a missing message: Node's error has none if all addresses of a name refuse the connection. */
 const textOf = (error: unknown): string => (error instanceof Error && error.message) || codeOf(error);
 
 /**

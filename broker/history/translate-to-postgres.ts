@@ -50,7 +50,7 @@ function typesOf(sql: string): string {
     .replace(/\bTEXT\b/g, 'TEXT COLLATE "C"');
 }
 
-/** Adds a last column for row numbers to a table that has them in SQLite. */
+/** Adds a column `rowid` to a table that has an implicit one in SQLite. */
 function tableOf(sql: string): string {
   const table = typesOf(sql);
   if (table.endsWith(' WITHOUT ROWID')) return table.replace(/ WITHOUT ROWID$/, '');

@@ -48,8 +48,8 @@ const pageWith = (nonce: string): string => `<!doctype html>
 </body>
 </html>
 `;
-// Redoc sets HTML from strings, which the page's policy allows only through a Trusted Types policy. All of
-// these strings come from our own document.
+// Redoc sets HTML from strings, which the page's policy allows only through a Trusted Types policy. All of these
+// strings come from the broker's own OpenAPI document.
 const script = `import { init } from './${renderer}';
 globalThis.trustedTypes?.createPolicy('default', { createHTML: (text) => text });
 init('api/v1/openapi.json', { disableTelemetry: true }, document.getElementById('page'));

@@ -36,7 +36,7 @@ export interface AppPort {
    * routes /local/….
    */
   connections?: ConnectionLimiter;
-  /** True if this broker can reach the database. Only the peer port has a route for this, which other brokers call. */
+  /** True if this broker can reach the database. Set only for the peer port, where other brokers ask for it. */
   hasDatabase?: (() => Promise<boolean>) | undefined;
 }
 
@@ -97,7 +97,7 @@ export function createApp(
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
     });
-    // This route makes a ticket to log in with any key, so it is not part of the API.
+    // A ticket logs in with any key, so only callers of the socket file may make one.
     router.post('/local/login-tickets/:key_id', (ctx) => {
       const { key_id } = ctx.params;
       const key = options.state.keys.get(key_id ?? '');
@@ -119,8 +119,8 @@ export function createApp(
 }
 
 /**
- * Browsers ask for an icon by themselves. Without a key the answer is unauthorized, as for any other path, but no line
- * is logged.
+ * Answers the requests for an icon that browsers send by themselves. They get 401, as all requests without a key, but
+ * without a log line.
  */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))

@@ -1,5 +1,5 @@
-// Reads request bodies: JSON of limited size, raw bytes, and forms with one file, which waits on disk if its
-// destination comes later.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. The file waits on disk if the form
+// field with its destination comes after it.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -139,7 +139,7 @@ export async function* bytesOf(
 
 /**
  * Reads a form with one part called `file`. Resolves when that part begins if the earlier fields are `sufficient`;
- * otherwise spools the file first.
+ * otherwise spools the file to disk first.
  */
 export async function readForm(
   request: IncomingMessage,

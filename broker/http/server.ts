@@ -115,7 +115,8 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // The returned function, which ends a request, is not called: a WebSocket is a request until its connection closes.
+    // The function that begin() returns would end the request. It is not called, because a WebSocket counts as a
+    // request until its connection closes.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)
@@ -184,8 +185,8 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
 }
 
 /**
- * True if nothing has arrived on a connection. Browsers open connections in advance, and would take an answer for that
- * of their first request.
+ * True if nothing has arrived on a connection. Browsers open connections in advance, and would take an error here for
+ * the answer to their first request.
  */
 const isUnused = (socket: Duplex): boolean => socket instanceof Socket && socket.bytesRead === 0;
 
@@ -216,7 +217,7 @@ function endWithError(socket: Duplex, error: AppError, headers: Headers): void {
   socket.end(`HTTP/1.1 ${status} ${statusText(status)}\r\n${lines.join('')}\r\n${body}`);
 }
 
-/** The name of a status. Node has the older name of 413. */
+/** The name of a status. Node still has the older name of 413. */
 function statusText(status: number): string {
   return status === 413 ? 'Content Too Large' : (STATUS_CODES[status] ?? '');
 }

@@ -1,4 +1,5 @@
-// Serves a terminal client over a WebSocket: reads its messages, pings it, and limits what waits in each direction.
+// Serves a terminal client over a WebSocket: reads its messages, pings it, and limits the data that waits in each
+// direction.
 import type { WebSocket } from 'ws';
 import { closeCodes } from '../../shared/api/close-codes.ts';
 import { receivedMessage } from '../../shared/api/terminal.ts';
@@ -86,8 +87,8 @@ export class WebSocketClient implements ClientPort {
   }
 
   /**
-   * Resolves once the client has confirmed that it processed these bytes. If the client never confirms any, resolves once
-   * the socket has sent these.
+   * Resolves once the client has confirmed that it processed these bytes. If the client has never confirmed any
+   * bytes, resolves once the socket has sent these.
    */
   async output(bytes: Uint8Array): Promise<void> {
     this.#sent += bytes.length;
