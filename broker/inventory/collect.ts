@@ -8,8 +8,8 @@ import { AppError } from '../../shared/errors.ts';
 import type { Collected } from './records.ts';
 
 /**
- * Milliseconds for the whole collection. Each program that the machine runs for it has 30 s, and they run at
- * the same time.
+ * Timeout of a collection in milliseconds. The machine runs several programs for it at the same time, each for at
+ * most 30 s.
  */
 const deadlineMs = 90_000;
 

@@ -351,7 +351,7 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // The history logs a failed write. A later use of the key writes the time of last use.
+      // The error is ignored: the history logs it, and a later use of the key is written again.
       .catch(() => {});
   }
 }

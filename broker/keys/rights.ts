@@ -132,7 +132,7 @@ export function rightsOf(declared: Keys & Machines, id: KeyId): Rights {
   };
 }
 
-/** A key and the machine on which it is to be used. */
+/** A key that is to be used on a machine, directly or through a login. */
 interface Intent {
   key_id: KeyId;
   login_id?: LoginId | undefined;

@@ -1,5 +1,5 @@
-// Limits the calls to one machine at once. Further calls wait in order for up to 10 s, or are refused at once (see
-// `unqueued`).
+// Limits the number of open calls to one machine. Further calls wait for up to 10 s, or are refused at once if their
+// class is in `unqueued`.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
@@ -7,8 +7,8 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
- * Maximum number of open calls of each class, besides `short` and `bulk`. Separate limits keep stalled downloads from
- * delaying a listing.
+ * Maximum number of open calls of each concurrency class, except `short` and `bulk` (see `mostOfHello`). Separate
+ * limits keep stalled downloads from delaying a listing.
  */
 const mostOpen = {
   ...{ control: 64, single: 64 },

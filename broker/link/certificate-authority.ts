@@ -28,8 +28,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * If the clock is set back by more than these milliseconds, the leaf is renewed. Each leaf is valid from one day before
- * its creation.
+ * If the clock is set back by more than these milliseconds, a new leaf is made. The old one is valid only from one
+ * day before its creation.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;

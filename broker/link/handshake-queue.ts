@@ -6,8 +6,8 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Maximum number of connections that have finished the handshake but are not authenticated yet. The messages of all
-   * may arrive in one turn of the event loop and block it, each for up to 0.7 ms.
+   * Maximum number of connections that have begun the handshake but are not authenticated yet. Their messages may all
+   * arrive in one turn of the event loop, and each blocks it for up to 0.7 ms.
    */
   atOnce: 128,
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */

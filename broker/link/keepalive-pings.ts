@@ -6,7 +6,7 @@ import { linkService } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 
 export interface Pings {
-  /** Milliseconds from an answer to the next ping. */
+  /** Milliseconds from the answer to a ping until the next ping. */
   pingMs: number;
   /** Milliseconds after which the connection is ended if a ping has no answer. */
   pongMs: number;

@@ -63,7 +63,7 @@ export function createLinkLimits(services: { history: History; events: Events; l
     machine(level: 'info' | 'warn', machine_id: string, about: object, text: string): void {
       if (machines.take(machine_id, machine_id)) log[level]({ machine_id, ...about }, text);
     },
-    /** True if an authenticated machine may link again this minute. */
+    /** True if an authenticated machine may connect again in this minute. */
     admits: (machineId: string): boolean => hellos.take(machineId, machineId),
     /**
      * Records the first takeover of a machine in a minute as an event. Another event at the end of the minute counts

@@ -41,7 +41,7 @@ const scopeOf: Readonly<Record<Topic['kind'], Scope>> = {
 
 export class LiveUpdates {
   readonly #services: LiveServices;
-  /** Aborted to end the streams that are open. */
+  /** Aborted to end all open streams. */
   #streams = new AbortController();
 
   constructor(services: LiveServices) {
@@ -59,13 +59,13 @@ export class LiveUpdates {
     },
   };
 
-  /** Ends all streams that are open, with this error. */
+  /** Ends all open streams with this error. */
   endStreams(error: unknown): void {
     this.#streams.abort(error);
     this.#streams = new AbortController();
   }
 
-  /** Ends all streams, also those that begin later. */
+  /** Ends all open streams and those that begin later. */
   stop(): void {
     this.#streams.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
   }

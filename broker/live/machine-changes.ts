@@ -8,8 +8,8 @@ import { type LiveMachine, liveOf, type MachineSources } from '../machines/machi
 import type { Machine, State } from '../state/in-memory-state.ts';
 
 /**
- * Maximum number of machines in one update. Further machines are sent with the next update. A fleet of 10,000 machines
- * sends 700 reports per second.
+ * Maximum number of machines in one update; the next update has the others. A fleet of 10,000 machines sends some 700
+ * reports per second.
  */
 const mostAtOnce = 200;
 
@@ -29,7 +29,10 @@ export class MachineChanges {
   readonly #caller: Caller;
   readonly #stops: (() => void)[];
   readonly #woken = new Wake();
-  /** Machines that went online or offline or were edited, and machines that have reported, oldest first. */
+  /**
+   * `#changed`: machines that went online or offline or were edited. `#reported`: machines that sent a report. Oldest
+   * first.
+   */
   readonly #changed = new Set<string>();
   readonly #reported = new Set<string>();
   readonly #removed = new Set<MachineId>();

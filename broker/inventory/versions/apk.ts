@@ -3,7 +3,8 @@
 import { compareNumbers } from './deb.ts';
 
 /**
- * Kinds of parts of a version. Of two kinds, the later in this list is older, but a pre-release suffix is the oldest.
+ * Kinds of version parts. Where two versions differ in the kind of a part, the version whose kind comes later in this
+ * list is older. A pre-release suffix is older than every other kind.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 

@@ -30,11 +30,11 @@ function compareSegment(x: string, y: string): number {
 }
 
 /**
- * Compares the rests of two versions after their equal segments; at most one rest has a segment. With letters a version
- * is older: 1.0beta before 1.0.
+ * Compares what remains of two versions after their equal segments. At most one of them has a segment left. If it
+ * begins with letters, its version is older: 1.0beta before 1.0.
  */
 function compareRests(a: string, b: string): number {
-  // If neither rest is empty, the separators at the start of each rest are not compared.
+  // If something remains of both versions, leading separators are ignored.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;
