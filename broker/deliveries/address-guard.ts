@@ -131,7 +131,7 @@ export class AddressGuard {
 /** Parses an address, also in brackets or with a zone; undefined for other text. */
 function addressOf(text: string): Address | undefined {
   const plain = text.replace(/^\[|\]$/g, '').replace(/%.*$/, '');
-  // URL has already converted octal, hexadecimal and short forms of IPv4 to four decimal parts.
+  // In URLs, the class URL has already converted octal, hexadecimal and short forms of IPv4 to four decimal parts.
   const usual = ipaddr.IPv4.isValidFourPartDecimal(plain) || ipaddr.IPv6.isValid(plain);
   return usual ? innermost(ipaddr.parse(plain)) : undefined;
 }
@@ -149,7 +149,7 @@ function innermost(address: Address): Address {
   return address;
 }
 
-/** True if a connection to this address ends on this machine. */
+/** True if a connection to this address ends on the broker's own computer. */
 function isHere(text: string): boolean {
   const address = addressOf(text);
   if (!address) return false;

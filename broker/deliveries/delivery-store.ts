@@ -43,7 +43,6 @@ export interface Delivery extends EventKind {
   dueAt: number;
 }
 
-/** An attempt that has ended. */
 export interface Attempted {
   webhookId: string;
   /**

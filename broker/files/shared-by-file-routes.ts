@@ -180,7 +180,6 @@ export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   throw new AppError('invalid_path', `the path is too long: send at most ${longestPath} bytes`);
 }
 
-/** Parses the octal digits of a file mode. */
 export function modeOf(digits: string | undefined): number | undefined {
   return digits === undefined ? undefined : Number.parseInt(digits, 8);
 }

@@ -28,11 +28,11 @@ import type { Quota, Rates } from '../request-checks/rate-limits.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { forwardCall } from './forward-call-to-owner.ts';
 
-/** Longest wait in milliseconds for the first message of a call that begins with one. */
+/** Longest wait in milliseconds for the first message of a call whose requests are a stream. */
 const firstMs = 30_000;
 /**
- * Milliseconds to wait after a half-close for a cancel. A client that cancels a call sends both, and they may arrive
- * separately.
+ * Milliseconds to wait for a cancel after the client has half-closed the call. A client that cancels sends both, and
+ * they may arrive separately.
  */
 const leavingMs = 20;
 
@@ -238,7 +238,7 @@ export class Call<M extends Method = Method> {
     return request.perform({ ...work, gone: this.gone });
   }
 
-  /** Reads the opening of the call, once. */
+  /** Reads the first message of the call. Later calls return the same promise. */
   #open(first: Rpc['first']): Promise<Opened<M>> {
     this.#opened ??= first ? this.#first(first) : this.#single();
     return this.#opened;

@@ -23,8 +23,8 @@ export interface RowReader {
 }
 
 /**
- * A transaction of the history; its reads see its own writes. The function that uses it may await only get(), all()
- * and ask(). After that function has ended, each call throws.
+ * A transaction of the history; its reads see its own writes. The change, which is the function that uses the
+ * transaction, may await only get(), all() and ask(). After the change has ended, each call throws.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
@@ -51,8 +51,8 @@ export interface HistoryTransaction extends Journal, RowReader {
 }
 
 /**
- * The connection that writes, in the order of the calls. After a failed statement, all statements before the next
- * rollback may fail too.
+ * The connection that writes. It runs statements in the order of the calls. After a failed statement, all further
+ * statements may fail until rollback().
  */
 export interface Writer {
   begin(): Promise<void>;
@@ -76,7 +76,7 @@ export interface Database extends RowReader {
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
   /**
-   * Call it when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.
    */
   stopWaiting(): void;

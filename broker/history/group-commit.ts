@@ -16,8 +16,8 @@ export function ownedElsewhere(): AppError {
 }
 
 /**
- * Returns a statement that fails if another broker owns the machine when the statement runs; undefined if this broker
- * has noticed already that it is not the owner.
+ * Returns a statement that fails if another broker owns the machine. Returns undefined if this broker knows already
+ * that it is not the owner.
  */
 export type Fence = (machineId: string) => { sql: string; values: readonly Value[] } | undefined;
 

@@ -92,7 +92,7 @@ export class History implements RowReader {
   }
 
   /**
-   * Call it when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.
    */
   stopWaiting(): void {
@@ -101,7 +101,7 @@ export class History implements RowReader {
 
   /**
    * Applies the missing migration steps of a module's tables, in order. A released step must never change. `first` is
-   * the number of the last step that was merged into steps[0].
+   * the number of steps[0], into which all earlier steps were merged.
    */
   migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
     return this.#database.migrate(noun, steps, first);
@@ -140,8 +140,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Writes each entry of the outbox of state.json once. An entry is not written again after a restart, nor after its
-   * row was deleted because of its age.
+   * Writes each entry of the outbox of state.json once, even if the broker restarts or the entry's row was deleted
+   * because of its age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');

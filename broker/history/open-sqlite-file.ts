@@ -45,7 +45,8 @@ export function openHistory(
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // - secure_delete overwrites deleted rows, because they may contain secrets, such as the environment of a command.
   // - recursive_triggers also overwrites rows that INSERT OR REPLACE replaces.
-  // - temp_store has the old content of changed pages in memory: some 25 pages for each change in a group commit.
+  // - temp_store keeps the old content of changed pages in memory, not in a file: some 25 pages for each change in a
+  //   group commit.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );

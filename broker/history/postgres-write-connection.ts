@@ -83,7 +83,6 @@ export class PostgresSession implements Writer {
   /** PostgreSQL's id of the transaction in progress. Never rejects. */
   #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
-  /** Functions to call when the connection is lost. */
   readonly #listeners: (() => void)[] = [];
   #isClosed = false;
   #isStopping = false;

@@ -1,8 +1,8 @@
 // Counts the rows of lists in the background, so that exact totals need no scan: a list itself counts only the newest
 // rows.
 //
-// Transactions that write must run one after another (see commitLock), so that rows become visible in the order of
-// their numbers, and counted rows do not change meanwhile.
+// Transactions that write must run one after another (see commitLock). Rows then become visible in the order of their
+// numbers, and do not change while they are counted.
 import type { HistoryTransaction, Row } from './database-interface.ts';
 
 export interface CountedTable {

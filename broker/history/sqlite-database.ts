@@ -7,8 +7,8 @@ import type { Database, Query, Row, Value, Writer } from './database-interface.t
 import { HistoryReader } from './sqlite-read-client.ts';
 
 /**
- * Maximum number of prepared statements in the cache. Lists have one for each combination of filters. The oldest
- * one is dropped first.
+ * Maximum number of prepared statements in the cache. Each combination of list filters has its own statement. The
+ * oldest statement is dropped first.
  */
 const mostStatements = 500;
 /** Pages that a backup copies at a time, so that other work can use the disk in between. */

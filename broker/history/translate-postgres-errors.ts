@@ -1,4 +1,4 @@
-// Turns failures of PostgreSQL into the errors that end the start of the broker, and the errors that requests get.
+// Converts failures of PostgreSQL to errors: those that end the start of the broker, and those that clients get.
 import { AppError, StartError } from '../../shared/errors.ts';
 import { databaseUnavailable, ownedElsewhere } from './group-commit.ts';
 

@@ -25,7 +25,6 @@ import type { WebSocketServices, WebSocketUpgrades } from './websocket-upgrades.
 export interface AppOptions extends DispatchServices, WebSocketServices {
   metrics: RequestMetrics;
   backups: Backups;
-  /** Directory of the built console. */
   consoleDirectory: string;
 }
 

@@ -62,7 +62,6 @@ export async function parseJsonBody(
   return bytes.length === 0 ? undefined : { bytes, value: parse(bytes, request.headers) };
 }
 
-/** Calls `release` at the end of the request. */
 function onRequestEnd(over: AbortSignal, release: () => void): void {
   if (over.aborted) release();
   else over.addEventListener('abort', release, { once: true });
@@ -286,8 +285,8 @@ export async function createSpool(directory: string) {
   let spooledBytes = 0;
   return {
     /**
-     * Stores all chunks and returns a function that reads them. The file exists until the end of the request.
-     * Throws payload_too_large or unavailable.
+     * Stores all chunks and returns a generator that reads them. The file exists until the end of the request. Throws
+     * payload_too_large or unavailable.
      */
     async store(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
       const handle = await openUnlinkedFile(directory);
@@ -319,7 +318,7 @@ async function openUnlinkedFile(directory: string): Promise<FileHandle> {
   await mkdir(directory, { recursive: true, mode: 0o700 });
   const path = join(directory, newId('call'));
   const handle = await open(path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
-  // A crash then leaves no file behind.
+  // The file is unlinked while it is open, so that a crash leaves no file behind.
   await rm(path);
   return handle;
 }

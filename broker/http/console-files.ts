@@ -9,7 +9,6 @@ import { home, shipped } from '../../shared/shipped-files.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { sendRaw } from './reply.ts';
 
-/** Directory of the built console. */
 export const consoleDirectory = shipped('console', () => join(home, 'generated/console'));
 
 const types: Readonly<Record<string, string>> = {

@@ -45,8 +45,8 @@ export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean
 }
 
 /**
- * True if the request was secret on the network: it came over TLS, as a trusted proxy may report, or directly from this
- * machine.
+ * True if others on the network could not read the request: it came over TLS, maybe to a trusted proxy, or directly
+ * from the broker's own computer.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
@@ -57,9 +57,7 @@ function hasForwarding({ headers }: IncomingMessage): boolean {
   return forwarding.some((name) => headers[name] !== undefined);
 }
 
-/**
- * Throws forbidden unless the request, which has the cookie of a login, was sent by a page of this broker.
- */
+/** Throws forbidden if a request with the cookie of a login was not sent by a page of this broker. */
 export function assertOwnPage(request: IncomingMessage, services: OriginServices): void {
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))

@@ -117,10 +117,7 @@ export function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 
-/**
- * The parts of a request before its body; header names get underscores, and only the route's headers are
- * read.
- */
+/** The parts of a request except its body. Header names get underscores, and only the route's headers are read. */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
   return {
@@ -144,8 +141,7 @@ async function readBody(
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
   if (route.accepts) assertPlainContent(ctx);
-  // The client is asked for the content at the first read, so that it does not send content that will be
-  // refused.
+  // bytesOf() sends 100 Continue at the first read, so that the client does not send content that will be refused.
   if (route.accepts === 'bytes')
     return { chunks: bytesOf(req, signal, () => sendContinue(ctx)), fields: () => ({}) };
   if (route.accepts === 'form') {
@@ -194,7 +190,7 @@ export type Clients = ReturnType<typeof createClients>;
 
 /** The settings by which the clients of an HTTP server are identified. */
 interface ClientsOf {
-  /** The limiter of the port; undefined for the broker's own socket file, whose clients need no key. */
+  /** The connection limiter of the port; undefined for the broker's own socket file, whose clients need no key. */
   connections?: ConnectionLimiter | undefined;
   /** Finds the client of a request that another broker forwarded; only on the peer port. */
   forwardedClient?: ((request: IncomingMessage) => Promise<Client>) | undefined;

@@ -23,7 +23,9 @@ interface Exchange {
   log: Logger;
 }
 
-/** Longest wait in milliseconds for the first item of a stream, before its response headers are sent alone. */
+/**
+ * Longest wait in milliseconds for the first item of a stream. After that, the response headers are sent without it.
+ */
 const headMs = 50;
 /** Milliseconds without an event after which a comment is sent, so that no proxy closes the idle connection. */
 const quietMs = 15_000;
@@ -40,7 +42,6 @@ const itemBytes = 1_000;
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 
-/** True if the answer of a route is sent piece by piece. */
 export function isStreamed({ kind }: Route): boolean {
   return ['bytes', 'lines', 'events', 'growing'].includes(kind);
 }

@@ -77,7 +77,6 @@ const refusals: Readonly<Record<string, string>> = {
 /** Maximum number of requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
 export const keylessPerTurn = 16;
 
-/** Creates an HTTP server for all routes. */
 export function createHttpServer(options: AppOptions, port: Port): Server {
   const { connections, forwardedClient, silentMs, tls, hsts } = port;
   const headers = headersOfAll(hsts);

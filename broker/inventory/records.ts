@@ -58,7 +58,6 @@ export class InventoryRecords {
     return new InventoryRecords(history);
   }
 
-  /** Returns the last inventory of a machine; undefined if there is none. */
   async get(machine_id: Inventory['machine_id']): Promise<Inventory | undefined> {
     const [[row] = [], packages = []] = await this.#history.read([
       { sql: 'SELECT * FROM inventories WHERE machine_id = ?', values: [machine_id] },
@@ -74,7 +73,6 @@ export class InventoryRecords {
     return { machine_id, collected_at, ...facts, ...lists, packages: packages.map(packageIn) };
   }
 
-  /** Returns the summaries of these machines, by id. */
   async summaries(machineIds: readonly string[]): Promise<Map<string, Summary>> {
     const sql = `SELECT machine_id, collected_at, facts, updates FROM inventories
       WHERE machine_id IN (SELECT value FROM json_each(?))`;
@@ -146,7 +144,6 @@ export class InventoryRecords {
     }
   }
 
-  /** Deletes the inventory of a removed machine. */
   remove(transaction: HistoryTransaction, machineId: string): void {
     transaction.run('DELETE FROM inventories WHERE machine_id = ?', machineId);
     transaction.run('DELETE FROM inventory_packages WHERE machine_id = ?', machineId);

@@ -88,8 +88,8 @@ export function reaches(key: Limits, machine: MachineId, { machines }: Machines)
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
 /**
- * Returns the machines that a key may use, in the same array until the key or a machine changes. Undefined for a key
- * without limits.
+ * Returns the machines that a key may use; undefined for a key without limits. Returns the same array until the key
+ * or a machine changes, so that callers can compare references.
  */
 function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
   // A key without limits may also read the records of removed machines.

@@ -27,7 +27,6 @@ export class CallLimits {
   readonly #machineId: string;
   readonly #mostOfHello: number;
   readonly #places = new Map<Lane, Semaphore>();
-  /** Number of calls that wait for a slot. */
   #queued = 0;
 
   /** `mostOfHello`: maximum number of calls in each of the classes `short` and `bulk`. */

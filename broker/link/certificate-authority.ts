@@ -136,7 +136,7 @@ export function renewLeaves<Leaf extends SecureContextOptions>(
   apply: (leaf: Leaf) => void,
   log: Logger,
 ): () => void {
-  // Wall time, because the monotonic clock stops while the machine sleeps.
+  // Wall time is used, because the monotonic clock stops while the computer sleeps.
   let made = now();
   const renew = async (): Promise<void> => {
     const at = now();

@@ -79,8 +79,8 @@ export class HandshakeQueue {
   }
 
   /**
-   * Starts the next handshakes by a timer: with setImmediate(), each connection would occupy 16 KiB more until it is
-   * closed.
+   * Starts the next handshakes from a timer. After setImmediate(), each connection would occupy 16 KiB more until it
+   * is closed.
    */
   #plan(): void {
     this.#cancelTurn ??= after(1, () => {

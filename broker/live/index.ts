@@ -199,7 +199,7 @@ export class LiveUpdates {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       if (signal.aborted || !caller.may('commands:read')) return;
       const now = { changes: batches.changesOf(id), reachable: caller.reachable() };
-      // The commands of the batch are counted by status only after a change, because this reads all of them.
+      // The batch's commands are counted only after a change, because counting reads all of them.
       const isKnown =
         now.changes !== undefined && now.changes === counted?.changes && now.reachable === counted?.reachable;
       if (isKnown) continue;

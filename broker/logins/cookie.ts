@@ -3,7 +3,7 @@
 
 const name = '__Host-farhand';
 /**
- * Finds the cookie. Trims only blanks and tabs: other white space before `__Host-farhand` makes a different name, which
+ * Finds the cookie after blanks and tabs only. With other white space before it, its name is a different one, which
  * browsers let a neighbouring host set.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
