@@ -54,7 +54,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The new index also has the columns by which GET /v1/events filters the events of one machine.
+  // The new index also has the columns by which GET /events filters the events of one machine.
   `${dropOldCounts('events')} DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,

@@ -174,7 +174,10 @@ export class DeliveryQueue<R extends Receiver> {
         await this.#attemptDue(queue);
       }
     } catch (error) {
-      this.#log.error({ err: error, receiver: queue.id }, 'the waiting deliveries of a receiver could not be read from the database; trying again in 5 s');
+      this.#log.error(
+        { err: error, receiver: queue.id },
+        'the waiting deliveries of a receiver could not be read from the database; trying again in 5 s',
+      );
       queue.cancelTimer();
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
     } finally {
@@ -279,7 +282,10 @@ export class DeliveryQueue<R extends Receiver> {
     try {
       await this.#parts.history.write((transaction) => this.#write(ended, transaction));
     } catch (error) {
-      this.#log.error({ err: error }, 'the outcomes of attempted deliveries could not be stored; trying again in 5 s');
+      this.#log.error(
+        { err: error },
+        'the outcomes of attempted deliveries could not be stored; trying again in 5 s',
+      );
       this.#ended = [...ended, ...this.#ended];
       this.#cancelSave ??= after(retryMs, () => void this.#save());
       return;

@@ -102,7 +102,11 @@ async function sendClientMessages(execution: Execution): Promise<void> {
         const records = monotonic() - (recordedAt.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
         await sendSignal(execution, signal, records);
         if (records) recordedAt.set(signal, monotonic());
-      } else throw new AppError('invalid_request', 'every message after the first must have the field stdin or signal');
+      } else
+        throw new AppError(
+          'invalid_request',
+          'every message after the first must have the field stdin or signal',
+        );
     }
     await call.assertConnected();
     await sendInput(execution, Buffer.alloc(0), offset, true);

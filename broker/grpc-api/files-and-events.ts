@@ -98,12 +98,18 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
     const { message, chunk, commit } = next.value;
     if (commit) return assertChecksum(commit, hash.digest('hex'));
     if (message !== 'chunk')
-      throw new AppError('invalid_request', 'every message after the first must have the field chunk or commit');
+      throw new AppError(
+        'invalid_request',
+        'every message after the first must have the field chunk or commit',
+      );
     if (!chunk || chunk.length === 0) continue;
     hash.update(chunk);
     yield chunk;
   }
-  throw new AppError('invalid_request', 'the call ended without a commit, so the file was not changed: send all chunks, then the commit');
+  throw new AppError(
+    'invalid_request',
+    'the call ended without a commit, so the file was not changed: send all chunks, then the commit',
+  );
 }
 
 function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {

@@ -80,5 +80,8 @@ function actionIn({ message, input, size, signal }: Received<'AttachSession'>): 
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });
   if (message === 'signal') return actionOf({ type: 'signal', signal });
-  throw new AppError('invalid_request', 'every message after the first must have the field input, size or signal');
+  throw new AppError(
+    'invalid_request',
+    'every message after the first must have the field input, size or signal',
+  );
 }

@@ -68,7 +68,9 @@ export class History implements RowReader {
     this.#writes = new GroupCommit(database, this.#appliers, log);
     this.#stops = [
       every(pruneMs, () => {
-        this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted; trying again in an hour'));
+        this.prune().catch((err: unknown) =>
+          log.error({ err }, 'old history rows could not be deleted; trying again in an hour'),
+        );
       }),
       every(countMs, () => {
         this.countRows().catch((err: unknown) =>

@@ -185,7 +185,9 @@ export class Logins {
       for (const { id } of ended) transaction.remove('logins', id);
     });
     // After a failure, the next call of #sweep() makes the same changes.
-    saved.catch((error: unknown) => this.#log.error({ err: error }, 'ended logins could not be removed; trying again in a minute'));
+    saved.catch((error: unknown) =>
+      this.#log.error({ err: error }, 'ended logins could not be removed; trying again in a minute'),
+    );
   }
 }
 
