@@ -6,8 +6,8 @@ import { basename, join, relative } from 'node:path';
 import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
-/** Bytes that must not occur anywhere, and what they are. */
-const secrets = new Map<string, { what: string; bytes: Buffer }>();
+/** Bytes that must not occur anywhere, as latin1 text, and what they are. Text is searched twice as fast as a Buffer. */
+const secrets = new Map<string, string>();
 /** Answers that contained a secret although their request did not create it. */
 let blabbed: string[] = [];
 /** Number of systems and agents of the running test. */
@@ -25,14 +25,15 @@ const shortest = 16;
 
 export function remember(what: string, secret: string | Buffer): void {
   const bytes = Buffer.isBuffer(secret) ? secret : Buffer.from(secret);
-  if (bytes.length >= shortest) secrets.set(bytes.toString('latin1'), { what, bytes });
+  if (bytes.length >= shortest) secrets.set(bytes.toString('latin1'), what);
 }
 
 /**
  * Allows a secret to occur anywhere, for a test that publishes it on purpose, for example in a command line.
  */
 export function giveAway(secret: string): void {
-  for (const [key, { bytes }] of secrets) if (secret.includes(bytes.toString())) secrets.delete(key);
+  const text = Buffer.from(secret).toString('latin1');
+  for (const key of secrets.keys()) if (text.includes(key)) secrets.delete(key);
 }
 
 const forms: [what: string, form: RegExp][] = [
@@ -136,9 +137,8 @@ function expectNothing(leaks: string[]): void {
 }
 
 function found(bytes: Buffer, where: string): string[] {
-  return [...secrets.values()]
-    .filter((secret) => bytes.includes(secret.bytes))
-    .map(({ what }) => `${what} in ${where}`);
+  const text = bytes.toString('latin1');
+  return [...secrets].filter(([secret]) => text.includes(secret)).map(([, what]) => `${what} in ${where}`);
 }
 
 /** Searches the names and contents of all files below a directory. */

@@ -114,8 +114,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // The function that begin() returns would end the request. It is not called, because a WebSocket counts as a
-    // request until its connection closes.
+    // A WebSocket counts as a request until its connection closes, so nothing calls the function that ends the request.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)
