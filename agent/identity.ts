@@ -33,8 +33,8 @@ export interface JoinParams {
 }
 
 /**
- * Reads a file that contains a join token. Throws StartError if it cannot be read. With `mayBeMissing`, a
- * missing file yields undefined.
+ * Reads a file that contains a join token. Throws StartError if the file cannot be read. Returns undefined if the file
+ * is missing and `mayBeMissing` is set.
  */
 export function readTokenFile(file: string, mayBeMissing = false): Promise<string | undefined> {
   return readFile(file, 'utf8').catch((error: unknown) => {
@@ -61,8 +61,8 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   const ca = await pinnedAuthority(params.broker, fingerprint);
   const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
   const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
-  // The identity of a removed machine is replaced only after the broker has accepted the token, so that a
-  // refused token changes nothing.
+  // A removed machine's identity is replaced only after the broker has accepted the token. A refused token changes
+  // nothing.
   if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
   const { machine_id: machineId } = await enrollWith(params.broker, ca, {
     token: secret,
@@ -146,10 +146,7 @@ function unreachable(broker: string, cause: unknown): AppError {
 
 const notTheLink =
   'is not the broker’s port for agents; set --broker to the port of the broker’s --grpc, 8421 by default';
-/**
- * Explanations of common connection errors. The first three happen if the port is one for HTTPS or plain
- * HTTP.
- */
+/** Explanations of common connection errors. The first three mean that the port serves HTTPS or plain HTTP. */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,

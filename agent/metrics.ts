@@ -65,18 +65,17 @@ export class MetricsReader {
   }
 
   /**
-   * Measures the CPU usage since the last measurement (at first, since this reader was created), and returns the
-   * number of cores.
+   * Measures the CPU usage since the last measurement, or since this reader was created. Returns the number of cores.
    */
   async #measureCpu(): Promise<number> {
     const before = await this.#cpuTimes;
-    // The report then repeats the last value.
+    // Too little time has passed: the report repeats the last value.
     if (monotonic() - this.#usageAt < shortestWindow) return before.cores;
     this.#usageAt = monotonic();
     this.#cpuTimes = this.#readCpuTimes();
     const after = await this.#cpuTimes;
     const total = after.total - before.total;
-    // The counters decrease when a core goes offline. The last value is then repeated.
+    // The counters decrease when a core goes offline. The report then repeats the last value.
     if (total > 0) this.#usage = clamp(100 * (1 - (after.idle - before.idle) / total));
     return after.cores;
   }
@@ -141,8 +140,8 @@ const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 const mostSilent = 2;
 
 /**
- * Measures the space of file systems. A file system may hang, for example because its server is down. It is not asked
- * again before it has answered.
+ * Measures the space of file systems. A file system may hang, for example if its server is down. It is asked again only
+ * after it has answered.
  */
 class Disks {
   readonly #statfs: Sources['statfs'];

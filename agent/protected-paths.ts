@@ -1,5 +1,5 @@
-// Lists the agent's own files that file operations may not change, or may not even read.
-// Otherwise a request could change what the machine's owner allows.
+// Lists the agent's own files that file operations may not change, or may not even read. By changing them, a request
+// could change what the machine's owner allows.
 import { basename, dirname, join, resolve } from 'node:path';
 import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
 
@@ -42,8 +42,8 @@ const everyService = [
 ];
 
 /**
- * Files of the agent's data directory, listed one by one: a file that is mounted there can also be reached by
- * another path.
+ * Files of the agent's data directory. They are listed one by one, because a file that is mounted there has another
+ * path too.
  */
 const parts = [
   'identity.json',
@@ -83,7 +83,7 @@ export function protectedPathsOf({
   };
 }
 
-/** The directory of the package that a program file belongs to. A source checkout is not protected. */
+/** Returns the directory of the package that a program file belongs to. A source checkout is not protected. */
 function own(file: string): string[] {
   if (file.endsWith('.ts')) return [];
   const directory = dirname(file);

@@ -21,12 +21,9 @@ import { Upgrades } from './upgrade/index.ts';
 
 export interface Agent {
   machineId: string;
-  /**
-   * Resolves when the agent has ended after close(). Rejects with StartError if the broker removed the
-   * machine.
-   */
+  /** Resolves when the agent has ended after close(). Rejects with StartError if the broker has removed the machine. */
   ended: Promise<void>;
-  /** False if the loop that connects the agent to the broker hangs. True while it waits to try again. */
+  /** False if the loop that connects the agent to the broker hangs; true while that loop waits to try again. */
   alive(): boolean;
   /** Sends a farewell to the broker, ends running commands, and releases the data directory. */
   close(): Promise<void>;
@@ -36,8 +33,8 @@ export interface Agent {
 type Closers = (() => unknown)[];
 
 /**
- * Starts an agent, which joins the broker if needed and stays linked until it is closed. `onLinkChange` is
- * first called with false. Throws StartError.
+ * Starts an agent. The agent joins the broker if needed, and stays linked until it is closed. The first call of
+ * `onLinkChange` has the value false. Throws StartError.
  */
 export async function startAgent(
   settings: AgentSettings,
@@ -83,7 +80,7 @@ async function assemble(
   const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
   const options = { brokers, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
-  // `ended` may reject before the caller awaits it, which must not count as an unhandled rejection.
+  // `ended` may reject before the caller awaits it. Without this handler, that would be an unhandled rejection.
   ended.catch(() => undefined);
   return {
     machineId: identity.machineId,
@@ -139,8 +136,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * Returns this machine's identity and removes the join token's file. A machine without an identity first joins the
- * broker; failures are retried.
+ * Returns this machine's identity, and removes the join token's file. A machine without an identity first joins the
+ * broker, with retries.
  */
 async function joined(
   { data_dir, broker: brokers, name, tags, join_token, join_token_file: file }: AgentSettings,
@@ -148,7 +145,7 @@ async function joined(
   signal: AbortSignal,
   waits: () => void,
 ): Promise<Identity> {
-  // A missing file is no error, because the agent removes it after joining.
+  // The file may be missing, because the agent removes it after joining.
   const joinToken = join_token || (file ? await readTokenFile(file, true) : undefined);
   const joinTokenFile = join_token ? undefined : file;
   const wait = backoff();

@@ -111,9 +111,9 @@ async function planAgent(
   };
 }
 
-/** The join token, or an empty text. Throws StartError if the text is no join token. */
+/** Returns the join token, or an empty text. Throws StartError if the text is no join token. */
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
-  // The service's own token file is skipped: it is from an earlier install, and the agent removes it.
+  // The service's own token file is skipped: an earlier install wrote it, and the agent removes it.
   const file = join_token_file === tokenFile ? undefined : join_token_file;
   const token = (join_token || (file && (await readTokenFile(file))) || '').trim();
   if (token) parseJoinToken(token);
@@ -121,8 +121,8 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 }
 
 /**
- * Throws StartError if the machine has neither a join token nor a broker, or if the token is from
- * another broker than the machine's broker.
+ * Throws StartError if the machine has neither a join token nor a broker. Also throws if the token is from another
+ * broker than the machine's.
  */
 async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));
@@ -145,15 +145,14 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   try {
     await uninstall(agent, keep_data);
   } finally {
-    // The program is removed even if uninstall() failed, for example because a process of the account still
-    // runs.
+    // The program is removed even if uninstall() failed, for example because the account still has a process.
     await removeProgram();
     if (machine && !machine.removed && !keep_data)
       say(
         `The broker still lists this machine; remove it there: farhand machines remove ${machine.machineId}`,
       );
   }
-  // A program that a package manager installed remains, because the package manager removes it.
+  // A program that a package manager installed stays: the package manager removes it.
   const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account stay' : rest}.`);
   return 0;

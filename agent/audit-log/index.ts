@@ -1,5 +1,5 @@
-// Writes activity.log, the machine's own record of all calls of the broker except GetMetrics. File requests
-// cannot read it.
+// Writes activity.log, the machine's own record of every call of the broker except GetMetrics. The file API cannot read
+// that file.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import { type Method, methods } from '../../shared/agent-rpcs.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
@@ -31,7 +31,6 @@ const lasting: ReadonlySet<string> = new Set<Method>([
   'AttachTerminal',
 ]);
 
-/** The audit log: the file `activity.log`, with older files beside it. */
 export class AuditLog {
   readonly #lines: Lines;
   readonly #refusals: LogLimiter<{ method: string; result: string }>;
@@ -72,7 +71,7 @@ export class AuditLog {
   }
 }
 
-/** The log entry of one call. The link passes it the request, the responses and the result of the call. */
+/** Collects the request, the responses and the result of one call, and writes them as log lines. */
 export class AuditedCall {
   readonly #refused: boolean;
   readonly #log: AuditLog;
@@ -88,7 +87,6 @@ export class AuditedCall {
     this.#method = method;
     this.#refused = refused;
     this.#log = log;
-    // Texts of the broker are cut to a maximum length.
     const bounded = (text = ''): string => cut(text, longestName);
     this.#common = {
       method: bounded(method),
@@ -155,8 +153,8 @@ function loggedAs(value: unknown): unknown {
 
 /** The logged fields of a decoded request. JSON leaves out fields that are undefined. */
 function fieldsOf(request: unknown): Fields {
-  // A request for an upload or a terminal client has its fields in `open`; one that starts a process or
-  // terminal, in `spec`.
+  // Uploads and terminal clients send their fields in `open`. Requests that start a process or terminal send them in
+  // `spec`.
   const { open, spec, ...own } = request as Fields & { open?: object | null; spec?: object | null };
   const { program, content, ...all }: Fields = { ...own, ...open, ...spec };
   const named = { ...all, command: all.command ?? program };

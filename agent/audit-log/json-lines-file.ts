@@ -127,8 +127,8 @@ export class Lines {
     try {
       this.#file = await open(this.#pathOf(0), 'a+', 0o600);
     } catch (error) {
-      // If no new file can be created, lines still go to the old file: a file that is too large is better
-      // than lost lines.
+      // If no new file can be created, lines still go to the old file. A file that is too large is better than lost
+      // lines.
       if (held) return held;
       throw error;
     }

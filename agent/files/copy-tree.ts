@@ -74,8 +74,7 @@ class Copier implements AsyncDisposable {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);
         else {
-          // `made` is never empty here: its first element, the copy of the start directory, stays until the walk has
-          // ended.
+          // `made` is never empty here: its first element, the copy of the start directory, stays until the walk ends.
           const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
           await this.one(step, at, below);
           if (step.stats.isDirectory()) made.push(await fs.pin(at));
@@ -88,7 +87,7 @@ class Copier implements AsyncDisposable {
   }
 
   async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
-    // The directory was opened with O_PATH, and such a handle cannot be flushed. It is therefore opened again.
+    // A handle opened with O_PATH cannot be flushed, so the directory is opened again.
     using pinned = made.pop();
     if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
   }

@@ -17,7 +17,7 @@ export async function clear(
   { path, signal, own = false }: { path: Bytes; signal: AbortSignal; own?: boolean },
 ): Promise<void> {
   const enter = async (_: unknown, inside: Confined): Promise<boolean> => {
-    // The mode of a copied directory may forbid removing its entries.
+    // In a directory that the agent has copied, the mode of the source may forbid removing entries.
     if (own) await chmod(inside, 0o700);
     return true;
   };

@@ -24,8 +24,8 @@ export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: B
 }
 
 /**
- * Describes a name in an open directory. A symlink is described with the type and size of its target, if the
- * target exists inside the roots.
+ * Describes a name in an open directory. A symlink gets the type and size of its target if the target exists inside the
+ * roots.
  */
 export async function describeName(
   confinement: Confinement,
@@ -46,7 +46,8 @@ function special(stats: BigIntStats): string {
 }
 
 /**
- * A strong etag with quotes. It includes the change time, because any program can set the modification time.
+ * Returns a strong etag, with its quotes. It includes the change time, because any program can set the modification
+ * time.
  */
 export function etagOf(stats: BigIntStats): string {
   const { dev, ino, size, mtimeNs, ctimeNs } = stats;

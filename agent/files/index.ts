@@ -27,11 +27,11 @@ import { watchFiles, watchQuota } from './watch.ts';
 import { writeFile } from './write.ts';
 
 /**
- * Maximum number of heavy calls at once. A heavy call may use the disk for hours. Without a limit, many of them would
- * delay all other file calls.
+ * Maximum number of heavy calls at once. A heavy call may use the disk for hours, and many of them would delay all
+ * other file calls.
  */
 const mostHeavy = 8;
-/** Maximum number of heavy calls that may wait for another heavy call to end. Further heavy calls are refused. */
+/** Maximum number of heavy calls that may wait for a slot. Further heavy calls are refused. */
 const mostWaiting = 32;
 
 function refuseLongQueue(waiting: number): AppError | undefined {
@@ -77,9 +77,9 @@ export async function checkRoots(roots: string[]): Promise<void> {
  */
 export async function createFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
-  // The journal is opened first, because its directory must exist to be protected.
+  // Journal.open() creates the directory, which must exist before it can be protected.
   const journal = await Journal.open(directory, log);
-  // The journal's directory is protected, because the agent's next start removes the files that the journal names.
+  // The directory is protected, because at its next start the agent removes every file that the journal names.
   const secret = [...forbidden, directory];
   const disk: Disk = {
     reading: new Confinement(await Boundary.open(roots, secret, processes)),

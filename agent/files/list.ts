@@ -20,7 +20,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // `total` counts names. An entry removed after the count is missing in the batches.
+    // `total` counts names. An entry that is removed after the count is missing in the batches.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();
@@ -58,7 +58,7 @@ async function namesOf(
     };
     names.push(...(await Promise.all(wanted.map(keyOf))));
     total += wanted.length;
-    // Saves memory: only the first `end` names are needed.
+    // Frees memory: only the first `end` names are needed.
     if (names.length > 2 * end + batchSize) names = first();
   }
   return {

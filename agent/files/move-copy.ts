@@ -86,7 +86,7 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
   await fs.syncDirectory(from.directory);
 }
 
-/** Removes the source's name if both names are hard links of one file, because rename(2) then does nothing. */
+/** Removes the source's name if source and destination are hard links of one file: rename(2) does nothing then. */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
@@ -95,7 +95,6 @@ async function dropTwin(transfer: Transfer): Promise<void> {
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }
 
-/** The parameters with which place() moves the file at `from` to the destination of the transfer. */
 const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confined): Placement => ({
   from,
   to: to.at,
@@ -142,9 +141,7 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
   return fs.identityOf(stats);
 }
 
-/**
- * Moves the source into a private directory atomically. The caller removes that directory with its content.
- */
+/** Moves the source atomically into a private directory, which the caller removes with its content. */
 async function withdraw({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
   await fs.rename(from.at, away);
   if ((await identityAt(away)) === fs.identityOf(stats)) return;

@@ -59,8 +59,8 @@ export function uploading<Open extends { path: Buffer }, Commit extends { sha256
 }
 
 /**
- * Makes a handler that streams its response. A cancelled handler ends at once; a read in progress closes its handles
- * when it ends.
+ * Makes a handler that streams its response. A cancelled handler ends at once, even while a read is in progress. That
+ * read closes its handles when it ends.
  */
 export function streaming<Request extends { path: Buffer }, Response>(
   disk: Disk,
@@ -101,8 +101,6 @@ async function withTarget<T>(
   }
 }
 
-/**
- * The error of a failed call: the signal's reason if the signal has fired, otherwise an error with a code.
- */
+/** Returns the error of a failed call: the signal's reason if the signal has fired, otherwise an error with a code. */
 const failureOf = (error: unknown, signal: AbortSignal, { path }: Target): unknown =>
   signal.aborted ? signal.reason : fromErrno(error, toText(path));

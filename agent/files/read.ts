@@ -10,8 +10,8 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 /** Usual size of a chunk in bytes. */
 const largeChunkBytes = 256 * 1024;
 /**
- * Small chunks make a download up to a fifth slower, but save memory: several chunks of each stalled download are in
- * memory.
+ * Size in bytes of a small chunk. It slows a download by up to a fifth, but saves memory: a stalled download has
+ * several chunks in memory.
  */
 const smallChunkBytes = 64 * 1024;
 /** Number of files read at once above which a newly opened file gets small chunks. */
@@ -44,14 +44,13 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
     };
     const hash = request.digest ? createHash('sha256') : undefined;
     let sent = 0;
-    // Sends as many bytes as announced, or all bytes to the end if no length was announced.
+    // Sends as many bytes as the head announced. If the head announced no length, sends all bytes to the end.
     for (let chunk = first; length === undefined ? chunk.length > 0 : sent < length; ) {
       if (length !== undefined && chunk.length < Math.min(range.chunkBytes, length - sent))
         throw changed(path);
       sent += chunk.length;
       if (sent > range.max) throw tooLarge(path, { max: range.max });
-      // The file is checked before the last chunk is sent. A reader that has all announced bytes would not notice a
-      // later error.
+      // The file is checked before the last chunk is sent: a client that has all announced bytes ignores a later error.
       if (sent === length && hasChanged(stats, await file.stat(), range.start + sent)) throw changed(path);
       // The next chunk is read while this chunk is sent.
       const ahead = read(sent);
@@ -87,8 +86,8 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
 type Read = (sent: number) => Promise<Buffer>;
 
 /**
- * Uses two buffers in turn: one is filled while the other is sent. So each chunk is overwritten by the second chunk
- * that is read after it.
+ * Reads into two buffers in turn, so that one is filled while the other is sent. Each chunk is valid until the second
+ * read after it.
  */
 function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Read {
   const pages: Buffer[] = [];
@@ -108,7 +107,7 @@ function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Rea
   };
 }
 
-/** Returns the length to announce; undefined if the stats have a wrong size, as in /proc and /sys. */
+/** Returns the length to announce; undefined if stat(2) reports a wrong size, as for /proc and /sys. */
 async function lengthOf(
   { file, stats }: Contents,
   range: Range,

@@ -17,7 +17,7 @@ async function withoutDigest({ reading, users }: Disk, target: Target): Promise<
   return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256: '' };
 }
 
-/** Adds the SHA-256 of the file. To compute it, the agent reads the whole file as for a download. */
+/** Adds the SHA-256 of the file, for which the agent reads the whole file as for a download. */
 async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Promise<StatFileResponse> {
   const response: StatFileResponse = {};
   const whole = { path: Buffer.alloc(0), offset: 0, max_bytes: 0, digest: true };
@@ -47,7 +47,7 @@ async function find(confinement: Confinement, target: Target): Promise<Found> {
   } catch (error) {
     if (target.folder || !(error instanceof AppError && lost.includes(error.code))) throw error;
     await using entry = await confinement.name(path);
-    // The target of the path cannot be described. If the path is a symlink, the symlink itself can be.
+    // The target of the path cannot be described. If the path is a symlink, the symlink itself is described.
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }

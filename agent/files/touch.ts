@@ -12,8 +12,7 @@ type Request = RequestOf<'touchFile'>;
 
 export const touchFile: Operation<'touchFile'> = async (disk, request, target, signal) => {
   assertTime(request);
-  // If another process created the file first, touch() returns undefined, and the second attempt finds the
-  // file.
+  // touch() returns undefined if another process created the file first. The second attempt then finds the file.
   const entry = (await touch(disk, request, target, signal)) ?? (await touch(disk, request, target, signal));
   if (!entry) throw fault('conflict', target.path, 'other programs create and remove this file; try again');
   return { entry };
@@ -31,8 +30,8 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);
-  // Other files are refused: opening a device or a pipe may have effects, and an O_PATH handle, which has no effects,
-  // cannot set times.
+  // Other types are refused: opening a device or pipe may have effects. An O_PATH handle has no effects, but cannot set
+  // times.
   if (!stats.isFile() && !stats.isDirectory())
     throw fault('unsupported_file', target.path, 'is neither a regular file nor a directory');
   using file = await pin(at, readOnly);
@@ -40,8 +39,8 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
 }
 
 /**
- * Creates the file. Returns undefined if the name exists by now. After a later failure the empty file
- * remains, because its name may belong to another file by then.
+ * Creates the file. Returns undefined if the name exists by now. The empty file stays after a later failure, because
+ * its name may belong to another file by then.
  */
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
   await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));

@@ -14,7 +14,7 @@ export type UploadMessages<Open, Commit> = AsyncIterable<Message<Open, Commit>>;
 
 export class Upload<Open, Commit extends { sha256?: string }> implements Disposable {
   readonly open: Open;
-  /** SHA-256 of the chunks. The reader of chunks() must update it. */
+  /** SHA-256 of the chunks. The caller that reads chunks() must update it. */
   readonly hash = createHash('sha256');
   readonly #next: () => Promise<Message<Open, Commit> | undefined>;
   readonly #end: () => void;
@@ -35,7 +35,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
       const message = await unlessAborted(signal, messages.next());
       return message.done ? undefined : message.value;
     };
-    // The result of return() is not awaited, because a request that hangs must not delay the response.
+    // return() is not awaited, because a request that hangs must not delay the response.
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;

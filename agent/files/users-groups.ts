@@ -26,8 +26,7 @@ class Names {
   }
 
   /**
-   * Returns the id of a name. Digits that are no name are taken as the id, as in chown(1). Returns undefined for
-   * an unknown name.
+   * Returns the id of a name; undefined for an unknown name. Digits that are no name count as the id, as in chown(1).
    */
   numberOf(name: string): number | undefined {
     const known = this.#byName.get(name);
@@ -41,7 +40,7 @@ export interface Users {
   groups: Names;
 }
 
-/** Returns the names of the machine's users and groups, as they are now. Called once per request. */
+/** Returns the current names of the machine's users and groups. Called once per request. */
 export type AskUsers = () => Promise<Users>;
 
 export function createUsers(passwd = '/etc/passwd', group = '/etc/group'): AskUsers {

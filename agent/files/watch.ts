@@ -19,8 +19,8 @@ const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
- * A watched directory takes one unit of the quota for each name in it, and this many more for the memory of its kernel
- * watch and its open handle.
+ * Units of the quota that a watched directory takes for its kernel watch and its open handle. Each name in it takes one
+ * more unit.
  */
 const folderNames = 15;
 
@@ -52,8 +52,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * One function for each watch, which makes the watch report an overflow. Node does not report when the kernel's queue
- * overflows.
+ * One function for each watch, which makes that watch report an overflow. Node does not report when the kernel's event
+ * queue overflows.
  */
 const overflows = new Set<() => void>();
 
@@ -95,7 +95,7 @@ class Watch implements Disposable {
     this.#dropAll();
   }
 
-  /** Yields an empty batch once all directories are watched, then the changes. */
+  /** Yields an empty batch once all directories are watched. Then yields the changes. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
     const isProtected = await this.#confinement.boundary.protection();
     for await (const _ of this.#enter('', isProtected));
@@ -124,7 +124,8 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // All watches share the kernel's queue. If it may have overflowed, each watch may have missed a change.
+      // All watches share the kernel's event queue. If that queue may have overflowed, each watch may have missed a
+      // change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#changed.wake();

@@ -62,8 +62,8 @@ async function publish(
     await draft.place(overwrite);
     return present === undefined;
   };
-  // Writers of one file take turns. If two of them have the same if_match, the second must see the file that the
-  // first has written, and fail.
+  // Writes to one file take turns. If two have the same if_match, the second must see the file that the first has
+  // written, and fail.
   const key = `${await identify(entry.directory)}/${entry.name}`;
   const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
   placing.set(key, placed);

@@ -45,7 +45,10 @@ export async function collect(signal: AbortSignal): Promise<GetInventoryResponse
   return { system: named, disks, interfaces, packages, updates, ports, failed_units, containers, incomplete };
 }
 
-/** Collects one part, and cuts its items to the limits. A part that fails is empty and has a reason. */
+/**
+ * Reads one part of the inventory, and cuts the number and length of its items. A part that fails is empty, and its
+ * reason goes to `incomplete`.
+ */
 async function limited<T extends object>(
   part: List,
   read: Promise<T[]>,

@@ -62,7 +62,7 @@ async function installedByDpkg(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfApt(signal: Signal): Promise<InventoryUpdate[]> {
-  // These settings are needed because apt, run as root, locks the lists and writes its caches even for a simulation.
+  // Run as root, apt locks the lists and writes its caches even for a simulation, unless these settings forbid it.
   const settings = ['Debug::NoLocking=true', 'Dir::Cache::pkgcache=', 'Dir::Cache::srcpkgcache='];
   const options = settings.flatMap((setting) => ['-o', setting]);
   return parseAptSimulation(await runProgram('apt-get', ['-s', ...options, 'dist-upgrade'], { signal }));
@@ -88,7 +88,7 @@ async function installedByRpm(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
-  // Some distributions that use dnf also have zypper, but no repositories for it. There, dnf is asked for updates.
+  // On some distributions with dnf, zypper is installed but has no repositories. There, dnf lists the updates.
   const repositories = await repositoriesOfZypper();
   if (repositories.length > 0 || !(await exists('/usr/bin/dnf')))
     return updatesOfZypper(repositories, signal);
@@ -96,11 +96,10 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   // As root, dnf locks its cache for a moment here.
   const text = await runProgram('dnf', args, { signal, codes: [100] });
-  // Several versions of a package, such as the kernel, may be installed. The version that was installed last
-  // counts.
+  // Several versions of a package may be installed, such as of the kernel. The version installed last counts.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
-      // This entry is for an update that has another architecture than the installed package.
+      // Used if the update has another architecture than the installed package.
       [`${name}`, version],
       [`${name}.${arch}`, version],
     ]),
@@ -125,12 +124,12 @@ async function repositoriesOfZypper(): Promise<string[]> {
 }
 
 async function updatesOfZypper(repositories: readonly string[], signal: Signal): Promise<InventoryUpdate[]> {
-  // For a repository without a package list, zypper would download the list even with --no-refresh. The inventory
-  // must not use the network, so it reports a failure.
+  // zypper downloads a missing package list even with --no-refresh. The inventory must not use the network, so it
+  // fails.
   for (const name of repositories)
     if (!(await exists(join('/var/cache/zypp/raw', name.replaceAll('/', '_')))))
       throw new PartFailed(`the package list of ${name} was never fetched: run zypper refresh`);
-  // Because of this variable, libzypp takes no lock.
+  // Makes libzypp take no lock.
   const env = { ZYPP_READONLY_HACK: '1' };
   const args = ['--non-interactive', '--no-refresh', '--quiet', 'list-updates'];
   return parseZypperTable(await runProgram('zypper', args, { signal, env }));
@@ -201,8 +200,7 @@ async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
-  // pacman exits with 1 if there are no updates, and also if it failed. Only after a failure its output matches
-  // isFailure.
+  // pacman exits with 1 both if it failed and if there are no updates. Its output matches isFailure only if it failed.
   const isFailure = /^error: .*|^warning: database file .*/m;
   return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1], isFailure }));
 }
@@ -218,7 +216,7 @@ export function parsePacmanUpdates(text: string): InventoryUpdate[] {
   );
 }
 
-// dpkg comes first, because Debian offers pacman and rpm as packages, which create their own databases.
+// dpkg comes first: Debian offers pacman and rpm as packages, and these create databases of their own.
 const managers: readonly PackageManager[] = [
   {
     format: 'deb',

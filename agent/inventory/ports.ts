@@ -1,5 +1,4 @@
-// Lists the ports on which programs of this machine listen. Names the process of each port if the agent may
-// see it.
+// Lists the ports on which programs of this machine listen, with the process of each port if the agent may see it.
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import type { InventoryPort } from '../../proto/types/farhand/agent/v1/InventoryPort.ts';
 
@@ -16,7 +15,7 @@ const mostFiles = 200_000;
 export async function readPorts(): Promise<InventoryPort[]> {
   const tables = await Promise.all(
     ['tcp', 'tcp6', 'udp', 'udp6'].map(async (name) => {
-      // A table may be missing, because a kernel without IPv6 has no tables for IPv6.
+      // A kernel without IPv6 has no tables for IPv6.
       const text = await readFile(`/proc/net/${name}`, 'utf8').catch(() => '');
       return parseSockets(text, name.startsWith('tcp') ? 'tcp' : 'udp');
     }),

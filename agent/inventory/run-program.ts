@@ -62,12 +62,12 @@ export function runProgram(
   });
   const stop = (): void => fail('was stopped');
   signal.addEventListener('abort', stop, { once: true });
-  // The limit also ends the wait for a background process that keeps stdout open.
+  // The time limit also ends the wait for a background process that keeps stdout open.
   const cancelTimeout = after(programMs, () => fail(`did not end within ${programMs / 1000} s`));
   return promise.finally(() => {
     cancelTimeout();
     signal.removeEventListener('abort', stop);
-    // A process that has ended is not killed, because the kernel may have given its pid to another process.
+    // A program that has ended is not killed, because the kernel may have given its pid to another process.
     if (child.exitCode === null && child.signalCode === null) killGroup(child.pid);
     child.stdout.destroy();
     child.stderr.destroy();

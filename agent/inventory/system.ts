@@ -51,8 +51,8 @@ export function parseOsRelease(text: string): Record<string, string | undefined>
 }
 
 /**
- * Asks systemd for the kind. Without systemd, containers are recognized by their marker files, and virtual
- * machines by the processor's flags.
+ * Asks systemd for the kind of virtualization. Without systemd, marker files identify containers, and a flag of the
+ * processor identifies virtual machines.
  */
 async function findVirtualization(cpu: string, signal: AbortSignal): Promise<string> {
   // Without virtualization, the program prints "none" and its exit code is 1.
@@ -69,7 +69,7 @@ async function readRebootRequired(): Promise<boolean | undefined> {
   for (const file of ['/run/reboot-required', '/var/run/reboot-required', '/run/reboot-needed'])
     if (await exists(file)) return true;
   if ((await exists('/var/lib/dpkg/status')) || (await exists('/usr/bin/zypper'))) return false;
-  // On other systems, missing modules of the running kernel mean that the kernel was replaced.
+  // On other systems, the running kernel was replaced if its modules are missing.
   const kernels = await readdir('/lib/modules').catch((): string[] => []);
   return kernels.length > 0 ? !kernels.includes(os.release()) : undefined;
 }

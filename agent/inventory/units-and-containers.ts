@@ -29,8 +29,8 @@ const answerMs = 10_000;
 const mostAnswer = 4 * 1024 * 1024;
 
 /**
- * Lists the containers of Docker and Podman, as far as the agent's user may use their sockets. Throws PartFailed if one
- * of them does not answer.
+ * Lists the containers of each Docker or Podman socket that the agent's user may use. Throws PartFailed if an engine
+ * does not answer.
  */
 export async function readContainers(paths: readonly string[] = sockets): Promise<InventoryContainer[]> {
   const found = new Map<string, InventoryContainer>();

@@ -55,8 +55,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the control stream's connection, so that key echoes need not wait behind long answers on
- * the other connection.
+ * Calls whose answers use the control stream's connection. Key echoes then need not wait behind long answers on the
+ * other connection.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -138,8 +138,8 @@ export class Calls {
   }
 
   /**
-   * Sends the error of a failed call, unless the call's answer stream has already sent it (`streamed`). Logs
-   * unexpected errors.
+   * Sends the error of a failed call, unless its answer stream has already sent the error (`streamed`). Logs unexpected
+   * errors.
    */
   #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
     const { call_id, request_id, method } = call;
@@ -167,7 +167,6 @@ export class Calls {
       if (Array.isArray(answer) && this.#options.control.writableLength < mostWaiting)
         return this.#reply(open, answer);
       await this.#onStream(open, (stream) => {
-        // Incoming messages are read only to notice the end of the stream.
         stream.resume();
         return answer;
       });
@@ -195,20 +194,19 @@ export class Calls {
     const { call, abort } = open;
     const { signal } = abort;
     const { line } = this.#options;
-    // The answer uses the control stream's connection if it must be quick, or if the second connection is
-    // down.
+    // The control stream's connection carries the answer if it must be quick, or if the second connection is down.
     const shared = onControlConnection.has(call.method) || !(await line.isSecondReady());
     signal.throwIfAborted();
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // The agent first waits for the broker to end a cancelled call's stream: stream.cancel() sends a reset, and
-    // HTTP/2 closes connections with too many resets.
+    // The broker gets time to end the stream of a cancelled call. stream.cancel() sends a reset, and HTTP/2 closes
+    // connections with too many resets.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
-    // The code that reads or writes the stream gets the error too. Without this listener, the error would end
-    // the process.
+    // Without this listener the error would end the process. The code that reads or writes the stream gets the error
+    // too.
     stream.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
     try {
       await sendFrames(stream, framesOf(stream), signal);

@@ -62,13 +62,13 @@ export class BrokerAddresses {
     }
   }
 
-  /** Returns the address for the next attempt. No address is repeated before all were tried. */
+  /** Returns the address for the next attempt. Every address is tried before one is repeated. */
   next(): string {
     if (this.#left.length === 0) {
       const { offered, proven } = this.#sent;
       const last = (one: string): number => Number(one === this.#last);
-      // Each of the three lists is in random order, but the address of the previous attempt comes last: an attempt
-      // takes 30 s if the host has vanished.
+      // Each of the three lists is in random order, with the address of the previous attempt last. An attempt takes 30
+      // s if the host has vanished.
       const all = [offered, proven, this.#configured].flatMap((some) =>
         shuffled(some).sort((a, b) => last(a) - last(b)),
       );

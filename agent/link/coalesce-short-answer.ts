@@ -5,8 +5,8 @@ import { after } from '../../shared/clock.ts';
 /** Milliseconds to wait for the end of an answer after its first frame. Most short commands end within that time. */
 const momentMs = 25;
 /**
- * Milliseconds to wait for the first frame. After that the answer gets its own stream, because the broker
- * expects an answer or a stream within a time limit.
+ * Milliseconds to wait for the first frame. Then the answer gets its own stream, because the broker expects an answer
+ * or a stream within a time limit.
  */
 const silentMs = 1_000;
 /** Maximum size in bytes of an answer that is sent as one message. The control stream allows 64 KiB with headers. */
@@ -25,7 +25,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
     for (let bytes = 0; bytes <= mostBytes && frames.length < mostFrames; ) {
       const next = answer.next();
       const first = await Promise.race([next, over]).catch((error: unknown) => {
-        // A failure after the first frame is not thrown here: the caller gets the frames, and then the failure.
+        // A failure after the first frame is not thrown here: the caller gets the frames first, and then the failure.
         if (frames.length === 0) throw error;
       });
       if (!first) return rest(frames, answer, next);

@@ -23,8 +23,8 @@ export type AnswerStream = ReturnType<LinkClient['Answer']>;
 
 const enrolMs = 10_000;
 /**
- * Milliseconds to wait for the second connection to the broker, which carries the long answers. The broker waits
- * longer than this for an answer stream.
+ * Milliseconds to wait for the second connection to the broker, which carries the long answers. The broker waits longer
+ * for an answer stream.
  */
 const connectMs = 2_000;
 
@@ -35,7 +35,7 @@ const options: ChannelOptions = {
   'grpc.use_local_subchannel_pool': 1,
   // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,
-  // grpc-js keeps up to 1 MiB of what each call has sent, for transparent retries, which enable_retries does not turn
+  // For transparent retries, grpc-js stores up to 1 MiB of what each call has sent. enable_retries does not turn these
   // off.
   'grpc.per_rpc_retry_buffer_size': 0,
   'grpc.service_config_disable_resolution': 1,
@@ -74,8 +74,8 @@ export class Dial {
   }
 
   /**
-   * Opens the stream that answers one call: with `quick` on the connection of the control stream, otherwise
-   * on the second connection.
+   * Opens the stream that answers one call. It uses the connection of the control stream if `quick` is set, otherwise
+   * the second connection.
    */
   answer(callId: string, quick = false): AnswerStream {
     const metadata = new Metadata();

@@ -51,8 +51,8 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean, broker: string): void;
   /**
-   * Called at each attempt to connect and at each message. If the next call does not come within `ms` milliseconds,
-   * the agent counts as hung, and systemd restarts it.
+   * Called at each attempt to connect and at each message. If the next call does not come within `ms` milliseconds, the
+   * agent counts as hung and systemd restarts it.
    */
   onProgress?(ms: number): void;
 }
@@ -73,20 +73,17 @@ const instanceId = newId('link');
  */
 const fencedMs = 30_000;
 /**
- * Maximum number of milliseconds from dialing to the challenge. The broker lets connections wait when all agents
- * reconnect at once.
+ * Maximum number of milliseconds from dialing to the broker's challenge. When all agents reconnect at once, the broker
+ * lets connections wait.
  */
 const dialMs = 30_000;
 /** Maximum number of milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
-/**
- * A broker sets the heartbeat interval and the longest silence. These are the limits of both, in
- * milliseconds.
- */
+/** Limits in milliseconds for the heartbeat interval and the longest silence, which the broker chooses. */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
-/** Milliseconds by which an expected message may be late, because a busy machine is slow. */
+/** Milliseconds that an expected message may be late on a busy machine. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
 
@@ -156,8 +153,8 @@ class Connection {
   }
 
   /**
-   * Resolves at the end of the connection. The result is the time in milliseconds to wait before the next
-   * connection, or undefined if the broker has not set one.
+   * Resolves at the end of the connection, to the milliseconds to wait before the next one. Resolves to undefined if
+   * the broker has not set this time.
    */
   async run(signal: AbortSignal): Promise<number | undefined> {
     const sendFarewell = (): void => {

@@ -1,4 +1,4 @@
-// Puts each command and terminal into a cgroup (version 2) of its own, by which a kill finds all processes.
+// Puts each command and terminal into a cgroup (version 2) of its own, so that a kill finds all its processes.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
@@ -43,8 +43,8 @@ export class Cgroups {
   }
 
   /**
-   * Returns the name of a cgroup for a command or terminal. If the agent may not create cgroups, no such cgroup
-   * exists.
+   * Returns the name of a cgroup for a command or terminal. The cgroup itself is missing if the agent may not create
+   * cgroups.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();
@@ -60,9 +60,7 @@ export class Cgroups {
     return join(this.directory, name);
   }
 
-  /**
-   * Called when the command or terminal is over. A cgroup that still contains a process is not used again.
-   */
+  /** Called when the command or terminal is over. Its cgroup is used again unless it still contains a process. */
   giveBack(id: string): void {
     const name = this.#names.get(id);
     if (name === undefined) return;
@@ -115,8 +113,8 @@ export async function threadsIn(directory: string): Promise<number[]> {
 }
 
 /**
- * Kills processes that the agent may not signal, by moving them into a new cgroup `name`. Does nothing if the agent
- * may not create cgroups.
+ * Kills processes that the agent may not signal: moves them into a new cgroup `name`, which the kernel kills. Does
+ * nothing if the agent may not create cgroups.
  */
 export async function killByCgroup(name: string, pids: readonly number[]): Promise<void> {
   const own = await ownCgroup();
@@ -142,7 +140,7 @@ function succeeds(change: () => unknown): boolean {
   }
 }
 
-/** The directory of the cgroup that this process is in; undefined without cgroup version 2. */
+/** Returns the directory of this process's cgroup; undefined on a machine without cgroup version 2. */
 async function ownCgroup(): Promise<string | undefined> {
   const [mounts = '', groups = ''] = await Promise.all(
     ['mountinfo', 'cgroup'].map((name) => readFile(`/proc/self/${name}`, 'utf8').catch(() => '')),

@@ -25,7 +25,7 @@ export class Command extends Tracked {
   readonly stderr: OutputLog;
   input: Input | undefined;
 
-  /** `stored`: journal entry and output logs if the command was started before the agent's last restart. */
+  /** `stored`: journal entry and output logs of a command that was started before the agent's last restart. */
   constructor(id: string, { outputs, limits }: CommandParts, stored?: Recovered) {
     super(id);
     const names = outputNames(id);

@@ -7,15 +7,14 @@ import { Wake } from '../../shared/slow-reader-backpressure.ts';
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
 /**
- * Buffers of pumps that have ended. They are used again, because new buffers for every command would burden
- * the garbage collector.
+ * Buffers of pumps that have ended, for later pumps. New buffers for every command would burden the garbage collector.
  */
 const spare: Buffer[] = [];
 const mostSpare = 32;
 
 /**
- * Closes all pipes once they have ended, or after at least `drainMs` milliseconds if a background process holds a
- * pipe open. Never rejects.
+ * Waits until all pipes have ended, and closes them. If a background process holds a pipe open, closes it after at
+ * least `drainMs` milliseconds. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const changed = new Wake();
@@ -26,7 +25,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // While the disk hangs, the loop waits for another `drainMs`: cut() would lose the output that is still in the pipes.
+    // While the disk hangs, the loop waits for another `drainMs`: cut() would lose the output still in the pipes.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );
@@ -67,7 +66,7 @@ export class Pump {
       return false;
     };
     this.#pipe = open({ buffer: this.#buffer, callback });
-    // This error needs no handling: `close` follows every error and is handled below.
+    // No handling is needed: `close` follows every error and is handled below.
     this.#pipe.on('error', () => {});
     this.done = new Promise((resolve) => {
       this.#pipe.once('end', () => {

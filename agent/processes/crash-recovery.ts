@@ -1,5 +1,5 @@
-// Crash recovery: kills the processes that an earlier agent left running and stores their outcome as lost.
-// Their output so far stays readable.
+// Crash recovery: kills the processes that an earlier run of the agent left, and stores their outcome as lost. Their
+// output so far stays readable.
 import { mkdir, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
@@ -24,15 +24,15 @@ export function outputNames(id: string): { stdout: string; stderr: string } {
 }
 
 /**
- * The exit of a process whose real exit is unknown: LOST if the agent had accepted the process, EXPIRED if the agent
- * has no record of the id.
+ * Returns the exit of a process whose real exit is unknown. It is LOST if the agent had accepted the process, and
+ * EXPIRED if the agent has no record of the id.
  */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
 }
 
-/** Opens the journal, after killing the spawners that an earlier agent left running. */
+/** Kills the spawners (which start commands) that an earlier run of the agent left. Then opens the journal. */
 export async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
   const stored = await readJournal(directory, log);
   if (!stored.isNew) await killSpawners(stored.id, limits.killForMs, log);
@@ -43,8 +43,8 @@ export async function recoverJournal(directory: string, limits: Limits, log: Log
 }
 
 /**
- * Kills all processes for which the journal has no exit, and records their exits as lost. Returns all commands of
- * the journal by id.
+ * Kills all processes for which the journal has no exit, and records their outcome as lost. Returns all commands of the
+ * journal by id.
  */
 export async function recover(parts: Parts, outputs: string, pipes: string): Promise<Map<string, Recovered>> {
   const { journal, cgroups } = parts;
@@ -62,19 +62,18 @@ export async function recover(parts: Parts, outputs: string, pipes: string): Pro
 }
 
 /**
- * Kills the spawners of an earlier agent and all their processes. Otherwise a command that the earlier agent
- * requested could start after the recovery.
+ * Kills the spawners of an earlier run of the agent and all their processes. A surviving spawner could start a command
+ * after the recovery.
  */
 async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
-  // The earlier agent may be of version 0.1.0, which had four spawners of the type `spawner` and four of the type
-  // `forking-spawner`. These must be killed too.
+  // That run may have been version 0.1.0, which had four spawners of each of the types `spawner` and `forking-spawner`.
   const numbers = [0, 1, 2, 3].map((nth) => `:${journalId}:${nth}`);
   const olderMarks = numbers.flatMap((number) => [`spawner${number}`, `forking-spawner${number}`]);
   const tree = new Tree({ marks: [...marksOf(journalId), ...olderMarks] });
   const left = await tree.members();
   if (left.length === 0) return;
-  // SIGKILL also ends a stopped spawner. A spawner that waits for a disk ends later, but runs none of its own
-  // code before that.
+  // SIGKILL also ends a stopped spawner. A spawner that waits for a disk ends later, but runs no code of its own
+  // before.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
   const pids = left.map(({ pid }) => pid);
   log.warn(
@@ -87,8 +86,7 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const marks = entries.map(([id]) => id);
   if (marks.length === 0) return;
-  // Every process whose stdout or stderr is a pipe in this directory belongs to a command that the earlier agent
-  // started.
+  // A process whose stdout or stderr is a pipe in this directory belongs to a command of the earlier run.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
   const paths = entries.flatMap(([, { cgroup }]) => (cgroup && cgroups ? cgroups.pathOf(cgroup) : []));
@@ -110,8 +108,7 @@ async function reopen(
   const names = outputNames(id);
   const stdout = await openOutput(join(outputs, names.stdout), limits);
   const stderr = await openOutput(join(outputs, names.stderr), limits);
-  // After a power cut an output file may be shorter than the journal says. Readers see the missing bytes as a
-  // gap.
+  // After a power cut an output file may be shorter than the journal says. Readers see the missing bytes as a gap.
   await stdout.skip(entry.exit?.stdout_bytes ?? 0);
   await stderr.skip(entry.exit?.stderr_bytes ?? 0);
   if (!entry.exit) lose(id, entry, journal, { stdout_bytes: stdout.end, stderr_bytes: stderr.end });
@@ -124,8 +121,8 @@ function lose(id: string, { started }: JournalEntry, journal: Journal, bytes: Pa
 }
 
 /**
- * Removes the output files of commands that are not in the journal. A crash of the agent during the removal of a
- * command leaves such files.
+ * Removes the output files of commands that are not in the journal. They are left if the agent crashes while it removes
+ * a command.
  */
 async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   const known = new Set([...journal.entries.keys()].flatMap((id) => Object.values(outputNames(id))));
@@ -134,25 +131,22 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   }
 }
 
-// Version 0.1.0 recorded an accepted command first in a file promises-N, later in the journal. After a crash in
+// Version 0.1.0 recorded an accepted command first in a file promises-N, and later in the journal. After a crash in
 // between, only promises-N names the command.
 
 /**
- * Returns the "accepted" lines that only the files promises-N have. Must be called when the old spawners, which
- * write these files, are dead.
+ * Returns the "accepted" lines that only the files promises-N have. Call this after the old spawners, which write these
+ * files, have been killed.
  */
 async function readPromisesFiles(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // Commands that the journal names are left out: for them the journal has a newer line than promises-N.
+  // Commands in the journal are left out: for them the journal has a newer line than promises-N.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
   const texts = await Promise.all((await promisesFilesIn(directory)).map(readUnlessDirectory));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/**
- * Removes the files promises-N, in which version 0.1.0 recorded accepted commands. Must be called after the journal
- * has these commands.
- */
+/** Removes the files promises-N of version 0.1.0. Call this after the journal has recorded their commands. */
 async function removePromisesFiles(directory: string): Promise<void> {
   for (const path of await promisesFilesIn(directory)) await rm(path, { force: true, recursive: true });
 }

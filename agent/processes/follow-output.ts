@@ -19,8 +19,8 @@ const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' }
 const frameBytes = 256 * 1024;
 
 /**
- * Sends the events of the command that `find` returns, until its exit or until `signal` fires.
- * Nothing happens before the first next(). A slow follower slows the command.
+ * Yields the events of the command that `find` returns, until its exit or until `signal` fires. `find` is called by the
+ * first next(). A slow reader of the events slows the command.
  */
 export function follow(
   find: () => Promise<Followed>,
@@ -33,8 +33,8 @@ export function follow(
 }
 
 /**
- * Runs the generator `answer` so that return() ends the generator at once, even during a wait. `answer` gets a
- * signal that fires when the iteration ends.
+ * Runs the generator `answer` so that return() ends it at once, even while it waits. `answer` gets a signal that fires
+ * when the iteration ends.
  */
 export function leaving<A>(
   signal: AbortSignal,
@@ -59,8 +59,7 @@ export function leaving<A>(
     },
     next: () => inner.next(),
     return() {
-      // The return() of a generator that waits takes effect only at its next yield, so the wait is aborted
-      // first.
+      // return() takes effect only at the generator's next yield. The signal ends a wait before that yield.
       leave();
       return inner.return(undefined);
     },
@@ -80,7 +79,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   await followed.begun(signal);
   if (followed.started && !signal.aborted) yield startedEvent(followed.started);
   while (!signal.aborted) {
-    // The exit is read before the output, because the logs contain all output once the exit is set.
+    // Once the exit is set, the logs contain all output. So the exit is read before the output.
     const { exit } = followed;
     for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
     if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
@@ -88,7 +87,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
       yield { event: { exit } };
       return;
     }
-    // No call of wake() is missed, because nothing is awaited between the checks above and this wait.
+    // Nothing is awaited between the checks above and this wait, so no call of wake() is missed.
     if (!followed.exit) await followed.changed.wait(signal);
   }
 }
@@ -97,7 +96,7 @@ export function startedEvent({ pid, at }: { pid: number; at: number }) {
   return { event: { started: { pid, started_at_ms: at } } };
 }
 
-/** Yields the next piece of one output stream, after a gap event if bytes before it were dropped. */
+/** Yields the next piece of one output stream. If bytes before that piece were dropped, a gap event comes first. */
 async function* output(log: OutputLog, reader: OutputReader, stream: Stream): AsyncGenerator<Answer> {
   const from = reader.position;
   if (log.end <= from) return;

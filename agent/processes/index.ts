@@ -39,13 +39,13 @@ export interface Processes extends Methods {
   ids: () => string[];
   /** Number of commands and terminals that run or are about to start. */
   running: () => number;
-  /** Called with true, refuses new commands and terminals with `unavailable`. Called with false, allows them again. */
+  /** `true` makes new commands and terminals fail with `unavailable`; `false` allows them again. */
   refuseStarts: (refuse: boolean) => void;
   /** Closes everything. Commands and terminals that still run are killed and count as lost. */
   stop: () => Promise<void>;
 }
 
-/** Opens the data directory. Processes that an earlier agent left running are killed and count as lost. */
+/** Opens the data directory. Processes that an earlier run of the agent left are killed and count as lost. */
 export async function startProcesses(options: ProcessesOptions): Promise<Processes> {
   const { log } = options;
   const limits = { ...defaultLimits, ...options.limits };

@@ -1,5 +1,5 @@
-// The journal: an append-only file with each step of the machine's commands and terminals as a JSON line.
-// Because of the journal, a command runs at most once, even if the agent crashes.
+// The journal: an append-only file that records each step of the machine's commands and terminals as a JSON line. It
+// makes a command run at most once, even if the agent crashes.
 import { randomUUID } from 'node:crypto';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -19,7 +19,7 @@ export interface JournalEntry {
   accepted_at: number;
   /** True for a terminal; absent for a command. */
   terminal?: true;
-  /** Name of the process's cgroup, if it has one of its own. */
+  /** Name of the cgroup that the process has for itself; absent without cgroups. */
   cgroup?: string;
   /** `start`: start time in clock ticks since boot (proc(5)). Pid and start time together identify one process. */
   started?: { pid: number; start: string; at: number };
@@ -56,11 +56,11 @@ interface Batch {
 const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
-/** Milliseconds that a line waits if it need not be durable at once, so that several lines share one write. */
+/** Milliseconds that a line waits unless it must be durable at once, so that several lines share one write. */
 const noteMs = 5;
-/** The journal is not rewritten before it has grown by this number of bytes since the last rewrite. */
+/** Number of bytes by which the journal grows at least before it is rewritten. */
 const leastGrowth = 1024 * 1024;
-/** The journal is rewritten at the latest when it has grown by this number of bytes. */
+/** Number of bytes of growth after which the journal is rewritten in any case. */
 const mostGrowth = 16 * 1024 * 1024;
 
 /** Reads the journal. If it is missing or unreadable, returns an empty journal with a new id. */
@@ -75,8 +75,8 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   if (head?.t === 'journal' && head.version === version)
     return { id: head.id, lines: parseLines(rest), isNew: false };
   if (text) {
-    // The broker must not conclude that the commands of the unreadable journal did not run. By the id of the new
-    // journal it knows that they are lost.
+    // The new journal has another id. From that id the broker knows that the commands of the unreadable journal are
+    // lost.
     log.error(
       { path },
       'the journal of processes is unreadable and was renamed to journal.unreadable; commands and terminals from before this start count as lost',
@@ -92,7 +92,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
  */
 export const parseLines = (texts: string[]): Line[] => texts.flatMap(parseLine);
 
-/** Checks little, because only the agent writes the file. */
+/** Checks only the fields `t` and `id`, because only the agent writes the file. */
 function parseLine(text: string): Line[] {
   try {
     const value: unknown = JSON.parse(text);
@@ -110,10 +110,7 @@ function isLine(value: unknown): value is Line {
 export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
-  /**
-   * Ids of commands and terminals whose results the broker has acknowledged, with the time at which each id was
-   * accepted.
-   */
+  /** Ids of commands and terminals whose results the broker has acknowledged, each with the time of its acceptance. */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
   readonly #seenMs: number;
@@ -128,8 +125,8 @@ export class Journal {
   #cancelLater: (() => void) | undefined;
 
   /**
-   * Opens the journal and rewrites its file. For `seenMs` milliseconds after an id was accepted, the journal remembers
-   * the id, and a repeated request with the id starts nothing.
+   * Opens the journal and rewrites its file. The journal stores an id for `seenMs` milliseconds after its acceptance.
+   * In that time a repeated request with the id starts nothing.
    */
   static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
     const journal = new Journal(directory, stored, seenMs, log);
@@ -149,7 +146,10 @@ export class Journal {
     return this.#forgotten.has(id);
   }
 
-  /** Resolves when the line is on the disk. If the write fails, the id is removed and the call rejects. */
+  /**
+   * Records that an id was accepted. Resolves when the line is on the disk. If the write fails, removes the id and
+   * rejects.
+   */
   async accept(id: string, kind: ProcessKind, cgroup?: string): Promise<void> {
     try {
       const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
@@ -161,8 +161,8 @@ export class Journal {
   }
 
   /**
-   * Records the start of a process. This step and all later ones are not durable: after a power cut, a
-   * process without this line counts as lost.
+   * Records the start of a process. Neither this line nor a later one is flushed to the disk. A process whose end is
+   * missing after a power cut counts as lost.
    */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });
@@ -205,7 +205,7 @@ export class Journal {
     });
   }
 
-  /** Applies the line in memory at once, and resolves when it is in the file. */
+  /** Applies the line to the entries in memory at once. Resolves when the line is in the file. */
   #write(line: Line, durable: boolean): Promise<void> {
     this.#apply(line);
     const batch = this.#next;
@@ -224,7 +224,7 @@ export class Journal {
 
   /** Writes the waiting lines. Lines that arrive during a write share the next write. */
   async #drain(): Promise<void> {
-    // Waits for one microtask, so that all lines that the agent adds until then share the first write.
+    // Waits one microtask. All lines added until then share the first write.
     await Promise.resolve();
     while (this.#next.lines.length > 0) {
       const batch = this.#next;
@@ -235,8 +235,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // Waits one microtask, in which the failed accept() calls remove their entries. Otherwise the next batch
-        // would write these entries to the file.
+        // Waits one microtask, in which the failed accept() calls remove their entries. The next batch must not write
+        // these entries to the file.
         await Promise.resolve();
       }
     }
@@ -251,7 +251,7 @@ export class Journal {
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
-    // O_DSYNC would flush only this line. If an earlier line were lost, the hole would make this line
+    // O_DSYNC would flush only this line. If an earlier line were lost, the hole before this line would make it
     // unreadable.
     if (durable) await file.datasync();
   }

@@ -1,5 +1,5 @@
-// Finds all processes that a command or terminal has started, also those in the background or in other process
-// groups, and kills them.
+// Finds and kills all processes that a command or terminal has started, including those in the background or in other
+// process groups.
 import { readFileSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
@@ -26,7 +26,7 @@ interface Process extends Leader {
   alive: boolean;
 }
 
-/** A process, with its environment mark and its output files. These show the command that it belongs to. */
+/** A process with its environment mark and its output files, which identify the command that it belongs to. */
 interface Seen extends Process {
   /** Value of FARHAND_COMMAND_ID in the process's environment; undefined if absent or unreadable. */
   mark: string | undefined;
@@ -39,8 +39,8 @@ export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
 export interface TreeOptions {
   /**
-   * Values of FARHAND_COMMAND_ID in the environment of the processes: ids of commands and terminals, or for spawners
-   * the values of marksOf().
+   * Values of FARHAND_COMMAND_ID in the environment of the processes. They are ids of commands and terminals, or the
+   * values of marksOf() for spawners.
    */
   marks: readonly string[];
   /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
@@ -52,8 +52,8 @@ export interface TreeOptions {
 }
 
 /**
- * All processes of one or more commands, including processes whose parent has ended or that have left their process
- * group.
+ * All processes of one or more commands. Includes processes whose parent has ended, and processes that have left their
+ * process group.
  */
 export class Tree {
   readonly marks: ReadonlySet<string>;
@@ -64,15 +64,16 @@ export class Tree {
 
   constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
     this.marks = new Set(marks.filter((mark) => mark !== ''));
-    // An empty link would match every process whose open files the agent cannot read: lookAt() gives it empty links.
+    // lookAt() returns empty links for a process whose open files the agent may not read. An empty link here would
+    // match all these processes.
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
     for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });
   }
 
   /**
-   * Returns the live processes of the commands: processes with a cgroup, mark or pipe of a command, and all their
-   * descendants and session members.
+   * Returns the live processes of the commands. These have the cgroup, mark or a pipe of a command, or are descendants
+   * or session members of such a process.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
@@ -88,13 +89,13 @@ export class Tree {
     return all.filter((one) => one.alive && this.#has(one));
   }
 
-  /** Sends a signal. Returns the pids that the agent may not signal. */
+  /** Sends a signal to all members. Returns the pids that the agent may not signal. */
   signal(members: Process[], name: FirstSignal | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
     const refused: number[] = [];
     for (const { pid, group, session } of members) {
-      // A process group in the command's own session gets the signal as a whole. Otherwise a child forked meanwhile
-      // would miss the signal.
+      // A process group in the command's own session gets the signal as a whole. A child that is forked meanwhile then
+      // gets the signal too.
       const whole = this.#sessions.has(session);
       if (whole && groups.has(group)) continue;
       if (whole) groups.add(group);
@@ -112,7 +113,7 @@ export class Tree {
     if (one.pid === one.session) this.#sessions.set(one.session, one.start);
   }
 
-  /** Adds to the known processes all descendants of known processes, and all processes in known sessions. */
+  /** Adds all descendants of known processes, and all processes in known sessions. */
   #spread(all: readonly Process[], byPid: ReadonlyMap<number, Process>): void {
     for (let grew = true; grew; ) {
       grew = false;
@@ -132,8 +133,8 @@ export class Tree {
 }
 
 /**
- * Sends `first` to the whole tree, and SIGKILL repeatedly after `hurry` has fired. Resolves to the number of
- * processes that survived SIGKILL for `killForMs` milliseconds.
+ * Sends `first` to the whole tree. Sends SIGKILL repeatedly once `hurry` has fired. Resolves to the number of processes
+ * that have survived SIGKILL for `killForMs` milliseconds.
  */
 export async function killTree(
   tree: Tree,
@@ -167,8 +168,8 @@ async function gone(tree: Tree): Promise<boolean> {
 }
 
 /**
- * Sends a signal to a command's process group or its terminal's foreground group. Returns false if the group or the
- * command's first process is gone.
+ * Sends a signal to a command's process group, or to the foreground group of its terminal. Returns false if the group
+ * or the command's first process is gone.
  */
 export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foreground = false): boolean {
   const leader = statNow(pid);
@@ -182,7 +183,7 @@ export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foregr
   }
 }
 
-/** Sends a signal. Returns false only if the agent may not signal the process; true even if the process is gone. */
+/** Sends a signal. Returns false only if the agent may not signal the process, and true if the process is gone. */
 function send(pid: number, name: NodeJS.Signals): boolean {
   try {
     return process.kill(pid, name);
@@ -194,11 +195,9 @@ function send(pid: number, name: NodeJS.Signals): boolean {
 let next: Promise<readonly Seen[]> | undefined;
 let last: Promise<unknown> = Promise.resolve();
 
-/**
- * Lists all processes except this one and init. Calls that wait share one scan, which begins after all these calls.
- */
+/** Lists all processes except this one and init. Calls made while a scan runs share the next scan. */
 function listProcesses(): Promise<readonly Seen[]> {
-  // A scan that has begun is not shared: it may already have passed the process that the caller looks for.
+  // A scan in progress is not shared, because it may already have passed the process that the caller looks for.
   next ??= last.then(() => {
     next = undefined;
     const scanned = scan();

@@ -1,5 +1,5 @@
-// Turns a request into a plan of what to start: program, user, directory and environment. A request that
-// cannot be started is rejected with the reason.
+// Turns a request into a plan of what to start: program, user, directory and environment. Rejects a request that cannot
+// be started, with the reason.
 import { access, constants, readFile, stat } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 import { resolve } from 'node:path';
@@ -8,7 +8,7 @@ import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/Te
 import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
-/** The environment variable that marks every process of a command, by which a kill finds them all. */
+/** The environment variable that marks every process of a command, so that a kill finds them all. */
 export const marker = 'FARHAND_COMMAND_ID';
 
 const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -37,7 +37,7 @@ export interface Plan {
   program: string;
 }
 
-/** The agent's own account. It is looked up only once, because it does not change while the agent runs. */
+/** The agent's own account, which does not change while the agent runs. */
 let own: Account | undefined;
 
 /** Looks up everything needed to start a command. Rejects with NotStarted. */
@@ -56,8 +56,8 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
 }
 
 /**
- * Plans a terminal. The program and the directory are checked here, because an intermediate shell starts the
- * program and would print errors about them into the terminal.
+ * Plans a terminal. Checks the program and the directory here: a shell starts the program, and would print errors about
+ * them into the terminal.
  */
 export async function terminalPlan(id: string, spec: TerminalSpec__Output): Promise<Plan> {
   own ??= ownAccount();
@@ -73,7 +73,7 @@ export async function terminalPlan(id: string, spec: TerminalSpec__Output): Prom
   return { file, args, cwd, env, foreign: false, program: shell };
 }
 
-/** The account's shell. For service accounts, whose shell is nologin or false, it is bash or sh. */
+/** Returns the account's login shell. A service account, whose shell is nologin or false, gets bash or sh. */
 async function loginShell({ shell }: Account): Promise<string> {
   const refuses = /\/(nologin|false)$/.test(shell);
   if (!refuses && (await find(shell, '/', ''))) return shell;
@@ -91,8 +91,8 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
 }
 
 /**
- * Plans a command that runs as another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot
- * do. It executes a shell, which executes the program.
+ * Plans a command that runs as another user. setpriv(1) sets the user and supplementary groups, which Node's spawn
+ * cannot do. Then it executes a shell, which executes the program.
  */
 async function switched(
   { uid, gid }: Account,
@@ -104,8 +104,7 @@ async function switched(
     throw new NotStarted(
       'to run a command as another user, the agent needs setpriv; install util-linux on the machine',
     );
-  // The directory and the program are checked here. Otherwise the shell would print errors about them on the stderr
-  // of the command.
+  // The directory and the program are checked here. The shell would print errors about them on the command's stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
@@ -136,28 +135,28 @@ function entered(
     throw new NotStarted(
       `environment variable "${odd}": the name may contain only letters, digits and _ if the command runs as another user`,
     );
-  // setpriv(1) starts as root, where LD_PRELOAD (ld.so(8)) would run code of the user. So each variable is packed
-  // into the value of another variable.
+  // setpriv(1) starts as root, where a variable such as LD_PRELOAD (ld.so(8)) would run the user's code. So each
+  // variable is packed into the value of another variable.
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,
   ]);
   const script = [
     mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
-    // The shell itself has exported these two. The program must get only the variables that the next line exports.
+    // The shell itself has exported PWD and OLDPWD. The program gets only the variables of the next line.
     'unset PWD OLDPWD',
     `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
     `unset ${held.map(([name]) => name).join(' ')}`,
     'exec "$@"',
   ].join('\n');
   return {
-    // The arguments contain no variables, because every user can read the arguments of a process.
+    // No variable is in the arguments, because every user can read the arguments of a process.
     args: ['/bin/sh', '-c', script, cwd, ...program],
     env: { ...Object.fromEntries(held), [marker]: mark },
   };
 }
 
-/** The first executable called `name` in `path`, searched as by execvp(3). */
+/** Returns the first executable called `name` in `path`, searched as by execvp(3). */
 async function find(name: string, cwd: string, path: string): Promise<string | undefined> {
   const places = name.includes('/')
     ? [resolve(cwd, name)]
@@ -176,9 +175,11 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 const homeSeenForMs = 1_000;
 const homesSeen = new Map<string, number>();
 
-/** The home directory, or `/` if it cannot be entered, as is common for service accounts. */
+/**
+ * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
+ */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  // If the home directory was removed meanwhile, the start fails with a clear reason.
+  // A home directory that was removed since the last check makes the start fail with a clear reason.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());
@@ -189,7 +190,7 @@ function place(cwd: string, home: string): string {
   return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
 }
 
-/** Builds the environment from nothing, so that commands do not get the agent's tokens and NODE_OPTIONS. */
+/** Builds the environment from nothing, so that commands do not inherit the agent's tokens and NODE_OPTIONS. */
 function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
   for (const name of Object.keys(wanted)) {
     if (!name || name.includes('='))
@@ -237,10 +238,7 @@ async function badDirectory(cwd: string): Promise<string | undefined> {
   return denied === true ? `working directory ${cwd} cannot be entered (permission denied)` : undefined;
 }
 
-/**
- * Returns the account of the agent itself. In a container its uid may have no name; then the number is used as the
- * name.
- */
+/** Returns the account of the agent itself. In a container the uid may have no name; the number is then the name. */
 function ownAccount(): Account {
   try {
     const { username, uid, gid, homedir, shell } = userInfo();

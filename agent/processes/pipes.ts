@@ -1,5 +1,5 @@
-// Creates stdin, stdout and stderr of a command, as named pipes or files.
-// Node would use sockets, with which `echo >/dev/stderr` fails and bash assumes a remote login.
+// Creates stdin, stdout and stderr of a command, as named pipes or files. Node would use sockets: `echo >/dev/stderr`
+// fails on a socket, and bash takes a socket for a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -13,7 +13,7 @@ import type { Plan } from './launch-plan.ts';
 import type { Stdio } from './process-supervisor.ts';
 
 /**
- * Number of pipes made by one run of mkfifo(1). Pipes are used again, because creating one takes up to a
+ * Number of pipes made by one run of mkfifo(1). Later commands use the pipes again, because creating one takes up to a
  * millisecond.
  */
 const batch = 32;
@@ -31,7 +31,7 @@ interface FreePipe {
 export class PipeNames {
   readonly #directory: string;
   /**
-   * Prefix of the names of pipes. It differs at each start of the agent, so that the spawner of an earlier agent
+   * Prefix of the names of pipes. It differs at each start of the agent, so that a spawner left by an earlier run
    * cannot open these pipes.
    */
   readonly #prefix = randomUUID();
@@ -39,7 +39,7 @@ export class PipeNames {
   #made = 0;
   #refill: Promise<void> | undefined;
 
-  /** Removes the directory that an earlier agent has left, and creates it again, with the first pipes. */
+  /** Removes the directory that an earlier run of the agent has left. Creates it again, with the first pipes. */
   static async open(directory: string): Promise<PipeNames> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
@@ -88,8 +88,8 @@ export class PipeNames {
 }
 
 /**
- * Opens a pipe for reading. Returns undefined if a process has it open: a process left by an earlier command
- * could read the next command's output.
+ * Opens a pipe for reading. Returns undefined if a process still has the pipe open: a process left by an earlier
+ * command could read the next command's output.
  */
 function openFreePipe(path: string): number | undefined {
   try {
@@ -101,11 +101,10 @@ function openFreePipe(path: string): number | undefined {
   }
   const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
   try {
-    // read(2) returns 0 only if no process has the pipe open for writing (pipe(7)). Only then may the next command
-    // use the pipe.
+    // read(2) returns 0 only if no process has the pipe open for writing (pipe(7)), so the next command may use it.
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // read(2) fails with EAGAIN if another process has the empty pipe open for writing. The pipe is then not free.
+    // EAGAIN: another process has the empty pipe open for writing, so the pipe is not free.
   }
   closeSync(reader);
   return undefined;
@@ -134,21 +133,22 @@ export interface PipedOptions {
   id: string;
   plan: Plan;
   /**
-   * `stdin`: the whole input. If `input` is true, `stdin` is only its beginning, and the input stays open for more.
+   * `stdin` is the whole input if `input` is false. If `input` is true, `stdin` is its beginning, and the input stays
+   * open for more.
    */
   spec: { stdin: Uint8Array; input: boolean };
   names: PipeNames;
-  /** The directory for the file with the whole input. It is used if the machine has no /dev/shm. */
+  /** The directory for the file with the whole input, on a machine without /dev/shm. */
   directory: string;
   stdout: Output;
   stderr: Output;
   log: Logger;
 }
 
-/** An output log. After release() its append() does not wait for readers. */
+/** An output log. Its append() waits for readers until release() is called. */
 type Output = Sink & { release(): void };
 
-/** Stdin, stdout and stderr of a command. The outputs are copied into the output logs. */
+/** Stdin, stdout and stderr of a command. Copies the outputs into the output logs. */
 export class Piped implements Stdio {
   /** Paths of the pipes: stdout, stderr and, if it is a pipe, stdin. */
   readonly links: string[] = [];
@@ -156,9 +156,9 @@ export class Piped implements Stdio {
   input: Input | undefined;
   readonly #options: PipedOptions;
   readonly #pumps: Pump[] = [];
-  /** The command's ends of the pipes. While the agent has these open, it sees no end of file. */
+  /** The command's ends of the pipes. The agent sees no end of file while it has them open itself. */
   readonly #theirs: number[] = [];
-  /** A file with the whole input, if that is complete from the start. */
+  /** A file with the whole input, if the request contains the whole input. */
   #whole: FileHandle | undefined;
 
   static async open(options: PipedOptions): Promise<Piped> {
@@ -180,7 +180,7 @@ export class Piped implements Stdio {
   get request(): Stdio['request'] {
     const { file, args } = this.#options.plan;
     const [stdout = '', stderr = '', input] = this.links;
-    // The file has no name, so the spawner opens it through the agent's directory in /proc.
+    // The file has no name. The spawner opens it through the agent's directory in /proc.
     const stdin = this.#whole ? `/proc/${process.pid}/fd/${this.#whole.fd}` : input;
     return { file, args, stdin, stdout, stderr };
   }
@@ -191,16 +191,15 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // The process has ended, so little is left in the pipes. From here on, slow readers of the output no longer delay
-    // the copying.
+    // The process has ended, so little is left in the pipes. Slow readers of the output no longer delay the copying.
     for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }
 
   close(): void {
     const { plan, names } = this.#options;
-    // Pipes are used again for later commands, except after a command that ran as another user: processes of that
-    // user could still open its pipes through /proc.
+    // Later commands use the pipes again, except after a command that ran as another user. Processes of that user could
+    // still open them through /proc.
     const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();
@@ -227,8 +226,8 @@ export class Piped implements Stdio {
   }
 
   /**
-   * Takes a pipe from the pool. `mode` lets a command that runs as another user open the pipe by name, for example
-   * as /dev/stderr.
+   * Takes a pipe from the pool. With `mode`, a command of another user can open the pipe by name, for example as
+   * /dev/stderr.
    */
   async #take(mode: number): Promise<FreePipe> {
     const pipe = await this.#options.names.take();
@@ -239,8 +238,8 @@ export class Piped implements Stdio {
 }
 
 /**
- * Stores complete input in a file without a name. At a named pipe, a program that opens /dev/stdin late or twice
- * would wait forever.
+ * Stores complete input in a file without a name. A program that opens /dev/stdin late or twice would wait forever at a
+ * named pipe.
  */
 async function openInputFile(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
@@ -258,7 +257,7 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
     const reader = await open(path, 'r');
     await unlink(path);
     await writer.writeFile(bytes);
-    // The file has no name by now. Another user's command must still be able to open it through /proc.
+    // The file has no name any more, but another user's command must be able to open it through /proc.
     await writer.chmod(0o444);
     return reader;
   } finally {
@@ -267,8 +266,8 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
 }
 
 /**
- * Sends input to a running process. Bytes are accepted in order, each of them once. At most `waitingBytes` accepted
- * bytes wait until the process reads them.
+ * Sends input to a running process. Accepts bytes in order, each of them once. At most `waitingBytes` accepted bytes
+ * wait until the process reads them.
  */
 export class Input {
   readonly #pipe: Socket;
@@ -276,13 +275,10 @@ export class Input {
   #waiting = 0;
   #ended = false;
 
-  /**
-   * `fd`: the write end of the pipe, owned and closed by this object. `first`: bytes sent before all others.
-   */
+  /** `fd`: the write end of the pipe, which this object closes. `first`: bytes sent before all others. */
   constructor(fd: number, first: Uint8Array = Buffer.alloc(0)) {
     this.#pipe = new Socket({ fd, readable: false, writable: true });
-    // This error needs no handling: a process may exit or close its input at any time, and write() then
-    // refuses all later bytes.
+    // No handling is needed: a process may exit or close its input at any time. write() then refuses all later bytes.
     this.#pipe.on('error', () => {});
     if (first.length > 0) this.#pipe.write(first);
   }
@@ -297,7 +293,7 @@ export class Input {
         taken: this.#taken,
       });
     }
-    // Bytes that were accepted before are skipped, so a caller may send bytes again.
+    // Bytes that were accepted before are skipped, so that a caller may send them again.
     const fresh = data.subarray(this.#taken - offset);
     if (fresh.length > 0) this.#queue(fresh);
     if (end && !this.#ended) this.#pipe.end();
@@ -322,8 +318,7 @@ export class Input {
     }
     this.#taken += data.length;
     this.#waiting += data.length;
-    // The bytes are copied, because they are a slice of a larger message, which would otherwise stay in
-    // memory.
+    // The bytes are a slice of a larger message. Without the copy, the whole message would stay in memory.
     this.#pipe.write(Buffer.from(data), () => {
       this.#waiting -= data.length;
     });

@@ -19,8 +19,7 @@ import { SpawnerDied } from './spawner/index.ts';
 
 type State =
   /**
-   * The process has not started yet. `cancelled`: the grace period in milliseconds of a kill that was requested
-   * meanwhile.
+   * The process has not started yet. `cancelled`: if a kill was requested meanwhile, its grace period in milliseconds.
    */
   | { is: 'accepted'; cancelled?: number }
   | { is: 'running'; running: Running }
@@ -28,16 +27,13 @@ type State =
   /** The journal could not be written, so the id may be used again. */
   | { is: 'refused'; failure: AppError };
 
-/** An entry of the registry. After every change, `changed` wakes all waiters. */
+/** An entry of the registry. Every change of `state` wakes all waiters of `changed`. */
 export abstract class Tracked {
   readonly id: string;
   readonly changed = new Wake();
   state: State = { is: 'accepted' };
   started?: { pid: number; at: number };
-  /**
-   * True once the broker no longer needs the entry. The entry is then removed, or, if the process still runs, when
-   * the process is over.
-   */
+  /** True once the broker no longer needs the entry. The entry is removed when its process is over. */
   forgotten = false;
 
   constructor(id: string) {
@@ -67,7 +63,7 @@ export abstract class Tracked {
 
   /** Number of bytes of output written in all. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
-  /** Closes the agent's files of the output. The output can still be read, because a reader opens the files again. */
+  /** Closes the agent's files of the output. A reader of the output opens the files again. */
   abstract close(): Promise<void>;
   /** Removes the output from the disk. */
   abstract remove(): Promise<void>;
@@ -107,7 +103,7 @@ export abstract class ProcessTable<T extends Tracked> {
 
   protected abstract create(id: string): T;
 
-  /** Adds the processes that the journal lists from before the agent's start. All of them are over. */
+  /** Adds the processes that the journal lists from before this start of the agent. All of them are over. */
   protected restore(entries: Iterable<T>): void {
     for (const one of entries) this.#entries.set(one.id, one);
   }
@@ -138,7 +134,7 @@ export abstract class ProcessTable<T extends Tracked> {
     return one;
   }
 
-  /** Waits until the process has started. Throws `conflict` if it is over. */
+  /** Waits until the process has started. Throws `conflict` if the process is over. */
   async running(id: string, signal: AbortSignal): Promise<{ one: T; running: Running }> {
     const one = await this.begun(id, signal);
     const { running } = one;
@@ -156,7 +152,7 @@ export abstract class ProcessTable<T extends Tracked> {
   }
 
   /**
-   * Removes the entry and its output. While the process runs, the entry is only marked; it is removed when the
+   * Removes the entry and its output. While the process runs, only marks the entry, which is then removed when the
    * process is over.
    */
   async forget(id: string): Promise<void> {
@@ -179,16 +175,15 @@ export abstract class ProcessTable<T extends Tracked> {
     return new AppError(notFound, `the machine has no ${what} with the id ${id}`, { [`${name}_id`]: id });
   }
 
-  /** Starts a process for `id`, or returns the entry if this id was requested before. */
+  /** Starts a process for `id`. Returns the existing entry if this id was requested before. */
   async start(id: string, signal: AbortSignal, prepare: (one: T) => Promise<Prepared>): Promise<T> {
     const known = this.#find(id);
-    // An expired process was dropped before it was spawned. It is certain that it did not run, so it may be
-    // started again.
+    // A process with this outcome was dropped before it was spawned. It did not run, so it may be started again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
-    // While the disk flushes the journal, everything is prepared, but the process is not started yet.
+    // While the disk flushes the journal, everything is prepared except the start of the process.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);
@@ -201,10 +196,9 @@ export abstract class ProcessTable<T extends Tracked> {
     const { journal } = this.#parts;
     const one = this.#entries.get(id);
     if (one) return one;
-    // The id belongs to the other kind of process: to a terminal if this is the registry of commands, or the
-    // reverse.
+    // The id belongs to a terminal if this is the registry of commands, and to a command otherwise.
     if (journal.entries.has(id)) throw this.notFound(id);
-    // The process ran, and its result was removed after the broker acknowledged it.
+    // The process ran, and its entry was removed after the broker had acknowledged the result.
     return journal.wasForgotten(id) ? this.#over(id, unseen('PROCESS_OUTCOME_LOST', 'forgotten')) : undefined;
   }
 
@@ -219,7 +213,7 @@ export abstract class ProcessTable<T extends Tracked> {
     });
   }
 
-  /** Adds an entry, in the same turn of the event loop as the look-up, so that no id is added twice. */
+  /** Adds an entry. It is added in the same turn of the event loop as the look-up, so that no id is added twice. */
   #add(id: string): T {
     const { name, limit } = this.#kind;
     if (!/^[\w-]{1,100}$/.test(id))
@@ -244,7 +238,7 @@ export abstract class ProcessTable<T extends Tracked> {
     return one;
   }
 
-  /** Starts the process. If that fails or is cancelled, returns the ending to report; otherwise undefined. */
+  /** Starts the process and returns undefined. If the start fails or is cancelled, returns the ending to report. */
   async #run(
     one: T,
     prepared: PromiseSettledResult<Prepared>,
@@ -256,8 +250,8 @@ export abstract class ProcessTable<T extends Tracked> {
     try {
       if (prepared.status === 'rejected') throw prepared.reason;
       await spawners.ready();
-      // During the waits above, the command may have been cancelled, or the link lost or replaced. Nothing is awaited
-      // between this check and the spawn request.
+      // During the waits above, the command may have been cancelled, or the link lost. Nothing is awaited between this
+      // check and the spawn request.
       if (cancelled() !== undefined) return endings.cancelled;
       if (signal.aborted || this.#stopping) return dropped;
       const running = await startRunning(one.id, prepared.value, this.#parts);
@@ -268,7 +262,7 @@ export abstract class ProcessTable<T extends Tracked> {
       one.changed.wake();
       if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
       else if (grace !== undefined) running.kill('cancelled', grace);
-      // This promise is not awaited: `ended` and #finish() never reject, and stop() waits until #open is empty.
+      // The promise is not awaited: `ended` and #finish() never reject, and stop() waits until #open is empty.
       void running.ended.then((ending) => this.#finish(one, ending));
       return undefined;
     } catch (error) {

@@ -28,15 +28,15 @@ export const defaultLimits = {
   graceMs: killGraceMs,
   /** Milliseconds between the first signal and SIGKILL when the agent stops. */
   stopGraceMs: 2_000,
-  /** Milliseconds to wait, after a command has exited, until its background processes close its pipes. */
+  /** Milliseconds to wait for background processes of an exited command to close its pipes. */
   drainMs: 2_000,
-  /** Milliseconds for which SIGKILL is repeated for processes that survive it. */
+  /** Milliseconds for which processes that survive SIGKILL get it again. */
   killForMs: 5_000,
   /** Milliseconds after which a start counts as hung. Later commands then go to another spawner. */
   lateMs: 5_000,
   /**
-   * Milliseconds after the acceptance of an id in which a second request with this id starts nothing, even if the
-   * broker has acknowledged the result.
+   * Milliseconds for which an accepted id is remembered, even if the broker has acknowledged the result. In that time a
+   * second request with the id starts nothing.
    */
   seenMs: 24 * 3_600_000,
   /** Maximum number of terminals that may be open at once. */
@@ -52,7 +52,6 @@ export const defaultLimits = {
 };
 export type Limits = typeof defaultLimits;
 
-/** Objects that commands and terminals share. */
 export interface Parts {
   journal: Journal;
   limits: Limits;
@@ -61,15 +60,15 @@ export interface Parts {
   cgroups: Cgroups | undefined;
 }
 
-/** The pipes or the terminal that a process reads and writes, open on the agent's side. */
+/** The pipes or the terminal of a process, on the agent's side. */
 export interface Stdio {
   /** The program that the spawner starts, and the paths of its stdin, stdout and stderr. */
   request: Pick<SpawnRequest, 'file' | 'args' | 'stdin' | 'stdout' | 'stderr'>;
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
   /**
-   * Closes the process's ends of the pipes, which the agent has opened for it. Called when the process has its own
-   * copies, or will never start.
+   * Closes the process's ends of the pipes on the agent's side. Called when the process has its own copies, or will
+   * never start.
    */
   handedOver(): Promise<void>;
   /** Reads the remaining output for about `ms` milliseconds. Never rejects. */
@@ -77,7 +76,7 @@ export interface Stdio {
   close(): void;
 }
 
-/** All that is needed to start a command or terminal. */
+/** Everything needed to start a command or terminal. */
 export interface Prepared {
   plan: Plan;
   stdio: Stdio;
@@ -95,7 +94,7 @@ export const endings = {
   exited: { outcome: 'PROCESS_OUTCOME_EXITED', reason: '' },
   timeout: { outcome: 'PROCESS_OUTCOME_TIMEOUT', reason: '' },
   cancelled: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' },
-  /** No client or broker has used the terminal for its grace period. */
+  /** Neither a client nor the broker has used the terminal for its grace period. */
   abandoned: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' },
   /** The agent stopped. */
   stopped: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' },
@@ -109,7 +108,7 @@ function treeOf(id: string, { links }: Stdio, { cgroups }: Parts, leaders: reado
   return new Tree({ marks: [id], links, leaders, cgroups: paths });
 }
 
-/** Starts the process. Rejects with NotStarted, or with SpawnerDied if the process may have run. */
+/** Starts the process. Rejects with NotStarted if it certainly did not run, and with SpawnerDied if it may have run. */
 export async function startRunning(id: string, prepared: Prepared, parts: Parts): Promise<Running> {
   const { plan, stdio } = prepared;
   const { cwd, env } = plan;
@@ -141,8 +140,8 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
 export class Running {
   readonly child: Child;
   /**
-   * Resolves when the logs contain all output. After a kill it also waits until the whole process tree has
-   * ended or the kill was given up. Never rejects.
+   * Resolves when the logs contain all output. After a kill, also waits until the process tree has ended or the kill
+   * was given up. Never rejects.
    */
   readonly ended: Promise<Ending>;
   readonly startedAt: number;
@@ -152,7 +151,9 @@ export class Running {
   /** Aborted when the grace period ends and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
-  /** Resolves when a kill is over. The command then counts as ended, even if a process has survived SIGKILL. */
+  /**
+   * Resolves when a kill is over. The command then counts as ended, even if one of its processes has survived SIGKILL.
+   */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
   #cause: KillCause | undefined;
@@ -171,7 +172,7 @@ export class Running {
 
   /**
    * Sends the first signal to the process tree, and SIGKILL after `graceMs` milliseconds. A second call can only
-   * shorten the grace period.
+   * shorten this time.
    */
   kill(cause: KillCause, graceMs: number): void {
     if (!this.#alive && !this.#killing) return;
@@ -182,7 +183,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // The main process has ended, but a kill may still be in progress: the other processes have a grace period too.
+    // The main process has ended, but a kill may still give the other processes their grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);

@@ -1,5 +1,5 @@
-// The directory that the agent shares with the upgrade unit.
-// The agent may write only in `incoming`, and root verifies all files from there.
+// The directory that the agent shares with the systemd unit farhand-agent-upgrade, which runs as root. The agent may
+// write only in `incoming`, and root verifies all files from there.
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
@@ -21,15 +21,15 @@ export interface UpgradePaths {
   /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
   result: string;
   /**
-   * File with the step that a running upgrade has reached. Only root uses it. It exists from before the switch until
-   * the end of the upgrade.
+   * File with the step that a running upgrade has reached, which only root uses. It exists from shortly before the
+   * version is switched until the end of the upgrade.
    */
   state: string;
   /** Root's own copy of the package. */
   copy: string;
   /** The previous version as a Debian package. */
   previousDeb: string;
-  /** Copy of the version that ran before the upgrade. Its program runs the rest of the upgrade. */
+  /** Copy of the version that ran before the upgrade. Its program finishes the upgrade. */
   rescue: string;
 }
 
@@ -51,8 +51,8 @@ export function upgradePaths(directory: string): UpgradePaths {
 }
 
 /**
- * The agent's request to root to install a package, with the package's description and signature. The new version
- * must link to a broker within `link_timeout_ms`.
+ * The agent's request to root to install a package, with the package's description and signature. The new version must
+ * link to a broker within `link_timeout_ms`.
  */
 export const requestSchema = signatureFileSchema.extend({
   upgrade_id: z.string().regex(/^[\w-]{1,64}$/),
@@ -91,7 +91,7 @@ export function kindOfHome(home: string): PackageKind | undefined {
   return dirname(home) === '/opt/farhand-agent' ? 'tar.gz' : undefined;
 }
 
-/** Parses a file that root has written; undefined if it is missing or damaged. */
+/** Parses a file that root has written. Returns undefined if the file is missing or damaged. */
 function readJson<T extends z.ZodType>(file: string, schema: T): z.output<T> | undefined {
   try {
     return schema.parse(JSON.parse(readFileSync(file, 'utf8')));

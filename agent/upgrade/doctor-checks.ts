@@ -1,5 +1,5 @@
-// The checks of `farhand-agent doctor` for upgrades by the broker: the trusted key, the systemd unit that installs
-// upgrades as root, the last upgrade.
+// The checks of `farhand-agent doctor` for upgrades by the broker. They cover the trusted key, the systemd unit that
+// installs upgrades as root, and the last upgrade.
 import { existsSync } from 'node:fs';
 import { type Finding, ok, warn } from '../../shared/doctor/check-result.ts';
 import { StartError } from '../../shared/errors.ts';
@@ -12,7 +12,7 @@ import { readTrustedKey } from './trusted-key.ts';
 const unit = '/etc/systemd/system/farhand-agent-upgrade.path';
 const byHand = 'upgrade this agent by hand, as docs/upgrading.md describes';
 
-/** Returns no finding if the owner does not allow upgrades, or if the agent was not installed from a package. */
+/** Returns no findings if the owner does not allow upgrades, or if no package has installed the agent. */
 export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings): Finding[] {
   if (!allow.includes('upgrade') || (!kindOfHome(home) && !installedKind(directory))) return [];
   const last = readResult(directory);

@@ -1,5 +1,5 @@
-// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root to replace the agent.
-// The agent may not write in its program's directory.
+// The rpc StageUpgrade: receives a signed package, waits for running processes, and asks root to replace the agent. The
+// agent itself may not write in its program's directory.
 import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
@@ -27,7 +27,7 @@ import { readTrustedKey } from './trusted-key.ts';
 export interface UpgradesOptions {
   /** Directory shared with the systemd unit farhand-agent-upgrade; see directory-shared-with-root.ts. */
   directory: string;
-  /** The only version that the machine's owner accepts. If undefined, the owner accepts any. */
+  /** The only version that the machine's owner accepts; undefined if the owner accepts any. */
   holdVersion: string | undefined;
   processes: Pick<Processes, 'running' | 'refuseStarts'>;
   log: Logger;
@@ -37,13 +37,13 @@ const pollMs = 250;
 /** Milliseconds between two messages about running processes, so that the call does not count as idle. */
 const reportMs = 20_000;
 /**
- * Milliseconds in which farhand-agent-upgrade.service must take the agent's request. systemd starts this unit, which
- * runs as root, as soon as the agent has written the request.
+ * Milliseconds in which farhand-agent-upgrade.service, which runs as root, must take the agent's request. systemd
+ * starts this unit as soon as the agent has written the request.
  */
 const takenMs = 30_000;
 /**
- * Milliseconds for which no process may start after an upgrade was handed to root. Normally the upgrade restarts
- * the agent earlier.
+ * Milliseconds for which no process may start after an upgrade was handed to root. Normally the upgrade restarts the
+ * agent earlier.
  */
 const switchMs = 15 * 60_000;
 const longestWaitMs = 3_600_000;
@@ -51,7 +51,7 @@ const longestWaitMs = 3_600_000;
 export class Upgrades {
   readonly #options: UpgradesOptions;
   readonly #closing = new AbortController();
-  /** True while a package is received, waits or is installed by root. */
+  /** True while a package is received, waits for running processes, or is installed by root. */
   #busy = false;
 
   constructor(options: UpgradesOptions) {
@@ -62,7 +62,9 @@ export class Upgrades {
     stageUpgrade: (requests, { signal }) => this.#stage(requests, signal),
   };
 
-  /** Returns how this agent is installed, and the outcome of its last upgrade, for each hello to the broker. */
+  /**
+   * Returns how this agent is installed, and the outcome of its last upgrade. Each hello to the broker contains them.
+   */
   installation(): Installation {
     const { directory, holdVersion = '' } = this.#options;
     const installed = installedKind(directory);
@@ -125,7 +127,7 @@ export class Upgrades {
     return opened;
   }
 
-  /** Yields the number of running processes until there are none. Throws if they run for too long. */
+  /** Yields the number of running processes until it is 0. Throws if they run for too long. */
   async *#waiting({ running, wait_ms }: Open, signal: AbortSignal): AsyncGenerator<number> {
     if (running === 'RUNNING_PROCESSES_END') return;
     const { processes } = this.#options;
@@ -153,13 +155,13 @@ export class Upgrades {
    */
   #handOver(opened: Opened): Promise<void> {
     const { processes, log } = this.#options;
-    // The agent's restart would end a process that starts now.
+    // The upgrade's restart of the agent would end a process that starts now.
     processes.refuseStarts(true);
     const done = this.#switch(opened).finally(() => {
       processes.refuseStarts(false);
       this.#busy = false;
     });
-    // The call may end before the upgrade does, because the link was lost. The upgrade continues.
+    // If the link is lost, the call ends before the upgrade does, and the upgrade continues.
     done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));
     return done;
   }
@@ -179,8 +181,8 @@ export class Upgrades {
           'refused',
           `the systemd unit farhand-agent-upgrade.service did not install the package: ${result.reason}`,
         );
-      // Root takes the request by renaming its file. If the agent can remove the file, root has not taken the
-      // request, and never will.
+      // Root takes the request by renaming its file. If the agent can remove the file, root has not taken the request
+      // and never will.
       if (monotonic() - begun > takenMs && existsSync(file) && (await removed(file)))
         throw refusal(
           'not_supported',
@@ -203,7 +205,7 @@ function fingerprintIn(directory: string): string {
     const key = readTrustedKey(directory);
     return key ? fingerprintOf(key) : '';
   } catch {
-    // A damaged key file counts as no key here. The answer to StageUpgrade says what is wrong with the file.
+    // A damaged key file counts as no key here. StageUpgrade reports what is wrong with the file.
     return '';
   }
 }

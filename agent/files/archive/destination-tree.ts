@@ -67,9 +67,7 @@ export class Tree implements Disposable {
     return known ?? this.#enter(await this.directory(parentOf(path), make), path, make);
   }
 
-  /**
-   * True if too many directories are open. The caller must then finish the files that it writes, and call dispose().
-   */
+  /** True if too many directories are open. The caller must then finish the files that it writes and call dispose(). */
   get full(): boolean {
     return this.#open.size > mostHeld;
   }
@@ -96,7 +94,7 @@ export class Tree implements Disposable {
     );
   }
 
-  /** Stores the attributes that the archive has for a directory. A directory that existed before stays unchanged. */
+  /** Stores the attributes that the archive has for a directory. A directory that existed before keeps its own. */
   describe(path: Bytes, attributes: Attributes): void {
     const remembered = this.#remembered.get(path);
     if (remembered?.made) remembered.attributes = attributes;

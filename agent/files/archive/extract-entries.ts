@@ -184,7 +184,7 @@ export class Extractor implements AsyncDisposable {
     tree.assertFree(directory, name, got, path);
   }
 
-  /** Throws if the file of this name may not be replaced. A symlink is replaced, never its target. */
+  /** Throws if the name belongs to a file that may not be replaced. A symlink is replaced, never its target. */
   async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
     const { tree, overwrite } = this.#options;
     const present = await fs.lookAt(to);

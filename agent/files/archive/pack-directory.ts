@@ -43,9 +43,7 @@ export const readArchive: Operation<'readArchive'> = async function* (disk, { gz
   yield { tail: { files: job.files, bytes: job.bytes, sha256: hash.digest('hex') } };
 };
 
-/**
- * Yields the bytes of the archive in pieces of any size. A piece is valid only until the next is requested.
- */
+/** Yields the bytes of the archive in pieces of any size. Each piece is valid only until the next is requested. */
 async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   const { disk, directory, path, signal } = job;
   yield encodeHeader(headerOf('directory', './', self, job.users));
@@ -66,7 +64,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   yield endOfArchive;
 }
 
-/** Leaves out a protected path. Throws if the agent's user may not read the path. */
+/** Leaves out a protected path, which fails with an AppError. Throws every other error, such as EACCES. */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, toText(path));
 }
@@ -112,8 +110,7 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
     mode: Number(stats.mode) & 0o7777,
     uid,
     gid,
-    // The field is empty if the user id has no name, because tar programs would take a number in this field for a
-    // name.
+    // The name stays empty for an id without a name: tar programs would read a number in this field as a name.
     owner: owner === String(uid) ? '' : owner,
     group: group === String(gid) ? '' : group,
     size: 0,
@@ -143,7 +140,7 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, v
 async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerator<Buffer, void, void> {
   const gzip = createGzip({ chunkSize: chunkBytes });
   const fed = pipeline(chunks, gzip);
-  // This error needs no handling: if packing fails, reading `gzip` throws the same error.
+  // No handling is needed: if packing fails, reading `gzip` throws the same error.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gzip) yield chunk as Buffer;

@@ -162,8 +162,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Gives this file the owner, group and mode of `replaced`, otherwise the agent's user and mode 0644. `mode`
-   * overrides both modes. Returns true if anything changed.
+   * Sets the owner, group and mode of `replaced`, or the agent's user and mode 0644 if nothing is replaced. `mode`
+   * overrides the mode in both cases. Returns true if anything changed.
    */
   take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
     const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };
@@ -189,8 +189,7 @@ export class AtomicWrite implements AsyncDisposable {
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // The temporary name is removed here, because removing it updates the change time, which the caller
-      // reads next.
+      // Removing the temporary name updates the change time of the file, which the caller reads next.
       await fs.unlink(at);
     }
     await entry.keep();

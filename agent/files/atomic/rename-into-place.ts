@@ -27,7 +27,7 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
   const [old, made] = await Promise.all([lstat(from), lstat(to)]);
-  // If another file has got the name `from` meanwhile, that file is not removed.
+  // The name `from` is removed only while it still belongs to the placed file.
   if (identityOf(old) === identityOf(made)) await unlink(from);
 }
 
@@ -59,7 +59,7 @@ async function claim(from: Confined, to: Confined): Promise<void> {
   }
 }
 
-/** Throws before anything is copied if the present file at the destination would make the rename fail. */
+/** Throws before anything is copied if the file that has the target name would make the rename fail. */
 export function assertPlace(
   present: { isDirectory(): boolean } | undefined,
   { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,

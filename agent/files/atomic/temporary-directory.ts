@@ -43,7 +43,10 @@ export class PrivateDirectory implements AsyncDisposable {
   }
 }
 
-/** Opens the new directory. Throws `conflict` instead of opening, and later emptying, another user's directory. */
+/**
+ * Opens the new directory. Throws `conflict` if another program replaced it, so that disposal never empties that
+ * program's directory.
+ */
 async function enter(name: TemporaryName): Promise<Pinned> {
   const pinned = await pin(name.at);
   try {

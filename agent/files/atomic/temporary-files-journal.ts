@@ -74,7 +74,7 @@ export class Journal {
     const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
     const removed = new AbortController();
     await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
-    // Ends the timer of sleep(). Otherwise an agent that is stopped now would exit up to five seconds later.
+    // Ends the timer of sleep(), which would delay the exit of an agent that is stopped now by up to five seconds.
     removed.abort();
     return journal;
   }
@@ -128,8 +128,7 @@ export class Journal {
         await truncate(this.#path);
         this.#size = 0;
       }
-      // The line about a removal need not be durable: the file is already removed, and removing it again does no
-      // harm.
+      // This line need not be durable: after a crash, removing the file a second time does no harm.
       else await this.#append(line('-', path), false);
       if (this.#size > largest) await this.#rewrite();
     });
@@ -156,8 +155,8 @@ export class Journal {
 }
 
 /**
- * Returns the temporary files and directories that a killed agent left. The values are marks (see markOf), empty for
- * files.
+ * Returns the temporary files and directories that a killed agent left, with their marks (see markOf). The mark of a
+ * file is empty.
  */
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';

@@ -15,7 +15,7 @@ export interface Location {
   name?: Bytes;
 }
 
-/** Facts that decide whether a name in a directory may be used. The caller opens the name while they are read. */
+/** Facts that decide whether a name in a directory may be used. */
 export interface Survey {
   name: Bytes | undefined;
   /** Inodes of the directory and of all directories above it, from the directory upwards. */
@@ -36,8 +36,8 @@ const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(p
 
 /** Inodes of an open directory and of all directories above it, from the directory upwards. */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // The path may be outdated, but only its number of levels is used. This call may be synchronous: the kernel answers
-  // from memory, without the disk.
+  // The path may be outdated, but only its number of levels is used. A synchronous call is safe here: the kernel
+  // answers from memory, without the disk.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
@@ -105,9 +105,7 @@ export class Boundary {
     return new Boundary(real, spelled, inodes, processes);
   }
 
-  /**
-   * True if the spelling of the path lies inside a root. Used only to choose an error, never to allow access.
-   */
+  /** True if the path, compared as text, lies inside a root. Only chooses an error, never allows access. */
   covers(path: Bytes): boolean {
     return this.#spelled.some((root) => within(path, root));
   }
@@ -133,8 +131,8 @@ export class Boundary {
   }
 
   /**
-   * Throws if the file is protected. For the symlinks in a path only this is checked, because a symlink may lie
-   * outside the roots.
+   * Throws if the file is protected. A symlink in a path has to pass only this check, because it may lie outside the
+   * roots.
    */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
@@ -143,10 +141,7 @@ export class Boundary {
     throw ownFile(path);
   }
 
-  /**
-   * Returns a function that checks many names in a row. It reads the protected inodes again about once a
-   * second.
-   */
+  /** Returns a function that checks many names in a row. It reads the protected inodes again about once a second. */
   async protection(): Promise<IsProtected> {
     await this.#protected.refresh();
     return (parent, name, stats) => {
@@ -162,8 +157,7 @@ export class Boundary {
    * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // Only a directory can contain protected files. The caller has checked already that the file itself is not
-    // protected.
+    // Only a directory can contain protected files. The caller has already checked the file itself.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];

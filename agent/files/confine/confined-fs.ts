@@ -103,7 +103,7 @@ export const identify = async (at: Confined): Promise<string> => identityOf(awai
  * Id of the mount through which a directory was opened. Bind mounts have the same device but different ids.
  */
 export function mountOf(at: Confined): string | undefined {
-  // This read may be synchronous: the kernel answers from memory, without the disk.
+  // A synchronous read is safe here: the kernel answers from memory, without the disk.
   const info = readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1');
   return /^mnt_id:\s*(\d+)/m.exec(info)?.[1];
 }
@@ -115,7 +115,8 @@ export const drop = (at: Confined): Promise<void> =>
     .catch(ignoreMissing);
 
 /**
- * Makes names in a directory durable. Ignores unreadable directories and file systems that do not support it.
+ * Makes the names in a directory durable. Does nothing if the directory is unreadable or its file system cannot flush
+ * directories.
  */
 export async function syncDirectory(at: Confined): Promise<void> {
   try {

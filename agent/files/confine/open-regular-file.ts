@@ -38,21 +38,20 @@ export async function openTargetFile(
   if (folder) throw fault('not_a_directory', path, 'ends in a slash, but is not a directory');
   if (await holdsMemory(entry.name, at, stats))
     throw fault('unsupported_file', path, 'is not served: it gives access to the memory of a process');
-  // So far the file was opened only as a path (O_PATH). This opens the same inode for reading.
+  // The entry was opened with O_PATH, which cannot read. `at` opens the same inode again for reading.
   return { file: await pin(at, readOnly), stats, link: entry.link };
 }
 
 /** Opens a file found by a walk. Returns undefined if it is gone, is no regular file by now, or is protected. */
 export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
-  // Errors that mean: the file is gone, or a symlink, socket or device has its name by now.
+  // The file is gone, or a symlink, socket or device has its name now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');
   const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(other);
   if (!file) return undefined;
   let contents: Contents | undefined;
   try {
     const stats = await file.stat();
-    // The walk has checked the file that had this name. If another file has the name now, that file is
-    // checked too.
+    // The walk has checked the file that had this name. If another file has the name now, it is checked here.
     const isOther = identityOf(step.stats) !== identityOf(stats);
     const isProtected =
       isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);

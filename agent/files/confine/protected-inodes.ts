@@ -1,5 +1,4 @@
-// Finds the inodes of the protected paths (the agent's own files), which are read from the disk about once a
-// second.
+// Finds the inodes of the protected paths (the agent's own files). They are read from the disk about once a second.
 import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -52,7 +51,7 @@ export class ProtectedInodes {
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
-    // A caller that looks for one name needs no path without this name.
+    // True for a path whose parent directory was missing. If `name` is given, the path must also contain it.
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
@@ -73,8 +72,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * True if a file is below a protected directory, by its inode. Throws a system error if not all files there could be
-   * read and the inode is not among those that were.
+   * True if a file, by its inode, lies below a protected directory. If it was not found there and some file could not
+   * be read, throws the system error of that read.
    */
   isInside(inode: string): boolean {
     if (monotonic() - this.#insideAt >= trustMs) this.#readInside();
@@ -103,7 +102,10 @@ export class ProtectedInodes {
     }
   }
 
-  /** Ignores files that are removed meanwhile, and directories that the agent may not list. */
+  /**
+   * Returns undefined for a file that was removed meanwhile, and for a directory that the agent may not list. Stores
+   * any other error.
+   */
   #attempt<T>(look: () => T): T | undefined {
     try {
       return look();

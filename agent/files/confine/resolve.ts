@@ -198,8 +198,7 @@ export class Confinement {
     try {
       await fs.mkdir(at, 0o755);
     } catch (error) {
-      // Another process has created the directory, or a dangling symlink has the name. Opening the name shows
-      // which of the two.
+      // Another process has created the directory, or a dangling symlink has the name. Opening the name decides which.
       if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }
@@ -212,8 +211,8 @@ export class Confinement {
 
   async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
-    // `surveyed` is awaited further below. A rejection before that must not count as unhandled, which would end the
-    // process.
+    // `surveyed` is awaited further below. Without this handler, an earlier rejection would end the process as
+    // unhandled.
     surveyed.catch(() => undefined);
     const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return undefined;
@@ -256,8 +255,8 @@ export class Confinement {
   }
 
   /**
-   * Throws `error`, but permission_denied if the deepest existing directory of the path is outside the roots: there,
-   * `error` would reveal which paths exist.
+   * Throws `error`. Throws permission_denied instead if the deepest existing directory of the path is outside the
+   * roots, where `error` would reveal which paths exist.
    */
   async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
     await this.#check(trail, { at: (await this.#reach(trail, path)).at });

@@ -19,11 +19,11 @@ export interface Step {
   /** Path relative to the start, without a leading slash. */
   path: Bytes;
   /**
-   * Stats of the entry (as by lstat), possibly outdated except for a directory. To open a file, use O_NOFOLLOW and
-   * check the opened file again.
+   * Stats of the entry, as by lstat. They may be outdated, except those of a directory. To open a file, use O_NOFOLLOW
+   * and check the opened file again.
    */
   stats: fs.BigIntStats;
-  /** A walk yields a directory twice: before and after its content. True the second time. */
+  /** True after the content of a directory. The walk yields each directory twice: before and after its content. */
   left: boolean;
 }
 
@@ -35,13 +35,13 @@ export interface WalkOptions {
   /** If true, the walk fails with file_busy at a mount below the start. */
   oneMount?: boolean;
   /**
-   * Called with the absolute path of each unreadable or protected file, which is left out. Without `skip`
+   * Called with the absolute path of each unreadable or protected file, which the walk then leaves out. Without `skip`
    * such a file fails the walk.
    */
   skip?: (path: Bytes, error: unknown) => void;
   /**
-   * Called before a directory is read, with the open directory as `inside`. If it returns false, the content
-   * is left out.
+   * Called before a directory is read; `inside` is the open directory. If it returns false, the walk leaves out the
+   * content.
    */
   enter?: (step: Step, inside: fs.Confined) => boolean | Promise<boolean>;
 }
@@ -125,10 +125,7 @@ class Walker implements Disposable {
     return level.looked.pop();
   }
 
-  /**
-   * All names are read before the first step, because some file systems leave out names while other names are
-   * removed.
-   */
+  /** Reads all names before the first step, because some file systems leave out names while other names are removed. */
   async #namesIn({ inside, prefix }: Level): Promise<Bytes[]> {
     try {
       return (await fs.sortedNames(inside.at)).reverse();

@@ -65,8 +65,8 @@ function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, pa
 }
 
 /**
- * Replaces an escaped character by a lone surrogate, which valid text never contains, so that it loses its
- * special meaning.
+ * Replaces an escaped character by a lone surrogate, so that it loses its special meaning. Valid text never contains
+ * lone surrogates.
  */
 const literal = (character: string): string =>
   /^[!-~]$/.test(character) ? String.fromCharCode(0xd800 + character.charCodeAt(0)) : character;
@@ -84,7 +84,7 @@ function piecesOf(characters: string[]): Piece[] {
   const pieces: Piece[] = [];
   for (let at = 0; at < characters.length; at += 1) {
     const character = characters[at] ?? '';
-    // A "]" directly at the start of a class is a member of the class.
+    // A "]" directly at the start of a class, such as []a], is a member of the class.
     const start = at + (/^[!^]$/.test(characters[at + 1] ?? '') ? 2 : 1);
     const end = character === '[' ? characters.indexOf(']', start + 1) : -1;
     if (character === '*') pieces.push('*');

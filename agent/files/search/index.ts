@@ -27,7 +27,6 @@ export const longestSilence = 1_000;
 /** Slots for searches that read the disk. More than four at once would not make a disk faster. */
 const working = new Semaphore(4);
 
-/** One search. */
 interface Job {
   reading: Confinement;
   directory: Confined;
@@ -63,7 +62,7 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
 };
 
 /**
- * Yields matches, and undefined after each entry and piece of a file, so that the caller can check the time.
+ * Yields matches. Yields undefined after each entry and each piece of a file, so that the caller can check the time.
  */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
   const { reading, directory, path, signal, hidden, name, text } = job;
@@ -114,7 +113,7 @@ async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
   let [found, sentAt] = [0, monotonic()];
   for await (const match of everyMatch(job)) {
-    // One match beyond the limit is read, to know if there are further matches.
+    // Reads one match more than the limit, to find out whether there are further matches.
     job.truncated = match !== undefined && found === job.limit;
     if (job.truncated) break;
     if (match) {
@@ -130,7 +129,7 @@ async function* batchesOf(job: Job): Batches {
   if (matches.length > 0) yield { matches: { matches } };
 }
 
-/** Waits for a slot for each batch, so that a search whose client stops reading delays no other search. */
+/** Takes a slot only while a batch is read. A search whose client stops reading then delays no other search. */
 async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {

@@ -39,14 +39,14 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // A letter of another length in lower case makes this offset slightly wrong, which only shifts the reported part
-    // of a long line.
+    // The offset is slightly wrong if a letter has another length in lower case. That only shifts the part that is
+    // reported of a long line.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };
 }
 
-/** Yields the lines that contain the text, and undefined after each piece of the file. */
+/** Yields the lines that contain the text. Yields undefined after each piece of the file. */
 export async function* linesWith(
   { file, stats }: Contents,
   { find, overlap }: Text,
@@ -74,8 +74,8 @@ export async function* linesWith(
 interface State {
   buffer: Buffer;
   /**
-   * Number of bytes in use in the buffer: a line whose end is not read yet, or the last bytes of such a line if it is
-   * long.
+   * Number of bytes in use in the buffer. They are a line whose end is not read yet, or the last bytes of such a line
+   * if it is long.
    */
   held: number;
   number: number;

@@ -1,5 +1,5 @@
-// Runs the spawners, small processes that start programs for the agent. Replaces a spawner that dies, and
-// starts another while one hangs.
+// Runs the spawners, small processes that start programs for the agent. Replaces a spawner that dies, and starts
+// another while a spawner hangs.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
@@ -30,20 +30,17 @@ export interface SpawnersOptions {
   log: Logger;
 }
 
-/**
- * Maximum number of spawners. If a program on a hung disk blocks one spawner, another spawner starts the later
- * programs.
- */
+/** Maximum number of spawners. If a program on a hung disk blocks one of them, another starts the later programs. */
 const most = 3;
 /** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
 const startMs = 30_000;
-/** Milliseconds for which SIGKILL is repeated for processes that a dead spawner left half started. */
+/** Milliseconds for which the processes that a dead spawner left half started get SIGKILL again and again. */
 const killForMs = 5_000;
 
 /**
- * Values of the marker variable in the environments of spawners. A forked child keeps the spawner's value until the
- * child executes its program.
+ * Values of the marker variable in the environments of spawners. A forked child has its spawner's value until it
+ * executes its program.
  */
 export function marksOf(journalId: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${journalId}:${nth}`);
@@ -53,15 +50,15 @@ export class Spawners {
   readonly #marks: string[];
   readonly #options: SpawnersOptions;
   /**
-   * Each spawner under its value of the marker variable (see marksOf). A dead spawner is removed after all processes
-   * that it had begun to start are killed.
+   * The spawners by their values of the marker variable (see marksOf). A dead spawner is removed once all processes
+   * that it left half started are killed.
    */
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
 
   /**
-   * The marks of spawners contain `journalId`, by which a restarted agent finds its old spawners and no spawners of
-   * other agents.
+   * The marker values of the spawners contain `journalId`. By it a restarted agent finds its old spawners, and none of
+   * another agent.
    */
   constructor(journalId: string, options: SpawnersOptions) {
     this.#marks = marksOf(journalId);
@@ -81,10 +78,7 @@ export class Spawners {
     await this.#starting;
   }
 
-  /**
-   * Starts a program. The request is sent before this method returns. Rejects with SpawnFailed or
-   * SpawnerDied.
-   */
+  /** Starts a program. The request is sent before the method returns. Rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child> {
     const spawner = this.#prompt() ?? this.#connected()[0];
     return spawner ? spawner.spawn(request) : Promise.reject(new SpawnerDied());
@@ -106,8 +100,7 @@ export class Spawners {
   async #start(): Promise<void> {
     const mark = this.#marks.find((one) => !this.#spawners.has(one));
     if (mark === undefined) {
-      // All connected spawners hang, and no further spawner may be started. spawn() sends the next command to a
-      // spawner that hangs, where the command waits.
+      // All connected spawners hang, and no further spawner may be started. The next command waits at one of them.
       if (this.#connected().length > 0) return;
       await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
       return this.#start();
@@ -118,8 +111,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // This spawner could not be started. If another one is connected, it gets the next command, even if the command
-      // must wait because that spawner hangs.
+      // This spawner could not be started. Another connected spawner gets the next command, even if it hangs and the
+      // command must wait.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
@@ -140,15 +133,14 @@ interface Requested {
 
 class SpawnerProcess {
   /**
-   * Resolves when the spawner is gone, its reports are read, and half-started processes are killed. Never
-   * rejects.
+   * Resolves when the spawner has ended, its reports are read, and half-started processes are killed. Never rejects.
    */
   readonly ended: Promise<void>;
   readonly #mark: string;
   readonly #child: ChildProcess;
   readonly #options: SpawnersOptions;
   readonly #ready = Promise.withResolvers<void>();
-  /** Requests whose processes have not exited, by command id, oldest first. */
+  /** Requests whose processes have not exited yet, by command id, oldest first. */
   readonly #requested = new Map<string, Requested>();
   #isReady = false;
   #stopped = false;
@@ -156,9 +148,9 @@ class SpawnerProcess {
   constructor(mark: string, options: SpawnersOptions) {
     this.#mark = mark;
     this.#options = options;
-    // Node passes its own NODE_V8_COVERAGE to a child unless `env` has that key.
+    // Node passes its own NODE_V8_COVERAGE on to a child unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    // If the agent was started without the permission to load native code, its spawners have none either.
+    // An agent that may not load native code starts spawners that may not either.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
     this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',
@@ -184,7 +176,7 @@ class SpawnerProcess {
     return this.#isReady && connected && exitCode === null && signalCode === null;
   }
 
-  /** True if the oldest start takes too long. The spawner cannot begin another start before that one ends. */
+  /** True if the oldest start takes too long. The spawner cannot begin another start before this one ends. */
   get hangs(): boolean {
     const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
     return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
@@ -199,7 +191,7 @@ class SpawnerProcess {
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
     this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
-    // An error of send() is ignored: if the request did not arrive, the spawner is dead, and its exit ends the
+    // An error of send() is ignored: if the request did not arrive, the spawner is dead, and its exit rejects the
     // request.
     this.#child.send(request, () => {});
     return started.promise;
@@ -242,8 +234,8 @@ class SpawnerProcess {
     log.error(
       'a spawner (the process that starts commands) died; its commands and terminals are killed and count as lost',
     );
-    // A forked child has the spawner's mark in its environment until it executes its program. So only children that
-    // have not executed their program yet are killed here.
+    // A forked child has the spawner's mark only until it executes its program, so only half-started children are
+    // killed here.
     await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
       (error: unknown) =>
         log.error(

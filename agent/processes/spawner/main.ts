@@ -8,10 +8,7 @@ import { join } from 'node:path';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
-/**
- * The cgroup of the spawner itself, which contains one cgroup per command. It is undefined if the spawner has no
- * cgroup of its own.
- */
+/** The directory of the spawner's cgroup, which contains one cgroup per command; undefined if the spawner has none. */
 const cgroup = joinCgroup(process.argv[2]);
 
 const posix = loadPosixSpawn();
@@ -23,7 +20,7 @@ const running = new Map<number, string>();
 const closeOnExec = 0o2000000;
 
 function report(message: SpawnReport): void {
-  // If sending fails the agent has gone, so the spawner exits.
+  // Sending fails only if the agent has gone.
   process.send?.(message, undefined, undefined, (error) => {
     if (error) process.exit();
   });
@@ -46,21 +43,21 @@ function start(request: SpawnRequest): void {
 }
 
 /**
- * Starts a program with Node's spawn, if posix_spawn is not available or has failed. If this fails too, reports the
- * error.
+ * Starts a program with Node's spawn, for a machine or request that posix_spawn cannot serve. Reports the error if this
+ * fails too.
  */
 function startByNode({ id, file, args, cwd, env }: SpawnRequest, files: number[]): void {
   const child = spawn(file, args, { cwd, env, stdio: files, detached: true });
   child.once('error', (error) => reportFailure(id, error));
   if (child.pid === undefined) return;
   report({ id, pid: child.pid, start: startTime(child.pid) });
-  // Node reports a death by a real-time signal as an exit with 0.
+  // Node reports a death by a real-time signal as an exit with code 0.
   child.once('exit', (code, signal) =>
     report({ id, code: signal ? 128 + os.signals[signal] : (code ?? 0), signal: signal ?? '' }),
   );
 }
 
-/** Reports all ended children: one SIGCHLD may stand for several of them. */
+/** Reports all ended children, because one SIGCHLD may stand for several. */
 function reportEnded(): void {
   for (const [pid, id] of running) {
     const exited = posix?.wait(pid);
@@ -74,10 +71,7 @@ function reportFailure(id: string, error: unknown): void {
   report({ id, errno: error instanceof Error && 'code' in error ? String(error.code) : 'unknown' });
 }
 
-/**
- * Opens stdin, stdout and stderr for this program alone, because programs that share an open file share its
- * locks.
- */
+/** Opens stdin, stdout and stderr for one program alone: programs that share an open file share its locks. */
 function withFiles(
   { cgroup: own, stdin, stdout, stderr }: SpawnRequest,
   use: (files: number[]) => void,
@@ -95,8 +89,7 @@ function withFiles(
 }
 
 /**
- * Opens an output pipe. Fails if the agent does not read from it any more, so that no program starts after
- * the agent's death.
+ * Opens an output pipe. Fails if the agent no longer reads from it, so that no program starts after the agent's death.
  */
 function openOutput(path: string): number {
   const probe = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
@@ -116,20 +109,19 @@ function joinCgroup(directory: string | undefined): string | undefined {
   }
 }
 
-/** Moves this thread into a cgroup ("threaded mode", cgroups(7)), so that the next child begins there. */
+/** Moves this thread into a cgroup ("threaded mode", cgroups(7)), in which its next child then begins. */
 function moveInto(directory: string): void {
   try {
     // Moving the whole process would block all forks on the machine for 3 to 12 ms (measured).
     writeFileSync(join(directory, 'cgroup.threads'), '0');
   } catch {
-    // A failure is ignored: if the process is in no cgroup, a kill finds it by the marker variable in its
-    // environment.
+    // Without a cgroup, a kill finds the process by the marker variable in its environment.
   }
 }
 
 /**
- * Start time in clock ticks since boot (proc(5)); empty if unreadable. The pid cannot be reused before the exit is
- * reported.
+ * Returns the start time in clock ticks since boot (proc(5)); empty if unreadable. The pid cannot be reused before the
+ * exit is reported.
  */
 function startTime(pid: number): string {
   try {
@@ -141,8 +133,8 @@ function startTime(pid: number): string {
 }
 
 /**
- * Closes inherited files, such as the agent's terminals, which every program would inherit as well. Node
- * opens files close-on-exec, so any file without that flag was inherited.
+ * Closes inherited files, such as the agent's terminals, which every program would inherit too. Node opens files
+ * close-on-exec, so a file without that flag was inherited.
  */
 function closeInherited(): void {
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {
@@ -151,25 +143,24 @@ function closeInherited(): void {
       const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
       if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
-      // ENOENT: the list also contains the descriptor with which it was read, and that descriptor is closed by now.
+      // ENOENT: the list contains the descriptor with which it was read, which is closed by now.
     }
   }
 }
 
-/** Undoes the agent's protection from the out-of-memory killer, which commands must not inherit. */
+/** Undoes the agent's protection from the out-of-memory killer, so that commands do not inherit it. */
 function resetOomScore(): void {
   const file = '/proc/self/oom_score_adj';
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // A kernel without oom_score_adj has not protected the agent either, so there is nothing to undo.
+    // A kernel without oom_score_adj has not protected the agent either.
   }
 }
 
 closeInherited();
 resetOomScore();
-// The signals that end a program are ignored, because they may be sent to all processes of a unit or a terminal.
-// Only the agent ends a spawner.
+// These signals may be sent to all processes of a unit or terminal. Only the agent ends a spawner, so they are ignored.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 process.once('disconnect', () => process.exit());
 process.on('SIGCHLD', reportEnded);

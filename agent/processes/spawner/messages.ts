@@ -7,7 +7,7 @@ export interface SpawnRequest {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  /** Name of the program's cgroup; undefined if the agent may not create cgroups. */
+  /** Name of the program's cgroup; undefined without cgroups. */
   cgroup: string | undefined;
   /** Paths of stdin, stdout and stderr. Without `stdin` the program reads /dev/null. */
   stdin: string | undefined;
@@ -16,8 +16,8 @@ export interface SpawnRequest {
 }
 
 /**
- * The end of a process. After a signal, `code` is 128 plus the signal's number, as in shells. `signal` is
- * empty if no signal ended the process.
+ * The end of a process. After a signal, `code` is 128 plus the signal's number, as in shells. Otherwise `signal` is
+ * empty.
  */
 export interface Exited {
   code: number;

@@ -1,5 +1,5 @@
-// Starts programs with posix_spawn(3), called through the addon koffi.
-// Node's spawn is half as fast with 32 commands at once, because it first copies the page tables of its process.
+// Starts programs with posix_spawn(3), called through the addon koffi. With 32 commands at once, Node's spawn is half
+// as fast, because it copies the page tables of its process.
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
@@ -46,33 +46,32 @@ function loadLibc(koffi: Koffi) {
   const attributes = attributesOf(func);
 
   /**
-   * Starts a program in a new session and returns its pid. Returns undefined if Node's spawn must start the program
-   * or report the error.
+   * Starts a program in a new session and returns its pid. Returns undefined if the caller must start the program with
+   * Node's spawn, which also reports the error.
    */
   function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
     const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
-    // C would cut a text at a NUL byte. Node's spawn refuses such a text, so programs with such a text are started
-    // by Node's spawn.
+    // C would cut a text at a NUL byte. Node's spawn refuses such a text with an error.
     if ([cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
     const pid = [0];
     if (initActions(actions) !== 0) return undefined;
     assertUntouched(actions);
     let errno = addChdir(actions, cwd);
     for (const [to, from] of files.entries()) errno ||= addDup2(actions, from, to);
-    // Searches the program in the PATH of this process.
+    // Searches for the program in the PATH of this process.
     errno ||= spawnp(pid, file, actions, attributes, [...argv, null], [...envp, null]);
     destroyActions(actions);
     return errno === 0 ? pid[0] : undefined;
   }
 
-  /** Returns the exit of the child, once. Returns undefined before and after that. */
+  /** Returns the exit of the child once. Every other call returns undefined. */
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;
     const [word = 0] = status;
     const signal = word & 0x7f;
-    // 0x7f means that the child, which a debugger traces, has only stopped.
+    // 0x7f means that a debugger has only stopped the child.
     if (signal === 0x7f) return undefined;
     return signal === 0
       ? { code: (word >> 8) & 0xff, signal: '' }

@@ -14,7 +14,7 @@ import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { type Client, Terminal } from './terminal.ts';
 
 interface TerminalParts extends Parts {
-  /** Creates pseudo terminals; undefined if this kind of machine has no addon for that. */
+  /** Creates pseudo terminals; undefined if node-pty has no addon for this kind of machine. */
   maker: PtyMaker | undefined;
 }
 
@@ -80,8 +80,7 @@ export class Terminals extends ProcessTable<Terminal> {
       left.addEventListener('abort', terminal.keep(), { once: true });
       await terminal.begun(left);
       const { started } = terminal;
-      // If an earlier call opened the terminal and the terminal is over, only the exit is sent, without the
-      // start.
+      // If an earlier call opened the terminal and it is over, only the exit is sent.
       if (started && !(found && terminal.exit) && !left.aborted) yield startedEvent(started);
       while (!terminal.exit && !left.aborted) await terminal.changed.wait(left);
       if (terminal.exit && !left.aborted) yield { event: { exit: terminal.exit } };
@@ -120,8 +119,8 @@ export class Terminals extends ProcessTable<Terminal> {
 }
 
 /**
- * Handles the messages of a client until its call ends. After an error it still reads, so that the call can
- * end. Never rejects.
+ * Handles the messages of a client until its call ends. Reads on after an error, so that the call can end. Never
+ * rejects.
  */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
   for (;;) {

@@ -1,5 +1,4 @@
-// A pseudo terminal: the agent reads and writes its master; the program has its slave as stdin, stdout and
-// stderr.
+// A pseudo terminal: the agent reads and writes its master. The program has its slave as stdin, stdout and stderr.
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { ReadStream } from 'node:tty';
@@ -32,8 +31,8 @@ export function loadPtyMaker(): PtyMaker | undefined {
 }
 
 /**
- * Shell script that opens the terminal ($0), which becomes the controlling terminal of the shell's session, and
- * then executes the program ($@).
+ * Shell script that opens the terminal ($0) and then executes the program ($@). The terminal becomes the controlling
+ * terminal of the shell's session.
  */
 const openTerminal = 'exec "$@" 0<>"$0" 1>&0 2>&0';
 /** Longest wait in milliseconds between two attempts to write to a program that does not read. */
@@ -56,7 +55,7 @@ export class Pty implements Stdio {
   readonly #pump: Pump;
   #stream: ReadStream | undefined;
   /**
-   * The agent has the slave open too, because otherwise the terminal would end as soon as no program has it
+   * The agent's own descriptor of the slave. Without it, the terminal would end as soon as no program has the slave
    * open.
    */
   #slave: number | undefined;
@@ -69,8 +68,7 @@ export class Pty implements Stdio {
     this.#master = master;
     this.#output = output;
     const open = (onread: object): ReadStream => {
-      // The stream passes all options on to net.Socket, as its documentation says, but the types do not
-      // declare them.
+      // The stream passes all options on to net.Socket, as its documentation says. Its types do not declare them.
       this.#stream = new ReadStream(master, { onread } as object);
       return this.#stream;
     };
@@ -81,10 +79,7 @@ export class Pty implements Stdio {
     this.request = { file: '/bin/sh', args, ...nowhere };
   }
 
-  /**
-   * Resolves when the terminal has accepted all bytes, or is over. Bytes are written in the order of the
-   * calls.
-   */
+  /** Writes bytes in the order of the calls. Resolves when the terminal has accepted all bytes, or is over. */
   write(data: Uint8Array): Promise<void> {
     this.#written = this.#written.then(() => this.#write(data));
     return this.#written;
@@ -109,17 +104,14 @@ export class Pty implements Stdio {
     this.#pump.cut();
   }
 
-  /**
-   * True once the stream is closed. From then on the file descriptor of the master may belong to another
-   * file.
-   */
+  /** True once the stream is closed. The master's file descriptor may then belong to another file. */
   get #over(): boolean {
     return this.#stream?.destroyed ?? true;
   }
 
   /**
-   * Uses writeSync(), which fails with EAGAIN while the terminal is full. A write of the stream would instead block the
-   * whole agent until the program reads.
+   * Uses writeSync(), which fails with EAGAIN while the terminal is full. A write of the stream would block the whole
+   * agent until the program reads.
    */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;
@@ -140,7 +132,7 @@ export class Pty implements Stdio {
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {
-    // The addon's descriptor would stay open in other programs that the agent starts. Node opens the slave again with
+    // Other programs that the agent starts would inherit the addon's descriptor. Node opens the slave again with
     // close-on-exec.
     return { master, slave: openSync(pty, constants.O_RDWR | constants.O_NOCTTY), pty };
   } catch (error) {

@@ -1,5 +1,4 @@
-// Stores a terminal's last output by byte offset. It is in memory, because the echo of a key must not wait
-// for a disk.
+// Stores a terminal's last output by byte offset. It is in memory, so that the echo of a key need not wait for a disk.
 
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
@@ -39,8 +38,8 @@ export class Scrollback {
   }
 
   /**
-   * The offset from which a new client gets output. If it lies inside a UTF-8 character, the rest of that
-   * character is skipped.
+   * Returns the offset from which a new client gets output. Skips the rest of a UTF-8 character that begins before this
+   * offset.
    */
   replayFrom(): number {
     const from = Math.max(this.start, this.#end - terminalReplayBytes);
@@ -56,7 +55,7 @@ export class Scrollback {
     return this.pace.hold(() => this.#end);
   }
 
-  /** After this call append() does not wait for readers. */
+  /** Ends the waiting for readers: from now on append() resolves at once. */
   release(): void {
     this.pace.release();
   }

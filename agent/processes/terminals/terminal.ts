@@ -16,31 +16,28 @@ import { fellOut, Scrollback } from './scrollback.ts';
 /** Maximum number of bytes of output in one message. */
 const pieceBytes = 64 * 1024;
 /**
- * Bytes of output that are sent at once in each period of `collectMs` milliseconds. Further output is sent together
- * when the period ends.
+ * Bytes of output that are sent at once in each period of `collectMs` milliseconds. Further output is sent in one
+ * message at the end of the period.
  */
 const sentAtOnce = 8 * 1024;
 const collectMs = 5;
-/** If more bytes of input than this wait for the program, no further messages of the client are read. */
+/** While more bytes of input than this wait for the program, no messages of the client are read. */
 const queuedBytes = 64 * 1024;
 /**
- * Input is acknowledged at once if at least this number of bytes is not acknowledged yet. Fewer bytes are
- * acknowledged with the next output.
+ * Input is acknowledged at once if at least this number of bytes is unacknowledged. Fewer bytes are acknowledged with
+ * the next output.
  */
 const acknowledgeBytes = 8 * 1024;
 
 export class Terminal extends Tracked {
   readonly output: Scrollback;
-  /** The size until a client or the request sets one. */
+  /** The size until the request or a client sets one. */
   size: Size = { cols: 80, rows: 24 };
   graceMs = 0;
   pty?: Pty;
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
-  /**
-   * Clients that lost their link and may attach again. The program still waits for a held client to read the
-   * output.
-   */
+  /** Clients that lost their link and may attach again. Their unread output still pauses the program. */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
   #stopGrace = (): void => {};
@@ -75,7 +72,7 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Keeps the terminal alive until the returned function is called. The terminal ends `graceMs` after the
+   * Keeps the terminal alive until the returned function is called. The terminal ends `graceMs` milliseconds after the
    * last of these functions was called.
    */
   keep(): () => void {
@@ -93,8 +90,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Attaches a client, which replaces a client with the same id and takes over that client's number of accepted
-   * input bytes.
+   * Attaches a client. It replaces a client with the same id, and takes over that client's number of accepted input
+   * bytes.
    */
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
@@ -107,7 +104,7 @@ export class Terminal extends Tracked {
     return client;
   }
 
-  /** Detaches a client. `lost`: true if its link was lost. The client is then held, because it may attach again. */
+  /** Detaches a client. `lost`: true if its link was lost; the client may then attach again, so it is held. */
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;
@@ -125,7 +122,7 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Removes the held clients after `heldMs` milliseconds. Called only while the broker keeps the terminal, because
+   * Removes the held clients after `heldMs` milliseconds. Called only while the broker keeps the terminal alive:
    * clients come back through the broker.
    */
   #awaitHeld(): void {
@@ -150,7 +147,7 @@ export class Terminal extends Tracked {
  */
 export type Parting = 'left' | 'lost' | AppError;
 
-/** Sends output to the client as fast as the client reads, and receives the client's input, sizes and signals. */
+/** Sends output to the client as fast as the client reads. Receives the client's input, sizes and signals. */
 export class Client {
   /** The client's position: the offset up to which it has acknowledged the output. */
   readonly place: ReaderPosition;
@@ -159,24 +156,22 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** Start of the present period of `collectMs` milliseconds, by the monotonic clock. */
+  /** Start of the current period of `collectMs` milliseconds, by the monotonic clock. */
   #periodAt = Number.NEGATIVE_INFINITY;
   /** Bytes of output sent since `#periodAt`. */
   #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
   readonly #known: boolean;
-  /** Bytes of input accepted in all calls of the client, even if they still wait for the program. */
+  /** Bytes of input accepted in all calls of the client, including bytes that still wait for the program. */
   #received: number;
   #acknowledged = 0;
-  /**
-   * True while no messages of the client are read. Its acknowledgements of output are then not read either.
-   */
+  /** True while no messages of the client are read, not even its acknowledgements of output. */
   #paused = false;
   #parting: Parting | undefined;
 
   /**
-   * `from`: offset of the first byte to send; attach() has checked that the terminal still stores this byte. `before`:
-   * the state of this client after its previous call.
+   * `from`: offset of the first byte to send, which the terminal still stores (checked by attach()). `before`: this
+   * client in its previous call.
    */
   constructor(terminal: Terminal, from: number, before: Client | undefined) {
     this.#terminal = terminal;
@@ -207,7 +202,7 @@ export class Client {
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
     yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
-      // The exit is read before the output. If the exit is set, the output that is read after it is complete.
+      // The exit is read before the output: once the exit is set, the output read after it is complete.
       const { exit } = this.#terminal;
       if (this.#parting instanceof AppError) throw this.#parting;
       if (this.#parting) return;
@@ -223,8 +218,8 @@ export class Client {
   }
 
   /**
-   * If more than `sentAtOnce` bytes were sent in this period, waits until the period ends. Without the wait, each
-   * read (at most 4 KiB) would become a message.
+   * If more than `sentAtOnce` bytes were sent in this period, waits for its end. Without the wait, each read (at most 4
+   * KiB) would become a message.
    */
   async #collect(sent: number, signal: AbortSignal): Promise<void> {
     const now = monotonic();
@@ -233,7 +228,7 @@ export class Client {
       this.#periodBytes = 0;
     }
     this.#periodBytes += sent;
-    // After a full message, more output is ready.
+    // A full message means that more output is ready.
     if (this.#periodBytes <= sentAtOnce || sent === pieceBytes) return;
     await sleep(this.#periodAt + collectMs - now, signal);
   }
@@ -250,8 +245,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // Acknowledgements are not read while input is paused. Without this line, the program would wait for an
-    // acknowledgement and never read its input.
+    // While input is paused, acknowledgements are not read. Without this line, the program would wait for one and never
+    // read its input.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
@@ -262,8 +257,8 @@ export class Client {
   }
 
   /**
-   * Handles one message of the client. Resolves when the next message may be read: a program that reads no
-   * input delays this.
+   * Handles one message of the client. Resolves when the next message may be read, which a program that reads no input
+   * delays.
    */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
