@@ -12,10 +12,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
-/**
- * The agent's rpcs that write files. One broker also calls them at another broker, to copy files to a machine of that
- * broker.
- */
+/** The agent's rpcs that write files. A broker also calls them at another broker, to copy files to a machine there. */
 export const fileWriterService = {
   writeFile: methodOf('WriteFile'),
   writeArchive: methodOf('WriteArchive'),
@@ -40,7 +37,7 @@ export const linkService: LinkDefinition = {
   },
 };
 
-/** Returns an encoder that also accepts messages which are already encoded. */
+/** Returns an encoder that passes on messages which are already encoded. */
 export function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
   return (frame) => (Buffer.isBuffer(frame) ? frame : encode(frame));
 }
@@ -85,30 +82,24 @@ export interface CallOptions {
   signal?: AbortSignal;
   /** Milliseconds for the whole call; by default 30 s for unary calls, no limit for streaming calls. */
   deadline_ms?: number;
-  /**
-   * Only for streaming calls: longest wait for the next frame in milliseconds. The default is 60 s; 0 means no
-   * limit.
-   */
+  /** Longest wait for the next frame of a streaming call, in milliseconds. The default is 60 s; 0 means no limit. */
   idle_ms?: number;
-  /**
-   * Concurrency class of the call: the calls of one class share a limit. The default is `control` for a unary
-   * call and `short` for a streaming one.
-   */
+  /** Concurrency class of the call. The default is `control` for a unary call and `short` for a streaming one. */
   lane?: Lane;
 }
 
 /**
- * Reason of AgentCall.signal if the broker has cancelled the call. With any other reason the broker may still
- * need the answer.
+ * Reason of AgentCall.signal if the broker has cancelled the call. After any other reason the broker may still need the
+ * answer.
  */
 export const gaveUp = new AppError('unavailable', 'the caller cancelled the call');
 
 /**
- * Status details with which a broker ends the stream of a call that it cancelled; the status is CANCELLED.
+ * The gRPC status details with which a broker ends the stream of a call that it has cancelled. The status is CANCELLED.
  */
 export const cancelledDetails = 'cancelled';
 
-/** Concurrency class of a call. The open calls of one class share a limit of their own per machine. */
+/** Concurrency class of a call. The open calls of one class on a machine share a limit. */
 export type Lane =
   // The default of unary calls, also for calls to processes.
   | 'control'
@@ -161,17 +152,14 @@ export interface MethodShape {
   decodeRequest(bytes: Buffer): unknown;
   encodeResponse(response: unknown): Buffer;
   decodeResponse(bytes: Buffer): unknown;
-  /**
-   * Encodes a message as a whole frame of the rpc Answer. Copies the bytes, so the caller may reuse its
-   * buffer.
-   */
+  /** Encodes a message as a complete frame of the rpc Answer. Copies the bytes, so the caller may reuse its buffer. */
   frameRequest(request: unknown): Buffer;
   frameResponse(response: unknown): Buffer;
 }
 
 /**
- * Every rpc of agent.proto by name. Here a message has the type `unknown`; AgentStub and AgentMethods have the exact
- * types of messages.
+ * Every rpc of agent.proto by name, with messages of the type `unknown`. AgentStub and AgentMethods have the exact
+ * types.
  */
 export const methods: ReadonlyMap<string, MethodShape> = new Map(
   Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
@@ -197,8 +185,8 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message as Frame{message}. `chunk`: number of the message's field `chunk`, if it
- * has one.
+ * Returns a function that encodes a message as Frame{message}. `chunk`: number of the message's field `chunk`, if there
+ * is one.
  */
 function framerOf(
   chunk: number | undefined,
@@ -206,7 +194,8 @@ function framerOf(
 ): (message: unknown) => Buffer {
   return (message) => {
     const bytes = chunk === undefined ? undefined : (message as { chunk?: Uint8Array }).chunk;
-    // A chunk needs no protobufjs: tags and lengths before its bytes encode both fields (protobuf.dev, Encoding).
+    // A chunk needs no protobufjs: the tags and lengths of both fields are put before its bytes (protobuf.dev,
+    // Encoding).
     return bytes && chunk ? wrapped([1, chunk], bytes) : frameOf(encode(message));
   };
 }
@@ -247,8 +236,8 @@ export function present<T extends object>(fields: T): { [K in keyof T]?: NonNull
 }
 
 /**
- * Limits the queue of every object stream in this process to 2 objects. With Node's default of 16, each slow
- * reader would take up to 4 MiB.
+ * Limits the queue of every object stream in this process to 2 objects. With Node's default of 16, each slow reader
+ * would take up to 4 MiB.
  */
 export function shortenQueues(): void {
   setDefaultHighWaterMark(true, 2);
@@ -287,7 +276,7 @@ const ours =
 const longestMessage = 2_000;
 const longestDetails = 64 * 1024;
 
-/** Converts a received error. A code that is unknown, or that only brokers send, becomes machine_error. */
+/** Converts a received error. A code that is unknown, or that only a broker may send, becomes machine_error. */
 export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
   if (!isCode(code) || ours.test(code)) {
@@ -302,12 +291,12 @@ export function fromWire(error: WireError): AppError {
 }
 
 /**
- * Maximum number of opening brackets in error details, because JSON.stringify fails for deeply nested values. Details
- * of Farhand are flat.
+ * Maximum number of opening brackets in error details. Details of Farhand are flat, and JSON.stringify fails for deeply
+ * nested values.
  */
 const mostBrackets = 1_000;
 
-/** Parses error details; anything but a flat JSON object of limited size becomes empty details. */
+/** Parses error details. Returns an empty object for a text that is too long, too deeply nested or no JSON object. */
 export function parseDetails(text: string): Record<string, unknown> {
   if (text.length > longestDetails || text.split(/[[{]/).length > mostBrackets) return {};
   try {
@@ -319,7 +308,7 @@ export function parseDetails(text: string): Record<string, unknown> {
 }
 
 /**
- * Writes all encoded frames, then an End frame. If `frames` throws, sends and throws the error. Throws the signal's
+ * Writes all encoded frames, then an End frame. If `frames` throws, sends that error and throws it. Throws the signal's
  * reason when the signal fires.
  */
 export async function sendFrames(
@@ -358,8 +347,8 @@ export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> 
 }
 
 /**
- * Yields the received messages until the End frame. Throws an Error frame as AppError. Throws the error of `lost` if
- * the stream stops without End.
+ * Yields the received messages until the End frame. An Error frame is thrown as AppError. Throws the error of `lost` if
+ * the stream stops without an End frame.
  */
 export async function* receiveFrames(
   frames: AsyncIterable<Frame>,

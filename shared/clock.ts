@@ -1,19 +1,19 @@
-// The only source of time for all code. Tests can replace it.
+// The only source of time in this code. Tests can replace it.
 
 /**
- * Longest step of a timer in milliseconds. Longer delays take several steps, because Node fires at once for
- * delays over 2^31 - 1 ms.
+ * Longest step of a timer in milliseconds. Longer delays take several steps: Node fires at once for a delay over 2^31 -
+ * 1 ms.
  */
 const longestTimer = 3_600_000;
 
 export interface Clock {
   /** Wall time in milliseconds since 1970. */
   now(): number;
-  /** Milliseconds since an arbitrary moment, by a clock that is never set. It measures durations. */
+  /** Milliseconds since an arbitrary moment, for durations. This clock is never set. */
   monotonic(): number;
   /**
-   * Calls `run` once after `ms` milliseconds. Returns a function that cancels this. With `hold` the process does not
-   * exit before the call.
+   * Calls `run` once after `ms` milliseconds. Returns a function that cancels the call. With `hold` the process does
+   * not exit before the call.
    */
   after(ms: number, run: () => void, hold?: boolean): () => void;
 }
@@ -39,7 +39,7 @@ const system: Clock = {
 
 let current = system;
 
-/** Replaces the clock (tests only); restores the system clock if called without an argument. */
+/** Replaces the clock (tests only). Restores the system clock if called without an argument. */
 export function setClock(clock: Clock = system): void {
   current = clock;
 }
@@ -59,7 +59,7 @@ export function iso(ms: number = now()): string {
   return new Date(ms).toISOString();
 }
 
-/** Calls `run` every `ms` milliseconds. Returns a function that ends this. */
+/** Calls `run` every `ms` milliseconds. Returns a function that stops the calls. */
 export function every(ms: number, run: () => void): () => void {
   let cancel = after(ms, tick);
   function tick(): void {
@@ -72,7 +72,7 @@ export function every(ms: number, run: () => void): () => void {
 /** Resolves after all callbacks that are already due have run. */
 export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Resolves after `ms` milliseconds, or at once when the signal fires. The process does not exit before that. */
+/** Resolves after `ms` milliseconds, or at once when the signal fires. Until then the process does not exit. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     if (signal?.aborted) return resolve();

@@ -2,22 +2,23 @@
 
 /** Maximum number of commands that may be open on a machine at once. */
 export const openCommands = 64;
-/** Maximum number of commands that may wait for a machine, because it is busy or offline. */
+/** Maximum number of commands that may wait for a busy or offline machine. */
 export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
 /** Maximum number of stored bytes of each output of a command, on the machine and also in the broker's copy. */
 export const outputWindowBytes = 64 * 1024 * 1024;
-/** A command waits for a slow reader, but not for one that has accepted no data for this many milliseconds. */
+/**
+ * Milliseconds that a command waits for a slow reader that accepts no data. After that the command goes on without this
+ * reader.
+ */
 export const readerStallMs = 5_000;
 
 /** Maximum number of terminals that may be open on a machine at once. */
 export const openTerminals = 32;
 /** Maximum number of terminal clients that a machine may have at once. */
 export const terminalClients = 128;
-/**
- * Maximum number of bytes of a terminal's output that are stored; a client that is further behind is disconnected.
- */
+/** Maximum number of bytes of a terminal's output that are stored. A client that is further behind is disconnected. */
 export const terminalWindowBytes = 1024 * 1024;
 /**
  * Maximum number of bytes of earlier output that a new client receives. Also the maximum number of unacknowledged

@@ -1,4 +1,4 @@
-// Locks a data directory for one process by an exclusive SQLite lock, which even kill -9 releases.
+// Locks a data directory for one process by an exclusive SQLite lock, which the kernel releases even after kill -9.
 import { chmodSync, closeSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -6,8 +6,8 @@ import { StartError } from './errors.ts';
 import { inUse, userName } from './program-start-and-end.ts';
 
 /**
- * Locks a directory for this process, and creates a missing one. Returns a function that unlocks it. Throws
- * StartError if the directory cannot be used.
+ * Creates a missing directory, and locks it for this process. Returns a function that unlocks it. Throws StartError if
+ * the directory cannot be used.
  */
 export function takeDirectory(directory: string, program: string): () => void {
   mkdirSync(directory, { recursive: true, mode: 0o700 });
@@ -16,7 +16,7 @@ export function takeDirectory(directory: string, program: string): () => void {
   return lock(directory, program);
 }
 
-/** Throws if root uses another user's directory: that user's service could not use files created by root. */
+/** Throws if root uses another user's directory, because that user's service could not use files created by root. */
 export function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
@@ -29,7 +29,7 @@ export function refuseForeign(directory: string): void {
 
 function lock(directory: string, program: string): () => void {
   const file = join(directory, 'lock.db');
-  // The file is created here and not by SQLite, so that other users can never read it.
+  // SQLite would create the file readable for other users, so it is created here first.
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file, { timeout: 0 });
   try {

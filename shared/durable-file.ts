@@ -1,4 +1,4 @@
-// Replaces files atomically: after a crash a file has its old or its new content, never a mixture.
+// Replaces files atomically: after a crash a file has either its old or its new content.
 import { randomBytes } from 'node:crypto';
 import { open, readdir, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
@@ -46,8 +46,7 @@ const prefixOf = (file: string): string => `.${basename(file)}-`;
 async function fill(path: string, content: string | Buffer, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
   await handle.writeFile(content);
-  // The owner is changed through the handle, because a user who owns the directory could replace the path
-  // with a link.
+  // Changed through the handle: a user who owns the directory could replace the path with a link.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
   await handle.sync();

@@ -56,7 +56,7 @@ export const codes = {
 
 export type Code = keyof typeof codes;
 
-/** The errnos of each code. EINVAL means an impossible name, or a move of a directory into itself. */
+/** The errnos of each code. EINVAL means an invalid name, or a move of a directory into itself. */
 const errnos: Readonly<Partial<Record<Code, readonly string[]>>> = {
   file_not_found: ['ENOENT'],
   permission_denied: ['EACCES', 'EPERM', 'EROFS'],
@@ -112,12 +112,12 @@ export function fieldError(
   return new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues: [{ path, message }] });
 }
 
-/** True if a text is a known error code. A newer agent or broker may send unknown ones. */
+/** True if a text is a known error code. A newer agent or broker may send unknown codes. */
 export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
 
-/** Linux errnos that have no name in Node: `error.code` as Node sets it, and the errno's name. */
+/** Linux errnos without a name in Node. The key is `error.code` as Node sets it, the value the errno's name. */
 const unnamed: Readonly<Record<string, string>> = {
   'Unknown system error -116': 'ESTALE',
   'Unknown system error -117': 'EUCLEAN',

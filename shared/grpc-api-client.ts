@@ -27,7 +27,7 @@ export interface GrpcOptions {
 
 export interface StreamOptions {
   signal?: AbortSignal;
-  /** Idempotency key, only for exec: a repeated call with the same key within 24 h follows the same command. */
+  /** Idempotency key, only for exec. Another call with the same key within 24 h follows the same command. */
   idempotencyKey?: string;
 }
 
@@ -63,7 +63,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Retries are disabled, so that grpc-js does not copy every chunk, and no request can start a command twice.
+  // Without retries, grpc-js does not copy every chunk, and no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -128,9 +128,7 @@ export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
   };
 }
 
-/**
- * Starts to send the requests. `stop` ends the sending; `failure` returns the error that `requests` threw.
- */
+/** Starts to send the requests. `stop` ends the sending. `failure` returns the error that `requests` threw. */
 function send<T>(stream: ClientWritableStream<T>, requests: Requests<T>) {
   const stop = new AbortController();
   let failure: unknown;
@@ -162,7 +160,9 @@ function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): 
   return () => signal?.removeEventListener('abort', cancel);
 }
 
-/** Yields the messages of a stream. Throws unless its status is OK: a broken stream may end like a complete one. */
+/**
+ * Yields the messages of a stream. Throws unless the status is OK, because a broken stream may end like a complete one.
+ */
 async function* answers<T>(
   stream: ClientReadableStream<T>,
   { signal }: StreamOptions,
@@ -170,14 +170,13 @@ async function* answers<T>(
 ): AsyncGenerator<T> {
   const release = givingUp(stream, signal);
   const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
-  // The status reports the same error. This listener is needed because an "error" event without one would end
-  // the process.
+  // Without this listener an "error" event would end the process. The status reports the same error.
   stream.on('error', () => undefined);
   try {
     // The cast is safe: grpc-js types messages as any, but the service decodes only messages of this type.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
-    // The error is ignored here, because the status, which is checked below, has the error code and the details.
+    // Ignored: the status, which is checked below, has the error code and the details.
   } finally {
     release();
     sending?.stop();
@@ -199,7 +198,7 @@ const plainCodes: Partial<Record<grpcStatus, keyof typeof codes>> = {
 function errorOf({ code: status, details: message, metadata }: StatusObject): FarhandError {
   const text = (name: string): string => String(metadata.get(name)[0] ?? '');
   const given = text('farhand-code');
-  // An error without a Farhand code comes from gRPC itself: no connection, or a cancelled call.
+  // An error without a Farhand code comes from gRPC itself, such as a lost connection or a cancelled call.
   const code = isCode(given) ? given : (plainCodes[status] ?? 'unavailable');
   const details = isCode(given) ? parseDetails(text('farhand-details')) : { grpc_status: grpcStatus[status] };
   return new FarhandError(codes[code], text('farhand-request-id'), { code, message, details });

@@ -1,10 +1,10 @@
-// Converts services of the protos to the form that grpc-js needs. proto-loader does this too, but takes 6 MiB of an
+// Converts services of the protos to the form that grpc-js needs. proto-loader does the same, but takes 6 MiB of an
 // agent's memory.
 import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
 import { protos } from './load-protos.ts';
 
-/** How decoded messages represent values; scripts/generate-proto-types.ts generates the types with the same options. */
+/** How decoded messages represent values. scripts/generate-proto-types.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 
 /** One rpc of a service. */

@@ -1,5 +1,5 @@
-// Sizes the HTTP/2 flow-control windows of links: the bytes of a stream that the peer may send before this process
-// reads them.
+// Sizes the HTTP/2 flow-control windows of links. A window is the number of bytes that the peer may send before this
+// process reads them.
 //
 // - A near peer (round trip up to 0.4 ms) has a fixed window.
 // - A distant peer's window grows while data is read quickly, and shrinks while unread data takes memory.
@@ -10,13 +10,13 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window of each stream while the peer's round trip is unknown or a distant peer is idle. Small, because many calls may
- * begin at once.
+ * Window of each stream of an idle distant peer, and of a peer whose round trip is unknown. It is small, because many
+ * calls may begin at once.
  */
 export const firstBytes = mebibyte / 8;
 /**
  * Window of each stream of a near peer. Twice this size makes downloads a tenth faster, but delays key presses and
- * doubles stalled readers' memory.
+ * doubles the memory of stalled readers.
  */
 const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
@@ -25,51 +25,45 @@ const largestBytes = 64 * mebibyte;
 /** Maximum sum of the windows of all distant peers whose data is read quickly. */
 const allBytes = largestBytes;
 /**
- * Maximum sum of the windows of a distant peer with more than `fewStreams` calls, because all their readers may stall
- * at once.
+ * Maximum sum of the windows of a distant peer with more than `fewStreams` calls, whose readers may all stall at once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
-/** Number of calls up to which a peer gets all of `sharedBytes`. Twice as many calls get half of `sharedBytes`. */
+/** Number of calls up to which a peer gets all of `sharedBytes`. With twice as many calls it gets half. */
 const someStreams = 8;
-/**
- * Each distant peer may always have windows of this sum in bytes, even if unread bytes of other peers use up
- * `allBytes`.
- */
+/** Sum of windows in bytes that each distant peer may always have, even if other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
 /**
- * Window of a whole connection to a distant peer, in bytes. It does not limit the memory, because Node counts bytes
- * as read once they arrive.
+ * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: Node counts bytes as read once
+ * they arrive, so a limit would save no memory.
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Largest window in bytes per millisecond of round trip. 500 MiB/s need 0.5 MiB; doubled, because nghttp2 extends a
- * window only after half is read.
+ * Largest window in bytes per millisecond of round trip. 500 MiB/s need 0.5 MiB. The value is over twice that, because
+ * nghttp2 extends a window only after half of it is read.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /** Size of a window, as a multiple of the bytes read per round trip. */
 const tripsPerWindow = 6;
 const lookMs = 25;
-/**
- * Number of pings by which the round trip is measured. The shortest one counts, because a busy machine answers late.
- */
+/** Number of pings that measure the round trip. The shortest one counts, because a busy machine answers late. */
 const pings = 3;
 
 interface Peer {
   session: Http2Session;
-  /** Streams of open calls; each has the same window. */
+  /** Streams of open calls. All have the same window. */
   streams: Set<Http2Stream>;
   window: number;
   roundTripMs: number;
   /**
-   * Bytes read in a round trip: the latest value, and a mean of recent values, because a busy process reads
-   * in bursts.
+   * Bytes read in a round trip: the latest value, and a mean of recent values. The mean is needed because a busy
+   * process reads in bursts.
    */
   readPerTrip: [number, number];
   last: Status;
 }
 
-/** How many bytes had been received, and how many of them were unread, at the time `at`. */
+/** Bytes received until the time `at`, and those of them that were unread. */
 interface Status {
   at: number;
   received: number;
@@ -79,14 +73,14 @@ interface Status {
 type Role = 'client' | 'server';
 
 /**
- * The control of each role, shared by all callers, because Node reports the HTTP/2 sessions of a role on one
- * diagnostics channel.
+ * The control of each role. All callers share it, because Node reports all HTTP/2 sessions of a role on one diagnostics
+ * channel.
  */
 const controls = new Map<Role, { users: number; stop(): void }>();
 
 /**
- * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned function
- * is called. Call that function only once.
+ * Sizes the windows of the links that this process dials (`client`) or accepts (`server`). Stops when the returned
+ * function is called, which must be done only once.
  */
 export function controlFlow(role: Role): () => void {
   const control = controls.get(role) ?? { users: 0, stop: startControl(role) };
@@ -100,12 +94,14 @@ export function controlFlow(role: Role): () => void {
   };
 }
 
-/** Node's diagnostics channels are the only access to the sessions of grpc-js. */
+/** Uses Node's diagnostics channels, the only access to the HTTP/2 sessions of grpc-js. */
 function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
-  /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet need no entry. */
+  /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet have none. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls. After its last call a peer stays until look() has set its window to `firstBytes`. */
+  /**
+   * Distant peers with open calls. A peer stays after its last call, until look() has set its window to `firstBytes`.
+   */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
@@ -162,10 +158,7 @@ function startControl(role: Role): () => void {
   };
 }
 
-/**
- * Calls `run` at once, or when a session that is still connecting has connected: windows cannot be set earlier, but a
- * client can open streams earlier.
- */
+/** Calls `run` once the session is connected. A client opens streams before that, but windows can be set only then. */
 function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
   if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
   else if (!session.destroyed) run(session);
@@ -195,7 +188,7 @@ const statusOf = (peer: Peer): Status => ({
   unread: unreadOf(peer),
 });
 
-/** Sum in bytes of the windows that a peer needs to send its data as fast as this process now reads it. */
+/** Sum in bytes of the windows with which a peer can send its data as fast as this process now reads. */
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**
@@ -211,7 +204,7 @@ function windowFor(peer: Peer, share: number): number {
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
   const least = streams.size > fewStreams ? firstBytes : nearBytes;
-  // A window grows at once, but shrinks only by half at a time.
+  // A window grows at once, but at most halves in one step.
   const next = Math.max(least, window / 2, wanted);
   return next > window || next <= window / 2 || next === least ? next : window;
 }
@@ -230,7 +223,7 @@ function resizeNear(peer: Peer): boolean {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // While the peer has not acknowledged the previous change, the window stays. look() then tries again.
+  // The previous change is not acknowledged yet, so the window stays. The next look() tries again.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

@@ -1,5 +1,4 @@
-// Reads identity.json, the file of an agent's identity: private key, machine id, and the broker's CA
-// certificate.
+// Reads identity.json, which has an agent's identity: private key, machine id, and the broker's CA certificate.
 import { join } from 'node:path';
 import * as z from 'zod';
 import { StartError } from './errors.ts';
@@ -7,8 +6,8 @@ import { readRegularJson } from './regular-file.ts';
 
 const identity = z.strictObject({
   /**
-   * Id of the machine; null until the broker has answered. The private key is stored before that, so that a repeated
-   * join after a crash yields the same machine.
+   * Id of the machine; null until the broker has answered. The private key is stored before that, so that joining again
+   * after a crash yields the same machine.
    */
   machine_id: z.string().nullable(),
   private_key: z.string(),
@@ -23,7 +22,9 @@ export type StoredIdentity = z.output<typeof identity>;
 
 export const identityFile = (directory: string): string => join(directory, 'identity.json');
 
-/** Reads the identity in a data directory; undefined without the file. Throws StartError if it is damaged. */
+/**
+ * Reads the identity in a data directory. Returns undefined if the file is missing. Throws StartError if it is damaged.
+ */
 export async function readIdentity(directory: string): Promise<StoredIdentity | undefined> {
   const file = identityFile(directory);
   const json = await readRegularJson(file);

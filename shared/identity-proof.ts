@@ -5,7 +5,7 @@ const context = 'farhand-link-v1';
 /** The bytes before the raw key in the DER form of an Ed25519 SubjectPublicKeyInfo (RFC 8410 section 4). */
 const ed25519Prefix = Buffer.from('302a300506032b6570032100', 'hex');
 
-/** The signed values, which bind the signature to one broker, one machine and one connection. */
+/** The signed values. They make the signature valid for only one broker, machine and connection. */
 export interface Proof {
   nonce: Uint8Array;
   machine_id: string;
@@ -22,12 +22,12 @@ export function verifyProof(proof: Proof, signature: Uint8Array, publicKey: Uint
   return verify(null, bytesOf(proof), publicKeyOf(publicKey), signature);
 }
 
-/** The Ed25519 public key with these raw 32 bytes. */
+/** Returns the Ed25519 public key with these 32 raw bytes. */
 export function publicKeyOf(raw: Uint8Array): KeyObject {
   return createPublicKey({ key: Buffer.concat([ed25519Prefix, raw]), format: 'der', type: 'spki' });
 }
 
-/** The raw 32 bytes of an Ed25519 public key. */
+/** Returns the 32 raw bytes of an Ed25519 public key. */
 export function rawPublicKey(key: KeyObject): Buffer {
   return key.export({ format: 'der', type: 'spki' }).subarray(ed25519Prefix.length);
 }

@@ -39,7 +39,7 @@ export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
 }
 
-/** Number of characters with which newTimedId() writes the time of creation in an id. 8 are enough for 6,900 years. */
+/** Number of characters with which an id of newTimedId() begins with its time; 8 are enough for 6,900 years. */
 const timeLength = 8;
 
 /**
@@ -52,7 +52,7 @@ export function newTimedId(kind: IdKind, ms: number): string {
   return `${prefixes[kind]}_${time}${random(22 - timeLength)}`;
 }
 
-/** Returns the time at the beginning of an id of newTimedId(). The result for any other text is meaningless. */
+/** Returns the time at the beginning of an id of newTimedId(). The result for any other text has no meaning. */
 export function timeOf(id: string): number {
   const begin = id.indexOf('_') + 1;
   const time = id.slice(begin, begin + timeLength).split('');

@@ -1,4 +1,4 @@
-// Parses the .proto files. Packages contain them as JSON (scripts/package/bundles.ts) to save memory.
+// Parses the .proto files. To save memory, packages contain them as JSON (scripts/package/bundles.ts).
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
 import { home } from './shipped-files.ts';

@@ -16,8 +16,8 @@ export class LogLimiter<T> {
   readonly #periods = new Map<string, Period<T>>();
 
   /**
-   * Allows `most` lines of each kind per period of `ms` milliseconds. `report` gets a period's first value and the
-   * number of dropped lines, if any.
+   * Allows `most` lines of each kind per period of `ms` milliseconds. If lines were dropped in a period, `report` gets
+   * its first value and their number.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;
@@ -26,12 +26,9 @@ export class LogLimiter<T> {
     this.#mostKinds = mostKinds;
   }
 
-  /**
-   * Counts one line of a kind. Returns true if it may be logged. `value` describes the line, for the report about dropped
-   * lines.
-   */
+  /** Counts one line of a kind. Returns true if the line may be logged. `value` describes the line for `report`. */
   take(kind: string, value: T): boolean {
-    // Kinds beyond `mostKinds` share one period, because new kinds could otherwise fill the memory.
+    // Kinds beyond `mostKinds` share one period: an attacker could fill the memory with new kinds.
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
     const period = this.#periods.get(key) ?? this.#begin(key, value);
     if (period.taken < this.#most) period.taken += 1;
@@ -39,7 +36,7 @@ export class LogLimiter<T> {
     return period.more === 0;
   }
 
-  /** Ends the present period of every kind, and reports the lines that were dropped in it. */
+  /** Ends the current period of every kind, and reports the lines that were dropped in it. */
   close(): void {
     for (const key of [...this.#periods.keys()]) this.#end(key);
   }

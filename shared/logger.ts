@@ -20,8 +20,8 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
 }
 
 /**
- * Maximum number of bytes of log lines that wait in memory because the disk is full or the reader of standard
- * error is too slow. Further lines are dropped.
+ * Maximum number of bytes of log lines in memory, for a full disk or a slow reader of standard error. Further lines are
+ * dropped.
  */
 const mostWaiting = 8 * 1024 * 1024;
 /** Milliseconds until waiting lines are written again. */
@@ -29,24 +29,20 @@ const retryMs = 50;
 /** Maximum number of attempts to write when the program ends, 100 ms apart. */
 const triesAtExit = 20;
 
-/** All loggers of a process write to one destination. */
+/** The destination that all loggers of a process share. */
 let shared: ReturnType<typeof createStderr> | undefined;
 
-/**
- * Creates the destination of log lines, standard error. Lines are written at once, but a full pipe does not delay
- * other work.
- */
+/** Creates the destination of log lines, standard error. Writes lines at once, but a full pipe delays no other work. */
 function createStderr() {
   let triesLeft = 0;
-  // While the program runs, sonic-boom must not repeat a failed write by itself: it would stop the whole
-  // thread for 100 ms.
+  // sonic-boom must not repeat a failed write itself while the program runs: it would stop the whole thread for 100 ms.
   const retryEAGAIN = (): boolean => {
     triesLeft -= 1;
     return triesLeft > 0;
   };
   const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting, retryEAGAIN });
   let isWaiting = false;
-  // This listener is needed because a full disk would otherwise end the program at its next log line.
+  // Without this listener, a full disk would end the program at its next log line.
   stderr.on('error', (error: NodeJS.ErrnoException) => {
     if (error.code !== 'EAGAIN' || triesLeft > 0 || isWaiting) return;
     isWaiting = true;
@@ -63,9 +59,7 @@ function createStderr() {
   return stderr;
 }
 
-/**
- * Creates the logger of a program. It writes synchronously, so that the last line before a crash is not lost.
- */
+/** Creates the logger of a program. It writes synchronously, so that the last lines before a crash are not lost. */
 export function createLogger(program: string, level: LogLevel, journal = false): Logger {
   shared ??= createStderr();
   const stderr = shared;
@@ -81,15 +75,13 @@ export function createLogger(program: string, level: LogLevel, journal = false):
   );
 }
 
-/**
- * Prefixes each line with a syslog priority for systemd's journal (sd-daemon(3)), which adds the time itself.
- */
+/** Prefixes each line with a syslog priority for systemd's journal (sd-daemon(3)). The journal adds the time. */
 export function withPriority(text: string, priority: number): string {
   const lines = text.split('\n').map((line) => `<${priority}>${clean(line)}\n`);
   return lines.join('');
 }
 
-/** Formats a log entry as `message name=value …`; the stack of an error follows on separate lines. */
+/** Formats a log entry as `message name=value …`. The stack of an error follows on separate lines. */
 function journalText(entry: Record<string, unknown>): string {
   const { level, time: _, name: __, msg = '', err, ...fields } = entry;
   const { stack = '', ...error } = typeof err === 'object' && err !== null ? { stack: '', ...err } : {};

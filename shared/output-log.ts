@@ -1,4 +1,4 @@
-// Stores the last bytes of an output in segment files, by offset, and slows a writer that is too fast.
+// Stores the last bytes of an output in segment files, and slows a writer that is ahead of all readers.
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -11,7 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** Number of bytes that the log stores from the end of the output. It may store a sixteenth (one segment) more. */
+  /** Number of bytes that the log stores from the end of the output. It may store one segment (a sixteenth) more. */
   windowBytes?: number;
   /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
@@ -54,7 +54,7 @@ export function newOutput(directory: string, options: OutputOptions = {}): Outpu
   return new OutputLog(directory, [], options);
 }
 
-/** Opens the log in `directory`. Without files there, the log is empty. Appends continue at its end. */
+/** Opens the log in `directory`, which is empty if there are no files. Appended bytes follow the stored ones. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return [];
@@ -64,8 +64,8 @@ export async function openOutput(directory: string, options: OutputOptions = {})
   for (const name of names.filter((text) => /^\d{16}$/.test(text)).sort()) {
     const { size } = await stat(join(directory, name));
     if (size > 0) segments.push({ start: Number(name), size });
-    // A segment's file is named by the offset of its first byte. The next segment would have the name of this empty file,
-    // and could not be created.
+    // A segment's file is named by the offset of its first byte. This empty file must go, because the next segment
+    // needs its name.
     else await unlink(join(directory, name));
   }
   return new OutputLog(directory, segments, options);
@@ -80,7 +80,7 @@ export class OutputLog {
   readonly #segments: Segment[];
   readonly #backpressure: Backpressure;
   #end: number;
-  /** The last segment's file, while bytes can be appended to it. */
+  /** The last segment's file, as long as bytes can be appended to it. */
   #live: FileHandle | undefined;
   #queue: Promise<void> = Promise.resolve();
   #made: boolean;
@@ -123,7 +123,7 @@ export class OutputLog {
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** Ends all waiting for readers: appends that wait for them now resolve, and later appends do not wait. */
+  /** Ends the waiting for readers: appends that wait now resolve, and later appends do not wait. */
   release(): void {
     this.#backpressure.release();
   }
@@ -155,8 +155,8 @@ export class OutputLog {
   }
 
   /**
-   * Reads at most `max` bytes from offset `from`, or from the first stored byte after it. The result is empty
-   * at the end of the log.
+   * Reads at most `max` bytes from offset `from`. If that offset is no longer stored, reads from the first stored byte
+   * after it. Returns no bytes at the end of the log.
    */
   async read(from: number, max: number): Promise<Piece> {
     for (;;) {
@@ -165,7 +165,7 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // Another program has removed or shortened the file. The loop goes on after the lost bytes, which become a gap.
+      // Another program has removed or shortened the file. The loop skips the lost bytes, which become a gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }
@@ -177,8 +177,7 @@ export class OutputLog {
   }
 
   /**
-   * Flushes the log's files, and the directories from the log's own up to `root`. Does nothing if the log has
-   * no directory.
+   * Flushes the log's files, and the directories from its own up to `root`. Does nothing if the log has no directory.
    */
   sync(root: string): Promise<void> {
     return this.#inTurn(async () => {
@@ -256,12 +255,12 @@ export class OutputLog {
     try {
       await this.#writeLive(memory);
     } catch (error) {
-      // The bytes stay in memory. The next append creates this file again, so the incomplete one must go.
+      // The bytes stay in memory. The next append creates this file again, so the incomplete file must go.
       await unlink(this.#file(segment.start)).catch(() => {});
       throw error;
     }
     delete segment.memory;
-    // skip() may have moved the end of the log past this segment. The next bytes then belong in another segment.
+    // skip() may have moved the end of the log past this segment. The next bytes then belong to another segment.
     if (segment.start + segment.size !== this.#end) await this.#closeLive();
   }
 
@@ -276,8 +275,7 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between open() and push(), because readers take the open file for the file of the last
-    // segment.
+    // Nothing may be awaited between open() and push(): readers take the open file for the file of the last segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
@@ -296,7 +294,7 @@ export class OutputLog {
       const enough = second && this.#end - second.start >= this.#windowBytes;
       if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
       this.#segments.shift();
-      // If the file cannot be removed, it stays until the log's directory is removed. Readers do not use it any more.
+      // A file that cannot be removed stays until the log's directory is removed. No reader uses it any more.
       await unlink(this.#file(first.start)).catch(() => {});
     }
   }

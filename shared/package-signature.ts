@@ -1,5 +1,4 @@
-// The signatures of agent packages: their file format, the data that they cover, and how a machine verifies them
-// with the key that it trusts.
+// The signatures of agent packages: the format of their files, the data that they cover, and their verification.
 import { createHash, type KeyObject, sign, verify } from 'node:crypto';
 import * as z from 'zod';
 import { publicKeyOf } from './identity-proof.ts';
@@ -26,7 +25,7 @@ export interface PackageSignature {
   public_key: Buffer;
   /** The signature of the package: 64 raw bytes. */
   signature: Buffer;
-  /** The changes by which earlier keys were replaced, up to `public_key`, oldest first. */
+  /** The changes that replaced earlier keys, up to `public_key`, oldest first. */
   key_changes: readonly KeyChange[];
 }
 
@@ -78,10 +77,9 @@ export function signatureJson(
   return { ...signed, public_key: text(public_key), signature: text(signature), key_changes: changes };
 }
 
-/** Name of a package's signature file. */
 export const signatureFileOf = (file: string): string => `${file}.sig`;
 
-/** Returns the text that is signed for a package. No field can contain a line break. */
+/** Returns the text that is signed for a package. It is unambiguous, because no field can contain a line break. */
 function signedText({ version, arch, kind, size, sha256 }: SignedPackage): Buffer {
   return Buffer.from(`farhand-package-v1\nfarhand-agent\n${version}\n${arch}\n${kind}\n${size}\n${sha256}\n`);
 }
@@ -101,8 +99,8 @@ export function signKeyChange(publicKey: Buffer, oldKey: KeyObject): KeyChange {
 }
 
 /**
- * Returns what is wrong with a package's signature, or undefined. `untrusted_key`: no chain of key changes leads from
- * the trusted key to the signing key.
+ * Returns what is wrong with a package's signature; undefined if it is valid. `untrusted_key`: no chain of key changes
+ * leads from the trusted key to the signing key.
  */
 export function signatureFault(
   what: SignedPackage,
@@ -118,7 +116,7 @@ function isTrusted(key: Buffer, changes: readonly KeyChange[], trusted: Buffer):
   let current = trusted;
   for (const { public_key, signature } of changes) {
     if (current.equals(key)) return true;
-    // A key change that `current` did not sign is skipped, because it may be older than the trusted key.
+    // A key change that `current` did not sign is skipped. It may be older than the trusted key.
     if (verify(null, keyChangeText(public_key), publicKeyOf(current), signature)) current = public_key;
   }
   return current.equals(key);

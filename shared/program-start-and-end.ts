@@ -1,5 +1,5 @@
-// Functions that agent, broker and command line use when they start or fail: check of the Node version, process name,
-// message of a failure.
+// Functions that agent, broker and command line use when they start or fail. They check the Node version, set the
+// process name, and format the message of a failure.
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
@@ -14,7 +14,10 @@ export function nodeIsGood(version: string): boolean {
   return major > 24 || (major === 24 && atLeast(18, 1));
 }
 
-/** Ignores EPIPE on standard output, so that a reader that stops early, such as `head`, does not end the program. */
+/**
+ * Ignores EPIPE on standard output. A reader that stops early, such as `head`, would otherwise end the program with an
+ * error.
+ */
 export function letReadersGo(): void {
   process.stdout.on('error', (error) => {
     if (errnoOf(error) !== 'EPIPE') throw error;
@@ -31,16 +34,16 @@ export function hideArgument(flag: string): void {
   if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
 }
 
-/** Sets the process name in `ps` and `systemctl status`, without process.title, which would overwrite the arguments. */
+/** Sets the process name in `ps` and `systemctl status`. process.title would overwrite the arguments too. */
 export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);
   } catch {
-    // The program works without this name, so a failure to set it is ignored.
+    // The program works without this name.
   }
 }
 
-/** Message and exit code of a failure: 2 for usage, 78 for configuration, 1 for other errors. */
+/** Returns message and exit code of a failure: 2 for usage, 78 for configuration, 1 for other errors. */
 export function failure(program: string, error: unknown): { text: string; code: number } {
   const message = error instanceof Error ? error.message : String(error);
   if (error instanceof UsageError) return { text: `${program}: ${message}\nSee ${program} --help.`, code: 2 };
@@ -54,13 +57,13 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * Start of the error for a data directory in use. The CLI finds this text in a broker's output, and waits for the other
- * broker.
+ * Start of the error for a data directory in use. The CLI finds this text in the output of a broker that it has
+ * started, and then waits for the other broker.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;
 
-/** The name of the user with this id; undefined if the system has no such user. */
+/** Returns the name of the user with this id; undefined if the system has no such user. */
 export function userName(uid: number): string | undefined {
   try {
     return execFileSync('id', ['-nu', '--', String(uid)], { encoding: 'utf8', stdio: 'pipe' }).trim();

@@ -1,4 +1,4 @@
-// A quota that many callers share. A request that would exceed it is refused at once, never queued.
+// A quota that many callers share. A request beyond the quota is refused at once, never queued.
 import { AppError } from './errors.ts';
 
 export class Quota {
@@ -6,13 +6,16 @@ export class Quota {
   readonly #what: string;
   #used = 0;
 
-  /** `what` completes the message "too many …; try again later". Example: "answers wait for clients that read slowly". */
+  /**
+   * `what` completes the message "too many …; try again later", for example "answers wait for clients that read
+   * slowly".
+   */
   constructor(limit: number, what: string) {
     this.#limit = limit;
     this.#what = what;
   }
 
-  /** Adds `amount` (subtracts a negative one). Throws `unavailable` if the sum would exceed the limit. */
+  /** Adds `amount`, which may be negative. Throws `unavailable` if the sum would exceed the limit. */
   add(amount: number): void {
     if (amount > 0 && this.#used + amount > this.#limit)
       throw new AppError('unavailable', `too many ${this.#what}; try again later`);

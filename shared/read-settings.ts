@@ -1,5 +1,4 @@
-// Reads the settings of a program from flags, FARHAND_… variables and a TOML file. One table declares all settings
-// of a program.
+// Reads the settings of a program from flags, FARHAND_… variables and a TOML file. One table declares all of them.
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -23,8 +22,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
   /**
-   * True if only another verb uses the setting. The file may contain it, but this verb has no flag or variable for
-   * it.
+   * True if only another verb uses the setting. The file may contain it, but this verb has neither a flag nor a
+   * variable for it.
    */
   fileOnly?: boolean;
 }
@@ -33,7 +32,7 @@ export type Settings<Table extends Record<string, Setting>> = {
   [K in keyof Table]: z.output<Table[K]['schema']>;
 };
 
-/** Arguments and environment of a program, passed in so that tests need no process. */
+/** Arguments and environment of a program. They are passed in, so that tests need no process. */
 export interface Invocation {
   argv: readonly string[];
   env: Readonly<Record<string, string | undefined>>;
@@ -90,8 +89,8 @@ export const common = {
 };
 
 /**
- * Reads the settings of a table. A flag outweighs its variable, which outweighs the file. Throws UsageError
- * for unknown flags, StartError (exit code 78) for invalid values.
+ * Reads the settings of a table. A flag outweighs its variable, which outweighs the file. Throws UsageError for an
+ * unknown flag, and StartError (exit code 78) for an invalid value.
  */
 export function readSettings<Table extends Record<string, Setting>>(
   table: Table,
@@ -100,7 +99,7 @@ export function readSettings<Table extends Record<string, Setting>>(
   return parseSettings(table, givenSettings(table, from));
 }
 
-/** Validates values that are already collected. Throws StartError for a missing or invalid value. */
+/** Validates values that were collected before. Throws StartError for a missing or invalid value. */
 export function parseSettings<Table extends Record<string, Setting>>(
   table: Table,
   given: Record<string, unknown>,
@@ -151,7 +150,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // The help text has one setting as its example, if possible one with a value and not a switch.
+  // The help text names the variable of one setting as an example, if possible of one with a value.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set by a variable, such as ${variable(example ?? '')}, or in a TOML file; --no-FLAG turns a switch off.`;

@@ -1,4 +1,4 @@
-// Reads a small file from a directory that another user may own, without following a link or blocking.
+// Reads a small file from a directory that another user may own. Neither follows a link nor blocks.
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { errnoOf, StartError } from './errors.ts';
@@ -14,11 +14,11 @@ const { O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
 const mostBytes = 64 * 1024;
 
 /**
- * Reads a file; undefined if it is missing. Throws StartError unless it is a regular file of at most 64 KiB.
+ * Reads a file. Returns undefined if it is missing. Throws StartError unless it is a regular file of at most 64 KiB.
  */
 export async function readRegularFile(file: string): Promise<FileContent | undefined> {
   try {
-    // Without O_NONBLOCK open(2) blocks on a FIFO until a process opens it for writing (fifo(7)).
+    // Without O_NONBLOCK, open(2) blocks on a FIFO until a process opens it for writing (fifo(7)).
     await using handle = await open(file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     const found = await handle.stat();
     if (!found.isFile()) throw notRegular(file);
@@ -30,7 +30,7 @@ export async function readRegularFile(file: string): Promise<FileContent | undef
   } catch (error) {
     const code = errnoOf(error) ?? '';
     if (code === 'ENOENT') return undefined;
-    // Because of O_NOFOLLOW, open(2) fails with ELOOP for a link. For a socket it fails with ENXIO.
+    // open(2) fails with ELOOP for a link, because of O_NOFOLLOW, and with ENXIO for a socket.
     throw ['ELOOP', 'ENXIO'].includes(code) ? notRegular(file) : error;
   }
 }
@@ -39,7 +39,7 @@ function notRegular(file: string): StartError {
   return new StartError(`${file} is not a regular file; remove it, then try again`);
 }
 
-/** Parses a JSON file; undefined if it is missing, null if it is not JSON. Throws as readRegularFile does. */
+/** Parses a JSON file. Returns undefined if it is missing, null if it is not JSON. Throws as readRegularFile does. */
 export async function readRegularJson(file: string): Promise<unknown> {
   const content = await readRegularFile(file);
   if (!content) return undefined;

@@ -23,7 +23,7 @@ export interface ServiceProgram {
   verbsHelp: string;
   /** Called first, to hide arguments that the other users of the machine must not see in `ps`. */
   checkArguments(argv: readonly string[]): void;
-  /** Loads the verbs install, status and uninstall. A running service needs neither them nor the verbs below. */
+  /** Loads the verbs install, status and uninstall, which a running service does not need. */
   loadServiceVerbs(): Promise<{
     service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number>;
   }>;
@@ -39,8 +39,8 @@ export function runServiceProgram(program: ServiceProgram): void {
   function fail(error: unknown): void {
     const { text, code } = failure(program.name, error);
     process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-    // After exit code 78 systemd leaves the service stopped. So the reason first becomes the unit's status text, which
-    // `systemctl status` prints.
+    // systemd does not restart the service after exit code 78. So the reason first becomes the unit's status text,
+    // which `systemctl status` prints.
     const notified = code === 78 && notify ? notify.ending(text) : undefined;
     if (!notified) process.exit(code);
     void notified.then(() => process.exit(code));
@@ -51,7 +51,7 @@ export function runServiceProgram(program: ServiceProgram): void {
     const { env } = process;
     const argv = process.argv.slice(2);
     program.checkArguments(argv);
-    // The name is set after arguments are hidden, because hiding them overwrites it.
+    // Hiding arguments overwrites the name, so the name is set afterwards.
     nameProcess(program.name);
     if (await runVerb(program, { argv, env })) return;
     if (argv.includes('--help')) return void process.stdout.write(helpOf(program));
@@ -75,7 +75,7 @@ export function runServiceProgram(program: ServiceProgram): void {
   main().catch(fail);
 }
 
-/** Runs the verb that the arguments begin with. Returns false if they begin with none. */
+/** Runs the verb that the arguments begin with. Returns false if they begin with no verb. */
 async function runVerb(program: ServiceProgram, { argv, env }: Invocation): Promise<boolean> {
   const [word = ''] = argv;
   const from = { argv: argv.slice(1), env };

@@ -1,8 +1,8 @@
-// Removes characters that could control a terminal from text of machines, before the text is printed.
+// Removes characters that could control a terminal from text that comes from machines, before it is printed.
 
 /**
- * Matches characters that control a terminal (C0, DEL, C1), Unicode line ends, invisible characters, and
- * characters that reverse the direction of text.
+ * Matches characters that control a terminal (C0, DEL, C1), Unicode line ends, invisible characters, and characters
+ * that change the direction of text.
  */
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is taken out
 const control = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;

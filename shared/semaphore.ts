@@ -8,8 +8,8 @@ export class Semaphore {
   #inside = 0;
 
   /**
-   * `full` returns the error for work that may not wait because `waiting` others wait already. By default all
-   * work may wait.
+   * `full` gets the number of calls that wait, and returns the error for a call that may not wait. By default all calls
+   * may wait.
    */
   constructor(atOnce: number, full: (waiting: number) => Error | undefined = () => undefined) {
     this.#atOnce = atOnce;
@@ -29,8 +29,8 @@ export class Semaphore {
   }
 
   /**
-   * Waits for a slot and returns the function that releases it, which must be called once. Rejects with the
-   * signal's reason, or with the error of a full queue.
+   * Waits for a slot. Returns the function that releases the slot, which must be called once. Rejects with the signal's
+   * reason, or with the error of a full queue.
    */
   acquire(signal: AbortSignal): Promise<() => void> | (() => void) {
     if (this.#inside >= this.#atOnce) return this.#turn(signal);
@@ -40,7 +40,7 @@ export class Semaphore {
 
   readonly #release = (): void => {
     const [next] = this.#waiting;
-    // The slot goes directly to the work that has waited longest. If it became free first, newer work could take it.
+    // The slot goes directly to the work that has waited longest. Newer work could take a slot that became free first.
     if (next) next();
     else this.#inside -= 1;
   };

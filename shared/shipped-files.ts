@@ -1,4 +1,4 @@
-// Finds Farhand's own files in a checkout or in a package, whose bundled programs are in lib/.
+// Finds Farhand's own files, in a checkout or in a package. In a package, the bundled programs are in lib/.
 import { dirname, join } from 'node:path';
 
 /** Path of this module: shared/shipped-files.ts in a checkout, a bundled program in a package. */
@@ -20,8 +20,8 @@ export const spawnerProgram = join(
 );
 
 /**
- * Directory of Node's compile cache, for checkouts. Without the cache each process loads Node's TypeScript
- * stripper, which takes 16 MiB of memory.
+ * Directory of Node's compile cache, for checkouts. Without the cache each process loads Node's TypeScript stripper,
+ * which takes 16 MiB.
  */
 export const compileCache = packaged ? undefined : join(home, 'node_modules/.cache/node');
 

@@ -1,8 +1,8 @@
 // The signals that clients of the API may send by name.
 
 /**
- * The signals that a user may send to a command. Left out: SIGSEGV and others, after which the command would seem to
- * have crashed.
+ * The signals that a user may send to a command. SIGSEGV and similar ones are left out, because the command would seem
+ * to have crashed.
  */
 export const signals = [
   'SIGHUP',

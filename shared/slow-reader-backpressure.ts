@@ -13,8 +13,8 @@ export class Wake {
   }
 
   /**
-   * Resolves at the next wake(), or when the signal fires. Await nothing between checking your state and this call,
-   * because you could miss a wake().
+   * Resolves at the next wake(), or when the signal fires. Await nothing between checking your state and this call, or
+   * you could miss a wake().
    */
   wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
@@ -44,12 +44,12 @@ export class Wake {
   }
 }
 
-/** Events of a stream after which readStream() checks its state again. */
+/** Events of a stream after which readStream() looks at the stream again. */
 const changes = ['readable', 'end', 'close', 'error'];
 
 /**
- * Yields a stream's items until its end. Throws the signal's reason when the signal fires. Unlike the stream's own
- * iterator, does not destroy the stream.
+ * Yields a stream's items until its end. Throws the signal's reason when the signal fires. Does not destroy the stream,
+ * as the stream's own iterator would.
  */
 export async function* readStream<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
   const changed = new Wake();
@@ -75,9 +75,7 @@ export interface ReaderPosition {
   readAt: number;
 }
 
-/**
- * Makes the writer of a log wait while all readers are far behind. Readers that have stopped reading do not count.
- */
+/** Makes the writer of a log wait while all readers are far behind. Readers that have stopped reading do not count. */
 export class Backpressure {
   readonly #places = new Set<ReaderPosition>();
   readonly #moved = new Wake();

@@ -1,4 +1,4 @@
-// Starts V8's garbage collection: for young objects after each 3 MiB of transferred data, for the whole heap when
+// Starts V8's garbage collection. Collects young objects after each 3 MiB of transferred data, and the whole heap when
 // the process is idle.
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
@@ -14,7 +14,10 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
  */
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
-/** A process is idle if it was busy for at most this share of the time between checks, `idleChecks` times in a row. */
+/**
+ * Share of the time between two checks for which an idle process may be busy. It must stay idle for `idleChecks` checks
+ * in a row.
+ */
 const idleShare = 0.03;
 const idleChecks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */
@@ -24,8 +27,8 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Must be called for each piece of transferred data. Without these collections of young objects, V8 marks the heap
- * repeatedly: half of a transfer's cost (measured).
+ * Call this for each piece of transferred data. Without these collections of young objects, V8 marks the heap
+ * repeatedly, which is half of a transfer's cost (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;
@@ -39,13 +42,13 @@ export function countTransferred(bytes: number): void {
  * returned function is called.
  */
 export function collectAtRest(ms: number = lookMs): () => void {
-  // Repeated collections make V8 discard compiled bytecode. With this flag V8 retains it, so the next work
+  // V8 would discard compiled bytecode after repeated collections. This flag keeps the bytecode, so that the next work
   // starts fast.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();
-  // Smallest number of resident bytes since the last collection. The number right after a collection is too high,
-  // because V8 returns memory to the system a moment later.
+  // Smallest number of resident bytes since the last collection. V8 returns memory to the system a moment after a
+  // collection, so the number right after it is too high.
   let settled = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
@@ -61,7 +64,7 @@ export function collectAtRest(ms: number = lookMs): () => void {
   });
 }
 
-/** Resident bytes of this process; undefined if it has no free file descriptor, which the query needs. */
+/** Returns the resident bytes of this process; undefined if it has no free file descriptor, which the query needs. */
 export function residentBytes(): number | undefined {
   try {
     return process.memoryUsage.rss();
@@ -71,14 +74,14 @@ export function residentBytes(): number | undefined {
 }
 
 /**
- * Returns V8's own gc(), in an undocumented way. HeapProfiler.collectGarbage of node:inspector is documented, but frees
- * 9 MiB less and cannot collect young objects alone.
+ * Returns V8's own gc(), in an undocumented way. The documented HeapProfiler.collectGarbage of node:inspector frees 9
+ * MiB less and cannot collect young objects alone.
  */
 function collector(): Collect {
   if (collect) return collect;
   // A flag that is set after the start of Node counts only for new contexts (nodejs/node#16595).
   setFlagsFromString('--expose-gc');
-  // Without gc() an idle broker takes 43 MiB more, an idle agent 17 MiB more, and transfers have 0.6 of their
+  // Without gc(), an idle broker takes 43 MiB more, and an idle agent 17 MiB. Transfers then have 0.6 of their
   // throughput (measured).
   collect = (runInNewContext('globalThis.gc') as Collect | undefined) ?? (() => {});
   return collect;

@@ -1,4 +1,4 @@
-// Turns an error of the operating system into a message: path or address, what is wrong, and the next step.
+// Turns an error of the operating system into a message with the path or address, what is wrong, and the next step.
 import { errnoOf } from './errors.ts';
 
 type Fault = readonly [wrong: string, next: string];
@@ -48,8 +48,8 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
 };
 
 /**
- * Returns an error's message; a system error's message has the path or address, and the next step. `of`: the address
- * that was tried.
+ * Returns an error's message. For a system error it has the path or address, and the next step. `of`: the address that
+ * was tried.
  */
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);
@@ -63,7 +63,7 @@ export function reasonOf(error: unknown, of?: string): string {
   return `${where}${wrong} (${errno}); ${next}`;
 }
 
-/** Returns the same error with `path` added. Errors of reads and writes of an open file have no path. */
+/** Adds `path` to a system error and returns it. Errors of reads and writes of an open file have no path. */
 export function atPath(error: unknown, path: string): unknown {
   return error instanceof Error && errnoOf(error) ? Object.assign(error, { path }) : error;
 }

@@ -62,8 +62,8 @@ export class AuditLog {
   }
 
   /**
-   * Counts a refused call. Returns true if it may have a line of its own in the log; false if the log only counts it
-   * in a later line.
+   * Counts a refused call. Returns true if the call may have a log line of its own, false if a later line only counts
+   * it.
    */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';
@@ -125,7 +125,7 @@ export class AuditedCall {
   }
 
   #add(event: 'start' | 'end', more: Fields): void {
-    // The fields of the request come last: they can be long, and a line that is too long is cut at its end.
+    // The fields of the request come last: they can be long, and a line that is too long loses its end.
     this.#log.add({ event, ...this.#common, ...more, ...this.#request });
   }
 }

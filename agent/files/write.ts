@@ -90,8 +90,8 @@ function assertAllowed(
 }
 
 /**
- * Throws precondition_failed unless the present file matches `wanted`: an etag, a comma-separated list of etags, or
- * "*" for any file (If-Match of HTTP).
+ * Throws precondition_failed unless the present file matches `wanted`, which is an If-Match of HTTP: an etag, a list of
+ * etags, or "*" for any file.
  */
 function assertMatch(present: BigIntStats | undefined, wanted: string | undefined, path: Bytes): void {
   if (wanted === undefined) return;

@@ -1,5 +1,5 @@
-// Answers the broker's calls. A small answer that ends soon is sent as a reply on the control stream, any other
-// answer on a stream of its own.
+// Answers the broker's calls. A small answer that ends soon becomes a reply on the control stream. Any other answer
+// gets a stream of its own.
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
@@ -84,8 +84,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A second call with the same id would bypass the limits, and the broker would mistake its answer for the
-    // answer to the first call.
+    // A second call with the same id would bypass the limits. The broker would also mistake its answer for the answer
+    // to the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;

@@ -60,7 +60,7 @@ export class Cgroups {
     return join(this.directory, name);
   }
 
-  /** Called when the command or terminal is over. Its cgroup is used again unless it still contains a process. */
+  /** Called when the command or terminal is over. A cgroup that still contains a process is not used again. */
   giveBack(id: string): void {
     const name = this.#names.get(id);
     if (name === undefined) return;

@@ -161,8 +161,8 @@ export class Journal {
   }
 
   /**
-   * Records the start of a process. Neither this line nor a later one is flushed to the disk. A process whose end is
-   * missing after a power cut counts as lost.
+   * Records the start of a process. Unlike accept(), neither this nor the later steps wait for the disk. A process
+   * without a recorded exit counts as lost after a power cut.
    */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });

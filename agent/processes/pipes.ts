@@ -88,8 +88,8 @@ export class PipeNames {
 }
 
 /**
- * Opens a pipe for reading. Returns undefined if a process still has the pipe open: a process left by an earlier
- * command could read the next command's output.
+ * Opens a pipe for reading. Returns undefined if a process left by an earlier command still has the pipe open, because
+ * it could read the next command's output.
  */
 function openFreePipe(path: string): number | undefined {
   try {

@@ -1,5 +1,5 @@
-// What `farhand-agent install` needs to install the upgrade unit (systemd): its directory, and the key that the
-// machine trusts.
+// The parts of `farhand-agent install` for upgrades by the broker: root's directory, and the key that the machine
+// trusts.
 import { existsSync } from 'node:fs';
 import { chmod, chown, mkdir, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -14,7 +14,7 @@ import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 const launchers = ['/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
 
 /**
- * Returns how to install the units that upgrade the agent; undefined if no package can replace this agent.
+ * Returns how to install the systemd units that upgrade the agent; undefined if no package can replace this agent.
  * `trustKey`: the file with the key to pin.
  */
 export async function planUpgradeUnit(
@@ -24,7 +24,7 @@ export async function planUpgradeUnit(
   const [launcher = ''] = command;
   const kind = launchers.includes(launcher) ? kindOfHome(await homeOf(launcher)) : undefined;
   const given = trustKey === undefined ? undefined : readPublicKey(trustKey);
-  // Without a kind, the agent runs from a checkout or npm.
+  // No package installed this agent: it runs from a checkout or npm.
   if (!kind) {
     if (given)
       throw new StartError(
@@ -33,7 +33,7 @@ export async function planUpgradeUnit(
     return undefined;
   }
   const carried = shipped('trusted-key.pem', () => '');
-  // Without --trust-key, the key in the package is pinned, unless the machine already trusts a key.
+  // Without --trust-key, the key in the package is pinned if the machine trusts no key yet.
   const first = existsSync(carried) && !readTrustedKey(upgradeDirectory) ? readPublicKey(carried) : undefined;
   const key = given ?? first;
   return {

@@ -40,7 +40,6 @@ export function refusal(code: Code, reason: string, message: string): AppError {
   return new AppError(code, message, { reason });
 }
 
-/** Returns the first message of the request. */
 export async function firstMessage(incoming: AsyncIterator<StageUpgradeRequest__Output>): Promise<Open> {
   const first = await incoming.next();
   const found = first.done ? undefined : first.value.open;
@@ -48,7 +47,7 @@ export async function firstMessage(incoming: AsyncIterator<StageUpgradeRequest__
   return found;
 }
 
-/** Checks everything that can be checked before the package arrives, its signature included. Throws AppError. */
+/** Checks everything that can be checked before the package arrives, including its signature. Throws AppError. */
 export function acceptUpgrade(open: Open, machine: Machine): Opened {
   const request = requestOf(open);
   const fault = faultOf(request, machine);
@@ -83,9 +82,7 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
   return fitFault(request, machine) ?? signerFault(request, machine.trusted);
 }
 
-/**
- * Returns why a package does not fit this machine; undefined if it fits. The upgrade unit makes this check again.
- */
+/** Returns why a package does not fit this machine; undefined if it fits. The upgrade unit repeats this check. */
 export function fitFault(
   { version: wanted, kind, arch }: Pick<UpgradeRequest, 'version' | 'kind' | 'arch'>,
   { installed, holdVersion }: Pick<Machine, 'installed' | 'holdVersion'>,

@@ -13,7 +13,7 @@ const usage =
   'farhand-agent trust-key FILE: accepts upgrades to packages whose signature matches the public key in FILE';
 
 /**
- * Reads the trusted key as 32 raw bytes. Returns undefined if no key is pinned. Throws StartError if the file is
+ * Reads the trusted key as 32 raw bytes. Returns undefined if no key is pinned. Throws StartError if the key's file is
  * damaged.
  */
 export function readTrustedKey(directory: string): Buffer | undefined {
@@ -34,7 +34,7 @@ export function readPublicKey(file: string): Buffer {
     const key = createPublicKey(text);
     if (key.asymmetricKeyType === 'ed25519') return rawPublicKey(key);
   } catch {
-    // The file contains a private key, or no key at all. The error below says which file is needed.
+    // The file contains a private key, or no key. The error below says which file is needed.
   }
   throw new StartError(
     `${file} is no Ed25519 public key in PEM; npm run package -- --make-key FILE writes one to FILE.pub`,

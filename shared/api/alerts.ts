@@ -160,8 +160,8 @@ export const alerts = {
     reply: alert,
   }),
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
-  // The path cannot be /alerts/{alert_id}/acknowledge. A request to /alerts/rules/acknowledge would match both this
-  // path and /alerts/rules/{rule_id}.
+  // /alerts/{alert_id}/acknowledge is not possible: /alerts/rules/acknowledge would match both that path and
+  // /alerts/rules/{rule_id}.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
     summary: 'Acknowledge an alert, so that its notification is not repeated',
     body: z.strictObject({

@@ -33,7 +33,7 @@ export const audit = {
     summary: 'List the audit log',
     query: {
       action: label(1, 100).optional().describe('Only entries of this operation'),
-      // The filter accepts any text, not only ids of existing keys, to find entries of revoked keys.
+      // Any text is accepted, not only ids of existing keys, to find the entries of revoked keys.
       key_id: label(1, 200).optional().describe('Only entries of this API key, which may be revoked'),
       login_id: label(1, 200).optional().describe('Only entries of this login, which may have ended'),
       key: label(1, 200).optional().describe('Same as key_id'),

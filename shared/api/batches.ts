@@ -54,7 +54,7 @@ const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
 const target = {
   machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
-  // At least one tag is required: an empty list would select every machine.
+  // An empty list would select every machine, so at least one tag is required.
   tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
 };
 const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>

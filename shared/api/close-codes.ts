@@ -1,7 +1,5 @@
-// WebSocket close codes of a terminal. They have a file of their own, because the SDK needs the codes without
-// zod's schemas.
+// WebSocket close codes of a terminal. They have a file of their own, because the SDK needs them without zod's schemas.
 
-/** Codes with which the broker closes the WebSocket, by reason. */
 export const closeCodes = {
   ended: 1000,
   stopping: 1001,

@@ -14,8 +14,8 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
- * Defines a route that answers a page of objects. `fields`: schema whose ids, names, enums and booleans become filters;
- * by default the items' schema.
+ * Defines a route that answers a page of objects. `fields`: the schema whose ids, names, enums and booleans become
+ * filters; by default the schema of the items.
  */
 export function list<
   const P extends string,
@@ -53,7 +53,7 @@ export function paging<S extends z.ZodType>(sort: S) {
 }
 type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
-/** Returns the filters `since` and `until` for `field`, by which the list is sorted by default. */
+/** Returns the filters `since` and `until` for `field`, the field by which the list is sorted by default. */
 function times(field: string) {
   return {
     since: instant.optional().describe(`Only items whose ${field} is this time or later`),
@@ -73,10 +73,7 @@ type Filterable =
   | 'type'
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
-/**
- * Returns the filters for the fields of an item. If a filter is an id, authorization checks it like an id in the
- * path.
- */
+/** Returns the filters for the fields of an item. Authorization checks a filter by id like an id in the path. */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
     const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);

@@ -10,7 +10,10 @@ export type NoShape = Record<never, never>;
 type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
   ? Name | ParamNames<Rest>
   : never;
-/** The params of a path: `{machine_id}` takes the id of a machine. A param that is not the name of an id takes any text. */
+/**
+ * The params of a path: `{machine_id}` takes the id of a machine. A param whose name is not that of an id takes any
+ * text.
+ */
 export type PathParams<Path> = {
   [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`
     ? (typeof idSchemas)[Noun]
@@ -55,17 +58,14 @@ export function single<
   return build('single', method, path, access, definition);
 }
 
-/** A reply with an array that may be long: the array is checked and sent in pieces. */
+/** Describes a reply with an array that may be long. The array is checked and sent in pieces. */
 export function inPieces<R extends z.ZodObject>(reply: R, grows: keyof z.output<R> & string) {
   const { [grows]: items, ...others } = reply.shape;
   // The cast is safe: `grows` names a field of the reply.
   return { reply, grows, parts: { items: items as z.ZodType, rest: z.object(others) } };
 }
 
-/**
- * Defines a route that answers one object with an array of any length, which is sent while its items are
- * read.
- */
+/** Defines a route that answers one object with an array of any length. The array is sent while its items are read. */
 export function growing<
   const P extends string,
   R extends z.ZodObject,
@@ -117,8 +117,8 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
 };
 
 /**
- * Defines a GET route that becomes a WebSocket. A ticket in its query authorizes the request, because
- * browsers send no key with it.
+ * Defines a GET route that becomes a WebSocket. Browsers send no key with it, so a ticket in its query authorizes the
+ * request.
  */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
   path: P,

@@ -62,7 +62,7 @@ export function typesOf(events: readonly string[]): string[] {
   return webhookTypes.filter((type) => names(events, type));
 }
 
-/** All event types: the types that webhooks can name, and four types that occur only in the event log. */
+/** All event types: those that webhooks can name, and four that occur only in the event log. */
 export const eventTypes = [
   ...webhookTypes,
   'machine.removed',
@@ -72,7 +72,7 @@ export const eventTypes = [
 ] as const;
 export type EventType = (typeof eventTypes)[number];
 
-/** Events of the log that are about a webhook or a channel. */
+/** Event types of the log that are about a webhook or a channel. */
 const aboutReceivers: readonly EventType[] = ['webhook.disabled', 'alert.notified'];
 
 /** The event types that a key with these scopes may read. */
@@ -199,7 +199,8 @@ export const event = named('Event', {
 });
 
 /**
- * The types in a comma-separated text of types and families such as `session.*`; undefined if any is unknown.
+ * Returns the types in a comma-separated text of types and families such as `session.*`; undefined if one of them is
+ * unknown.
  */
 function typesIn(text: string): EventType[] | undefined {
   const named = text.split(',').map((one) => eventTypes.filter((type) => names([one.trim()], type)));

@@ -20,8 +20,8 @@ export const pathEncoding = z
   .optional()
   .describe('`base64` if the path is sent in base64, for names that are not UTF-8');
 /**
- * The fields with which an answer gives a path. Requests use `requestedPath`, or `optionalPath` if they may omit the
- * path.
+ * The fields by which an answer gives a path. Requests use `requestedPath`, or `optionalPath` for a path that they may
+ * omit.
  */
 export const absolutePath = { path: z.string().describe('Absolute path'), path_encoding: pathEncoding };
 export const requestedPath = { path, path_encoding: pathEncoding };

@@ -11,7 +11,7 @@ const amount = (about: string) => z.number().min(0).max(Number.MAX_SAFE_INTEGER)
 const packageFormat = z.enum(['deb', 'rpm', 'apk', 'pacman']);
 export type PackageFormat = z.output<typeof packageFormat>;
 
-/** Facts that have the same form on the wire and in the API. */
+/** Facts that have the same form in the agent's message and in the API. */
 export const systemFacts = z.object({
   os_id: word('Distribution, as ID of os-release: `debian`'),
   os_version: word('Version of the distribution, as VERSION_ID of os-release; empty if it has none'),
@@ -45,7 +45,7 @@ const installed = z.object({
   arch: word('Architecture of the package; empty if the package manager does not name it'),
 });
 
-/** The lists of an inventory, with the maximum number of items of each. */
+/** The lists of an inventory. Each `max` is the maximum number of items. */
 export const inventoryLists = z.object({
   disks: z
     .array(

@@ -52,7 +52,7 @@ const newKey = key
 const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length).describe('Scopes; `admin` includes all');
 const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines that the key may use');
 const grace = milliseconds(0, 7 * day);
-// At least one tag is required: a key with an empty list could use no machine.
+// A key with an empty list could use no machine, so at least one tag is required.
 const limitingTags = tagList(1);
 const reach =
   'The key may use machines with any of these tags, and those in `machine_ids`. Without both fields it may use all machines';

@@ -24,7 +24,7 @@ function topicOf(text: string): Topic | undefined {
   return found && fits ? { kind: found, id } : undefined;
 }
 
-/** The topics of a comma-separated text, each once; undefined if any is unknown, or if there are too many. */
+/** Returns the topics of a comma-separated text, each once; undefined if one is unknown or there are too many. */
 function topicsIn(text: string): Topic[] | undefined {
   const named = text.split(',').map((one) => one.trim());
   const known = [...new Set(named)].map(topicOf);

@@ -33,7 +33,7 @@ const clockOffset = z.number().optional().describe(ahead);
 
 const agentVersion = z.string().describe('Version of the machine’s agent');
 const extras = ['agent_version', 'clock_offset_ms', 'upgrade'] as const;
-/** A machine in a list: the fields of `machine`, and extra fields if the parameter `include` names them. */
+/** A machine in a list: the fields of `machine`, and the extra fields that the parameter `include` names. */
 const listItem = machine
   .extend({
     agent_version: agentVersion.optional(),
@@ -73,7 +73,7 @@ const networkInterface = z.object({
   sent_bytes: z.number().describe('Bytes sent since boot'),
 });
 
-/** Fields of a report that both `MachineStatus` and `LiveMachine` contain. `MachineStatus` has further fields. */
+/** Fields of a report that both `MachineStatus` and `LiveMachine` contain. */
 const report = {
   uptime: z.number().describe('Seconds since the machine booted'),
   cpu: group('CPU', {
@@ -102,7 +102,7 @@ const status = named('MachineStatus', {
   stale_ms: z.number().describe('Milliseconds since the machine last sent anything'),
 });
 
-/** A machine with its last report: its form in `GET /machines/statuses` and in live updates. */
+/** A machine with its last report, as `GET /machines/statuses` and live updates send it. */
 export const liveMachine = machine
   .extend({
     agent_version: agentVersion,
@@ -174,7 +174,7 @@ export const machines = {
     sort: sortable,
     reply: listItem,
   }),
-  // This route comes before the route of one machine, because that route's path would match this path too.
+  // This route comes before the route of one machine, whose path would match this path too.
   statuses: list('/machines/statuses', 'machines:read', {
     summary: 'List machines with their last report, and their CPU and memory use in the last hour',
     description:

@@ -1,5 +1,4 @@
-// REST routes of the install script, of the agent packages that new machines download, and of the agent packages
-// that upgrades install.
+// REST routes of the install script, and of the agent packages that new machines download and upgrades install.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { incoming, outgoing, raw, single } from './define-route.ts';

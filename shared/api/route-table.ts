@@ -43,7 +43,7 @@ export const api = {
   keys,
   logins,
   webhooks,
-  // These routes must come before alerts, whose path /alerts/{alert_id} would match their paths.
+  // These routes come before alerts, whose path /alerts/{alert_id} would match their paths.
   alertRules,
   alertChannels,
   maintenanceWindows,
@@ -66,7 +66,7 @@ type Flat<T> = { [K in keyof T]: T[K] } & {};
 export interface Content<Fields> {
   /** Chunks of the body. Iterating ends after the last byte and throws if the body is cut off. */
   chunks: AsyncIterable<Uint8Array>;
-  /** Returns the fields of a form. Must be called after the last chunk, because fields may follow the file. */
+  /** Returns the fields of a form. Call this after the last chunk, because fields may follow the file. */
   fields(): Fields;
 }
 
@@ -91,7 +91,7 @@ export interface BytesReply {
   length?: number;
   /** The content; absent with status 304. To release its resources, iterate it or call return(). */
   bytes?: AsyncIterableIterator<Uint8Array>;
-  /** True if the first byte may take long. The response head is then sent without waiting for it. */
+  /** True if the first byte may take long. The response head is then sent before that byte. */
   quiet?: boolean;
 }
 
@@ -153,8 +153,7 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     : never;
 
 /**
- * A transaction of state.json or history.db. Entries that are appended to it are committed together with its
- * change.
+ * A transaction of state.json or history.db. Entries that are appended to it are committed together with its change.
  */
 export interface Journal {
   append(entry: { kind: string }): void;
@@ -177,24 +176,24 @@ export interface Caller extends Rights {
   login_id?: LoginId | undefined;
   /** IP address of the client; empty for a client of the broker's own socket file. */
   address: string;
-  /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */
+  /** For a request that logs in: the SHA-256 of the API key that was sent, in hexadecimal digits. */
   secret_hash?: string | undefined;
   /** True if the request was encrypted, or came from the broker's own machine. */
   secure?: boolean;
   /**
-   * True if another broker forwarded the request. That broker collects the answers of all brokers, so this broker
-   * answers only for its own machines.
+   * True if another broker forwarded the request. That broker collects the answers of all brokers, so this one answers
+   * only for its own machines.
    */
   isForwarded?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   /** Headers to add to the answer. */
   headers: Headers;
-  /** Returns the rights inside a state transaction, in which an earlier change may have removed some. */
+  /** Returns the rights as they are inside a state transaction, in which an earlier change may have removed some. */
   during(change: Journal): Rights;
   /**
-   * Adds this request's audit entry and idempotency key to the commit of its change. In a state transaction, authorizes
-   * the request again.
+   * Adds this request's audit entry and idempotency key to the commit of its change. In a state transaction, also
+   * authorizes the request again.
    */
   commit(
     journal: Journal,
@@ -208,8 +207,8 @@ export interface Caller extends Rights {
 }
 
 /**
- * One handler per route; a missing handler does not compile. WebSocket routes need none, because their ticket
- * names the session.
+ * One handler per route; a missing handler does not compile. WebSocket routes need none, because their ticket names the
+ * session.
  */
 export type Handlers = {
   [N in keyof Api]: {

@@ -70,7 +70,7 @@ export interface Route<
   headers: Headers;
   /** Schema of the JSON body or of a form's text fields; undefined if the route takes neither. */
   body: Body | undefined;
-  /** A valid JSON body for the reference page; a test sends it. */
+  /** A valid JSON body for the reference page. A test sends it. */
   example?: Readonly<Record<string, unknown>>;
   /** Form of a body that is not JSON; the handler gets it as a stream. */
   accepts?: Accepts;
@@ -81,9 +81,7 @@ export interface Route<
   replyHeaders?: readonly ReplyHeader[];
   /** Error codes of the route, besides those that follow from its access, ids and body. */
   errors?: readonly Code[];
-  /**
-   * Names of the fields by which a list can be filtered; their values are in the path or query. Set only for lists.
-   */
+  /** Names of the fields by which a list can be filtered, in the path or query. Set only for lists. */
   filters?: readonly string[];
   /** Schema of further fields in `meta` of a list. */
   listMeta?: z.ZodObject;
@@ -102,8 +100,8 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of another operation of the same noun; `get` by default. That operation answers a repeated request if the broker
-   * crashed before it could store the first answer.
+   * Name of the operation of the same noun that answers a repeated request if the broker crashed before it could store
+   * the first answer. Default: `get`.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */
@@ -118,7 +116,7 @@ export interface Route<
   lastEvent?: string;
 }
 
-/** Error codes that every route answered by an agent may have. */
+/** Error codes that every route may have whose answer comes from an agent. */
 export const machineErrors = [
   'machine_offline',
   'machine_timeout',

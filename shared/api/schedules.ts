@@ -189,7 +189,7 @@ const further = {
 
 const target = {
   machine_id: machineId.optional(),
-  // At least one tag is required: an empty list would select every machine.
+  // An empty list would select every machine, so at least one tag is required.
   tags: tagList(1)
     .optional()
     .describe('Run on every machine that has all of these tags at the time of the run'),

@@ -1,7 +1,9 @@
 // Schemas that several routes share, such as those of ids, texts and times.
 import * as z from 'zod';
 
-/** Metadata with which OpenAPI shows `json` for a schema. Without it, OpenAPI would show a number in a query as a text. */
+/**
+ * Returns metadata that makes OpenAPI describe a schema as `json`. OpenAPI would describe a number in a query as text.
+ */
 function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
@@ -45,9 +47,7 @@ export const queryBoolean = z
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is refused
 const control = /[\u0000-\u001f\u007f-\u009f]/;
 
-/**
- * Schema of a name: text without control characters, and without lone surrogates, which SQLite would change.
- */
+/** Schema of a name: text without control characters and lone surrogates. SQLite would change a lone surrogate. */
 export function label(min: number, max: number) {
   return z
     .string()
@@ -106,7 +106,7 @@ const isDay = (text: string): boolean =>
   new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
 
 /**
- * True if the year in UTC has four digits. A zone offset can turn year 9999 into 10000, which toISOString() writes in
+ * True if the year in UTC has four digits. A zone offset can turn year 9999 into 10000, which toISOString() writes with
  * six digits.
  */
 const isOfFourDigits = (text: string): boolean => new Date(text).toISOString().length === 24;
@@ -132,8 +132,8 @@ export const day = 86_400_000;
 /** Schema of a whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 
-// Schemas of ids. Authorization finds them in a route, looks up the object of each id, and checks that the
-// key may use the object's machine.
+// Schemas of ids. Authorization finds them in a route, looks up the object of each id, and checks that the key may use
+// that object's machine.
 const id = (prefix: string, noun: string) =>
   z
     .string()

@@ -8,7 +8,7 @@ import { text } from './shared-schemas.ts';
 /** Maximum number of bytes of a message of the client. */
 export const maxMessageBytes = 1024 * 1024;
 
-/** Schema of the text messages by which a client acts. Its binary messages are input for the terminal. */
+/** Schema of the text messages by which a client acts. A client's binary messages are input for the terminal. */
 export const actionMessage = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('input'), data: z.string() }),
   z.strictObject({ type: z.literal('resize'), cols, rows }),
@@ -23,8 +23,8 @@ export const receivedMessage = z.strictObject({
 export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof receivedMessage>;
 
 /**
- * Schema of the text messages of the broker. Its binary messages are output of the terminal. Clients ignore
- * unknown types, which newer brokers may send.
+ * Schema of the text messages of the broker, whose binary messages are output of the terminal. Clients ignore unknown
+ * types, which newer brokers may send.
  */
 export const brokerMessage = z.discriminatedUnion('type', [
   z.object({
@@ -85,7 +85,7 @@ A message is at most 1 MiB. Any other message closes the WebSocket with 1008; th
 A client that closes the WebSocket is detached. The broker pings every 15 seconds, and closes after 30 seconds without a
 message or pong.`;
 
-/** The WebSocket route. Its file is separate because it needs schemas of the other session routes. */
+/** The WebSocket route. It has a file of its own, because it needs schemas of the other session routes. */
 export const terminal = socket('/sessions/{session_id}/stream', {
   summary: 'Open the terminal of a session as a WebSocket',
   description,

@@ -11,7 +11,7 @@ const agentVersion = z
   .regex(/^\d{1,9}\.\d{1,9}\.\d{1,9}(-[0-9A-Za-z.-]{1,64})?$/, 'must be a version such as 1.2.3')
   .meta({ description: 'Version of the agent', examples: ['1.2.3'] });
 
-/** Reasons why a machine cannot be upgraded, as far as the broker knows without asking its agent. */
+/** Reasons why a machine cannot be upgraded, as far as the broker can see without asking the agent. */
 export const obstacles = [
   'current',
   'held',
@@ -53,7 +53,6 @@ export type MachineUpgradeStatus = (typeof machineStatuses)[number];
 
 export const upgradeOutcomes = ['running', 'succeeded', 'rolled_back', 'failed'] as const;
 
-/** The last upgrade that an agent reports, with its outcome. */
 const lastUpgrade = z.object({
   upgrade_id: z.string().describe('Id of the upgrade; empty for an upgrade by hand'),
   outcome: z
@@ -159,7 +158,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Why a number of the upgrade is null for some keys: it would reveal how many machines the upgrade has. */
+/** Why some keys get null for a number: it would reveal how many machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

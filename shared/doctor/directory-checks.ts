@@ -9,7 +9,7 @@ import { type Finding, fail, ok, warn } from './check-result.ts';
 
 const gib = 1024 ** 3;
 
-/** Checks that only the owner may use the directory and `files` in it, and that over 1 GiB is free. */
+/** Checks that only the owner can use the directory and `files` in it, and that over 1 GiB is free. */
 export async function examineDirectory(dataDir: string, files: string[]): Promise<Finding[]> {
   const refused = refusedIn(dataDir);
   if (refused)
@@ -58,8 +58,7 @@ export function assertAccess(directory: string): void {
 }
 
 /**
- * The error message if this user may not use the directory; undefined if the user may use it, or if it is
- * missing.
+ * Returns an error message if this user may not use the directory; undefined otherwise, and for a missing directory.
  */
 function refusedIn(directory: string): string | undefined {
   try {

@@ -1,4 +1,4 @@
-// A check of `doctor` for keys that sign agent packages. With such a key, an intruder on the broker's machine could
+// A check of `doctor` for keys that sign agent packages. On the broker's machine, such a key would let an intruder
 // attack all machines.
 import { createPrivateKey } from 'node:crypto';
 import { type Dirent, existsSync } from 'node:fs';
@@ -16,7 +16,7 @@ const skipped = /^(node_modules|\.git|\.cache|\.npm|proc|sys)$/;
 
 /**
  * Looks for signing keys in these directories, in this user's home, and in the home of the first directory's owner.
- * Leaves out directories that cannot be read.
+ * Skips directories that cannot be read.
  */
 export async function examineSigningKeys(...directories: readonly string[]): Promise<Finding> {
   const found = new Set<string>();

@@ -25,9 +25,7 @@ type Body<B> = B extends z.ZodType ? (undefined extends z.input<B> ? unknown : z
 /** Content of an upload. A stream is sent as it is read, and cannot be sent again for a retry. */
 export type UploadContent = string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array>;
 
-/**
- * Input of a call in one object: params, query, headers and body of its route, and the content of an upload.
- */
+/** Input of a call in one object: params, query, headers and body of its route, and the content of an upload. */
 export type CallInput<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Loose<P> &
@@ -46,11 +44,11 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/** Result of a list call: await it for one page, or iterate over it for all items. Either sends the request. */
+/** Result of a list call. Await it for one page, or iterate over it for all items. Either sends the request. */
 export type Listing<T, Meta = unknown> = Promise<ListResult<T> & Meta> & AsyncIterable<T>;
 
 /**
- * Result of a stream call: iterate over it for the items, or await it for the start of the answer. Either sends the
+ * Result of a stream call. Iterate over it for the items, or await it for the start of the answer. Either sends the
  * request.
  */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
@@ -65,8 +63,8 @@ export interface ReceivedEvent<T> {
 type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : never;
 
 /**
- * What a call resolves to. A download resolves to the Response itself, with a streaming body and headers
- * about the file.
+ * What a call resolves to. A download resolves to the Response itself, with a streaming body and headers about the
+ * file.
  */
 type Answer<R> = R extends { kind: 'list' }
   ? Listing<Output<R>, ListMeta<R>>

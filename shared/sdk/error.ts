@@ -62,15 +62,13 @@ export function noAnswer(origin: string, cause: unknown): FarhandError {
   return new FarhandError(0, '', { code: 'no_answer', message, details: {} }, { cause });
 }
 
-/**
- * The system error code of a failed fetch, such as ECONNREFUSED; undefined where the platform reports none.
- */
+/** Returns the system error code of a failed fetch, such as ECONNREFUSED; undefined where the platform reports none. */
 export function reasonOf(error: unknown): string | undefined {
   const code = propertyOf(error, 'code') ?? propertyOf(propertyOf(error, 'cause'), 'code');
   return typeof code === 'string' ? code : undefined;
 }
 
-/** The value of a JSON text; undefined for text that is no JSON. */
+/** Returns the value of a JSON text; undefined for text that is not JSON. */
 export function parsed(text: string): unknown {
   try {
     return JSON.parse(text);
@@ -79,13 +77,13 @@ export function parsed(text: string): unknown {
   }
 }
 
-/** A property of any value; undefined if the value is no object. */
+/** Returns a property of any value; undefined if the value is no object. */
 export function propertyOf(value: unknown, name: string): unknown {
   return typeof value === 'object' && value !== null ? Reflect.get(value, name) : undefined;
 }
 
 /**
- * Parses the envelope of a success. The data is not validated: the broker has done so by the same schemas.
+ * Parses the envelope of a success. The data is not validated, because the broker has validated it by the same schemas.
  */
 export function envelopeOf(text: string): { data: unknown; meta: object } | undefined {
   const value = parsed(text);

@@ -9,10 +9,7 @@ import { isTransient } from './send.ts';
 export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
-  /**
-   * Requests the events after the id `after`. Without an id, the request has only the caller's own
-   * parameters.
-   */
+  /** Requests the events after the id `after`. If `after` is undefined, sends only the caller's own parameters. */
   connect(after: string | undefined): Promise<Response>;
   /** True to reconnect after a lost connection, until the signal fires or the reader stops. */
   resumes: boolean;
@@ -20,9 +17,7 @@ export interface FollowOptions {
   last: string | undefined;
 }
 
-/**
- * Milliseconds without data after which a connection counts as lost; the broker sends a comment every 15 s.
- */
+/** Milliseconds without data after which a connection counts as lost. The broker sends a comment every 15 s. */
 const silenceMs = 45_000;
 
 /** Yields the events of a response, and of the responses after each reconnect. */
@@ -49,14 +44,14 @@ export async function* follow(
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
-    // If the stream resumes, an end of the response without the event `last` counts as a lost connection.
+    // For a stream that resumes, a response that ends without the event `last` counts as a lost connection.
     if (!resumes) return;
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();
   }
 }
 
-/** Connects again. Returns undefined if the broker did not answer; the caller then tries again. */
+/** Connects again. Returns undefined if the broker did not answer, so that the caller tries again. */
 async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
   try {
     return await how.connect(at);

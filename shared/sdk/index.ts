@@ -30,8 +30,8 @@ export interface FarhandOptions {
   baseUrl: string;
   apiKey?: string | undefined;
   /**
-   * Maximum number of retries of a call that is safe to repeat, 2 by default. If it is 0, event streams do not
-   * reconnect.
+   * Maximum number of retries of a call that is safe to repeat, 2 by default. With 0, event streams do not reconnect
+   * either.
    */
   retries?: number | undefined;
   /** Value of the User-Agent header, where the platform allows it. */
@@ -56,11 +56,10 @@ class Client {
   }
 }
 
-/** A client of one broker. */
 // The cast is safe: the client is built from the table of routes that the type is derived from.
 export const Farhand = Client as unknown as new (options: FarhandOptions) => Farhand;
 
-/** Checks the options. Error messages never contain the key or the address, which may contain a password. */
+/** Checks the options. Error messages contain neither the key nor the address, in which a password may be. */
 function connectionOf(options: FarhandOptions): Connection {
   const { apiKey, retries = 2, userAgent } = options;
   const url = URL.parse(options.baseUrl);
@@ -93,7 +92,7 @@ function methodOf(to: Connection, route: Route): unknown {
 
 type Call = (input?: Input, settings?: CallSettings) => Promise<unknown>;
 
-/** The function that sends one request of a route and resolves to the answer. */
+/** Returns the function that sends one request of a route and resolves to the answer. */
 function callOf(to: Connection, route: Route): Call {
   return async (input = {}, { signal, idempotencyKey } = {}) => {
     const request = prepare(to, route, input, idempotencyKey);
@@ -146,7 +145,7 @@ function events(to: Connection, route: Route) {
         signal,
         resumes: to.retries > 0 && 'last_event_id' in route.headers,
         last: route.lastEvent,
-        // Retries are off here, because follow() retries by itself.
+        // follow() retries by itself.
         connect: (after) =>
           open({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),
       };

@@ -1,8 +1,8 @@
-// The result of the SDK's list and stream calls: a promise that can also be iterated, for lists page by page.
+// The result of the SDK's list and stream calls: a promise that can also be iterated. A list is then read page by page.
 /* oxlint-disable unicorn/no-thenable -- it is a promise */
 import type { ListResult } from './call-types.ts';
 
-/** A promise whose request starts when it is awaited or iterated, and an iterator over the answer's items. */
+/** A promise whose request starts when it is awaited or iterated. Iterating yields the items of the answer. */
 export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
   readonly [Symbol.toStringTag] = 'Promise';
   readonly #begin: () => Promise<T>;
@@ -43,8 +43,8 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
 /** Maximum number of items that the broker returns in one page. */
 const pageSize = 100;
 /**
- * Number of yielded items whose ids are remembered. If more items are created between two pages, some items are yielded
- * twice.
+ * Number of yielded items whose ids are remembered. If more items than this are created between two pages, some are
+ * yielded twice.
  */
 const remembered = 10_000;
 
@@ -58,7 +58,7 @@ export async function* allItems(
     const { items, total, has_more } = await page({ limit, offset });
     const deleted = known - total;
     known = total;
-    // Deleted items have shifted later items to an earlier page, which is read again.
+    // Deleted items have shifted later items to an earlier page, so that page is read again.
     if (deleted > 0 && offset > first) {
       offset = Math.max(first, offset - deleted);
       continue;

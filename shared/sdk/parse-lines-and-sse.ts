@@ -2,10 +2,10 @@
 import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
 
-/** The maximum number of characters in a line. No route answers with a line of nearly this length. */
+/** Maximum number of characters in a line. No route sends a line of nearly this length. */
 const longestLine = 64 * 1024 * 1024;
 
-/** Yields the lines of a body without their ends (LF, CRLF or CR); drops an incomplete last line. */
+/** Yields the lines of a body without their ends (LF, CRLF or CR). Drops an incomplete last line. */
 async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
   // Parts of the current line, whose end has not arrived yet.
@@ -14,7 +14,7 @@ async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<strin
   let half = '';
   for await (const chunk of chunks) {
     const text = half + decoder.decode(chunk, { stream: true });
-    // A CR at the end of a chunk may be the first half of a CRLF, so it is read with the next chunk.
+    // A CR at the end of a chunk may be half of a CRLF, so it is read with the next chunk.
     half = text.endsWith('\r') ? '\r' : '';
     const [first = '', ...more] = text.slice(0, text.length - half.length).split(/\r\n|\n|\r/);
     begun.push(first);
@@ -31,12 +31,12 @@ async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<strin
   if (half) yield begun.join('');
 }
 
-/** Yields one object per line, parsed as JSON; empty lines are skipped. */
+/** Yields one object per line, parsed as JSON. Skips empty lines. */
 export async function* objectsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<unknown> {
   for await (const line of linesOf(chunks)) if (line !== '') yield JSON.parse(line);
 }
 
-/** Yields events with their data parsed as JSON; drops an event that is cut off. */
+/** Yields events with their data parsed as JSON. Drops an event that is cut off. */
 export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<ReceivedEvent<unknown>> {
   let event: { data?: string; event?: string; id?: string } = {};
   for await (const line of linesOf(chunks)) {
@@ -52,7 +52,7 @@ export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerat
 
 function withField(event: { data?: string; event?: string; id?: string }, line: string): typeof event {
   const colon = line.indexOf(':');
-  // A line that starts with a colon is a comment; its empty field name matches no field below.
+  // A line that starts with a colon is a comment. Its empty field name matches no field below.
   const name = colon < 0 ? line : line.slice(0, colon);
   const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
   if (name === 'data')
@@ -63,8 +63,8 @@ function withField(event: { data?: string; event?: string; id?: string }, line: 
 }
 
 /**
- * Yields the chunks of a body to one reader; closes the connection when the reader stops. Throws if nothing
- * arrives for `silenceMs`.
+ * Yields the chunks of a body to one reader, and closes the connection when the reader stops. Throws if nothing arrives
+ * for `silenceMs` milliseconds.
  */
 export async function* chunksOf(
   body: ReadableStream<Uint8Array> | null,
@@ -95,7 +95,7 @@ async function within<T>(ms: number, work: Promise<T>): Promise<T> {
     return await Promise.race([work, silence]);
   } finally {
     timeout.abort();
-    // Without this handler a rejection of `silence` after the end of `work` would be unhandled.
+    // Without this handler, a rejection of `silence` after the end of `work` would be unhandled.
     silence.catch(() => {});
   }
 }

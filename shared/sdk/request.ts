@@ -35,7 +35,7 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   if (to.userAgent) headers.set('User-Agent', to.userAgent);
   const { body, type, repeatable } = bodyOf(route, input);
   if (type) headers.set('Content-Type', type);
-  // With a random idempotency key the broker recognizes a retry of this request.
+  // A random idempotency key lets the broker recognize a retry of this request.
   const ownKey = route.idempotency && repeatable && to.retries > 0 ? randomKey() : undefined;
   const key = given ?? ownKey;
   if (key) headers.set('Idempotency-Key', key);
@@ -46,7 +46,10 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   return { route, url: urlOf(to.baseUrl, route, input), headers, body, repeatable, idempotent };
 }
 
-/** The WebSocket address of a terminal: this client's address of the broker, and the ticket in `stream_url`. */
+/**
+ * Returns the WebSocket address of a terminal: the broker address that this client uses, with the ticket in
+ * `stream_url`.
+ */
 export function socketUrl(
   { baseUrl }: Connection,
   route: Route,
@@ -64,7 +67,7 @@ function urlOf(baseUrl: string, route: Route, input: Input): string {
   return `${baseUrl}${route.base}${path}${query && `?${query}`}`;
 }
 
-/** Encodes a path segment. Throws for "", "." and "..", which vanish from a URL and lead to another route. */
+/** Encodes a path segment. Throws for "", "." and "..", which would vanish from the URL and lead to another route. */
 function pathSegment(text: string, name: string): string {
   if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must not be empty, . or ..`);
   return encodeURIComponent(text);
@@ -106,12 +109,12 @@ function isStream(content: unknown): content is ReadableStream<Uint8Array> {
 
 function contentOf(content: unknown): string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array> {
   if (typeof content === 'string' || content instanceof Blob || isStream(content)) return content;
-  // The cast is safe unless the bytes are in shared memory, which fetch refuses.
+  // The cast is safe except for bytes in shared memory, which fetch refuses.
   if (content instanceof Uint8Array) return content as Uint8Array<ArrayBuffer>;
   throw new TypeError('content must be a string, a Uint8Array, a Blob or a ReadableStream');
 }
 
-/** Builds a form (RFC 7578) around a stream; fetch's own FormData would read the stream into memory first. */
+/** Builds a form (RFC 7578) around a stream. The FormData of fetch would first read the stream into memory. */
 function streamedForm(fields: [string, unknown][], content: ReadableStream<Uint8Array>) {
   const boundary = `farhand${randomKey()}`;
   const part = (name: string): string => `--${boundary}\r\nContent-Disposition: form-data; name="${name}"`;

@@ -4,11 +4,11 @@ import { sleep } from '../clock.ts';
 import { FarhandError, failureOf, noAnswer, reasonOf } from './error.ts';
 import type { Connection, Prepared } from './request.ts';
 
-/** Ceilings of the random delay between attempts in milliseconds; the ceiling doubles with each attempt. */
+/** Ceilings of the random delay between attempts, in milliseconds. The ceiling doubles with each attempt. */
 const waits = { first: 500, most: 8_000 };
-/** Longest Retry-After in milliseconds that the client waits. For a longer one the call rejects. */
+/** Longest Retry-After in milliseconds for which the client waits. The call rejects if it is longer. */
 const longestWait = 60_000;
-/** System errors of a failed connection, after which it is certain that no request was sent. */
+/** Errors of a failed connection, after which it is certain that no request was sent. */
 const neverSent = /^(ECONNREFUSED|ENOTFOUND|EHOSTUNREACH|ENETUNREACH|EAI_AGAIN|UND_ERR_CONNECT_TIMEOUT)$/;
 
 /** Resolves with the result of `read` for a successful answer; rejects with FarhandError. */
@@ -66,8 +66,8 @@ async function orNoAnswer<T>(
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // `unavailable` means that the request had no effect, as far as the broker knows. To be safe, a POST is repeated only
-  // with an idempotency key.
+  // `unavailable` means that the request had no effect, as far as the broker knows. To be safe, a POST without an
+  // idempotency key is not repeated.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
   // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;
@@ -78,16 +78,16 @@ function wasNeverSent({ cause }: FarhandError): boolean {
   return neverSent.test(reasonOf(cause) ?? '');
 }
 
-/** True if the connection failed, or if a proxy reports that it could not connect to the broker. */
+/** True if the connection failed, or if a proxy reports that it could not reach the broker. */
 export function isTransient({ status }: FarhandError): boolean {
   return [0, 502, 503, 504].includes(status);
 }
 
-/** Returns the same response with a body that fails if it has fewer or more bytes than its Content-Length. */
+/** Returns the same response with a body that fails if its length differs from Content-Length. */
 export function checkedBody(response: Response, url: string, signal: AbortSignal | undefined): Response {
   const { body, status, statusText, headers } = response;
   if (!body) return response;
-  // Content-Length counts compressed bytes, but fetch returns decompressed bytes. The two cannot be compared.
+  // Content-Length counts compressed bytes, but fetch returns decompressed bytes, so they cannot be compared.
   const length = headers.get('content-encoding') ? null : headers.get('content-length');
   const counted = countedBody(body, length === null ? undefined : Number(length), url, signal);
   return new Response(counted, { status, statusText, headers });

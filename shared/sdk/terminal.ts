@@ -1,4 +1,4 @@
-// The SDK's terminal of a session, over a WebSocket: yields output; writes, resizes, signals and detaches.
+// The SDK's terminal of a session, over a WebSocket. Yields output; writes, resizes, signals and detaches.
 import { closeCodes } from '../api/close-codes.ts';
 import type { Route } from '../api/route.ts';
 import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
@@ -9,12 +9,12 @@ import { type Attached, type Connection, socketUrl } from './request.ts';
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
- * Why this client is no longer attached. `ended`: the session itself is over. Otherwise the session goes on: attach again
- * with the terminal's `offset` to continue at the same byte. `lost`: the connection broke; `message` says why.
+ * Why this client is no longer attached. `ended`: the session is over. Otherwise the session goes on, and a new attach
+ * with the terminal's `offset` continues at the same byte. `lost`: the connection broke; `message` says why.
  */
 export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
-/** A message other than output: a size that another client set, the machine's status, or refused input. */
+/** Any message of the broker except output and the end, such as a size that another client set. */
 export type TerminalNote = Exclude<BrokerMessage, { type: 'end' }>;
 
 export interface TerminalSettings {
@@ -33,13 +33,13 @@ export interface Terminal {
   /** Offset, in the session's output, of the next byte that `output` yields. */
   readonly offset: number;
   /**
-   * The output, for one reader; ends with the terminal. Reading a piece acknowledges the previous piece, and the broker
-   * sends at most 256 KiB ahead.
+   * The output, for one reader, until the terminal ends. Reading a piece acknowledges the previous piece. The broker
+   * sends at most 256 KiB beyond the acknowledged output.
    */
   readonly output: AsyncIterable<Uint8Array>;
-  /** Resolves with the reason when the terminal ends; never rejects. */
+  /** Resolves with the reason when the terminal ends. Never rejects. */
   readonly ended: Promise<Ending>;
-  /** Sends input to the terminal. Resolves when at most 1 MiB is unsent. The order of calls is preserved. */
+  /** Sends input to the terminal in the order of the calls. Resolves when at most 1 MiB is unsent. */
   write(input: string | Uint8Array): Promise<void>;
   resize(cols: number, rows: number): void;
   /** Sends a signal to the foreground process. */
@@ -48,14 +48,14 @@ export interface Terminal {
   detach(): void;
 }
 
-/** Maximum number of bytes of received output that are not read yet. Only brokers of version 0.1.0 send this many. */
+/** Maximum number of bytes of received output that are not read yet. Only brokers of version 0.1.0 send so many. */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;
 const pollMs = 10;
 /** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
-/** While a client reads one window of output, it reports its position to the broker this many times. */
+/** Number of times that a client reports its position to the broker while it reads one window of output. */
 const reportsPerWindow = 8;
 
 /** Opens the terminal that an attach call has prepared, at the broker address that this client uses. */
@@ -69,8 +69,8 @@ export async function attachTerminal(
 }
 
 /**
- * Resolves when the broker reports that the terminal is ready. Rejects if the terminal cannot be opened; the `cause` of
- * the error is an Ending, which has the reason.
+ * Resolves when the broker reports that the terminal is ready. Rejects if the terminal cannot be opened. The error's
+ * `cause` is an Ending with the reason.
  */
 export function openTerminal(socket: WebSocket, settings: TerminalSettings): Promise<Terminal> {
   socket.binaryType = 'arraybuffer';
@@ -89,7 +89,7 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
       resolve(ending ?? endingOf(code, reason));
     });
   });
-  // The error event needs no handling, because the close event that follows has the reason.
+  // The close event that follows has the reason.
   socket.addEventListener('error', () => {});
   signal?.addEventListener('abort', detach);
   if (signal?.aborted) detach();
@@ -132,8 +132,8 @@ function isMessage(value: unknown): value is BrokerMessage {
 }
 
 /**
- * Parses a text message; undefined for an unknown type, which a newer broker may send. Fields are not validated,
- * because the SDK has no zod.
+ * Parses a text message. Returns undefined for an unknown type, which a newer broker may send. Does not validate
+ * fields, because the SDK has no zod.
  */
 function messageOf(text: string): BrokerMessage | undefined {
   const value = parsed(text);
@@ -184,7 +184,7 @@ function terminalOf(
     async write(input) {
       const bytes = typeof input === 'string' ? new TextEncoder().encode(input) : new Uint8Array(input);
       for (let at = 0; at < bytes.length; at += messageBytes) send(bytes.subarray(at, at + messageBytes));
-      // A WebSocket has no event for sent data, so the unsent bytes are polled.
+      // A WebSocket has no event for sent data, so the number of unsent bytes is polled.
       while (socket.readyState === socket.OPEN && socket.bufferedAmount > maxUnsentInput) await sleep(pollMs);
     },
     resize: (width, height) => sendMessage({ type: 'resize', cols: width, rows: height }),
@@ -193,7 +193,7 @@ function terminalOf(
   };
 }
 
-/** A piece of output; `end` is the offset of the byte after it. */
+/** A piece of output. `end` is the offset of the byte after it. */
 type Chunk = { end: number; bytes: Uint8Array };
 
 /** Stores received output until its reader reads it. */
@@ -220,7 +220,7 @@ class OutputBuffer {
     if (this.#controller?.desiredSize === maxUnreadOutput) this.offset = offset;
   }
 
-  /** Adds received bytes; returns false if the buffer is full. */
+  /** Adds received bytes. Returns false if the buffer is full. */
   add(bytes: Uint8Array): boolean {
     if ((this.#controller?.desiredSize ?? 0) < bytes.length) return false;
     this.#next += bytes.length;
@@ -233,8 +233,8 @@ class OutputBuffer {
   }
 
   /**
-   * Sends the present offset. From now on also sends the offset of the processed output, each time after at least
-   * `stepBytes` more bytes.
+   * Sends the current offset. Later sends the offset of the processed output, each time after at least `stepBytes` more
+   * bytes.
    */
   report(stepBytes: number, send: (offset: number) => void): void {
     let sent = this.offset;

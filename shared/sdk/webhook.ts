@@ -4,18 +4,18 @@ import { parsed, propertyOf } from './error.ts';
 
 /** A webhook delivery as the receiver got it. */
 export interface WebhookDelivery {
-  /** The raw body. Do not parse and serialize it before: that would change the signed bytes. */
+  /** The raw body. Do not parse and serialize it first, because that would change the signed bytes. */
   payload: string | Uint8Array<ArrayBuffer>;
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Maximum milliseconds between the delivery's timestamp and now; default 5 minutes. Infinity accepts replays:
-   * deliveries of any age or without a timestamp.
+   * Maximum number of milliseconds between the delivery's timestamp and now; 5 minutes by default. Infinity accepts
+   * deliveries of any age and without a timestamp, and so also replays.
    */
   tolerance?: number;
 }
 
-/** The event in a webhook delivery. `type` is an event type that a webhook can name, or `test`. */
+/** The event in a webhook delivery. Its `type` is an event type that a webhook can name, or `test`. */
 export interface WebhookEvent {
   id: string;
   type: string;
@@ -31,7 +31,7 @@ export class SignatureError extends Error {
 
 const defaultTolerance = 300_000;
 
-/** Resolves with the event of a genuine delivery; rejects with SignatureError for any other. */
+/** Resolves with the event of a genuine delivery. Rejects with SignatureError for any other. */
 export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookEvent> {
   const { payload, headers, secret } = delivery;
   const key = standardKeyOf(secret);
@@ -50,7 +50,7 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
   return event;
 }
 
-/** Checks the headers of Standard Webhooks; their signature covers the timestamp, which prevents replays. */
+/** Checks the headers of Standard Webhooks. Their signature covers the timestamp, which prevents replays. */
 async function checkTimestamp(
   { tolerance = defaultTolerance }: WebhookDelivery,
   key: Uint8Array<ArrayBuffer>,
@@ -90,8 +90,8 @@ async function signs(
 }
 
 /**
- * Returns the key for Standard Webhooks. It is the base64 text after the prefix whsec_; for a secret without the
- * prefix, the bytes of the secret.
+ * Returns the key for Standard Webhooks: the decoded base64 text after whsec_. For a secret without this prefix, the
+ * key is the bytes of the secret.
  */
 function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
   const key = secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);

@@ -12,11 +12,11 @@ export interface State {
   enabled: boolean;
   since: string;
   /**
-   * Status text that the program sent to systemd. Do not rely on it: commands of an agent that is not root can forge
-   * this text.
+   * Status text that the program sent to systemd. Commands of an agent that is not root can forge it, so do not rely on
+   * it.
    */
   status: string;
-  /** Version of the running program, which is at the end of its status text. */
+  /** Version of the running program, from the end of its status text. */
   version: string | undefined;
   /** Result of systemd: `success`, or how the service failed. */
   result: string;
@@ -26,16 +26,16 @@ export interface State {
 }
 
 interface Ran {
-  /** Exit code. It is also 1 if the program could not be started or was ended by a signal. */
+  /** Exit code. Also 1 if the program could not be started, or if a signal ended it. */
   code: number;
   stdout: string;
   stderr: string;
 }
 
-/** `timeout`, in milliseconds, is longer than the start of a service, which may take three minutes. */
+/** The timeout in milliseconds is longer than the start of a service, which may take three minutes. */
 const options = { timeout: 200_000, reject: false, stripFinalNewline: false } as const;
 
-/** Runs a program of the system to its end. A failure of the program is in `code`, never thrown. */
+/** Runs a program of the system to its end. Never throws: `code` shows a failure. */
 export async function run(file: string, args: readonly string[]): Promise<Ran> {
   const { exitCode = 1, stdout, stderr, originalMessage = '' } = await execa(file, args, options);
   return { code: exitCode, stdout, stderr: stderr || originalMessage };
@@ -109,8 +109,8 @@ export async function lastLines(name: string, count: number): Promise<string[]> 
 }
 
 /**
- * Returns the last 10 lines of a service's log since `since` (ms since 1970). If an error came before them,
- * the first such line is added.
+ * Returns the last 10 lines of a service's log since `since` (ms since 1970). If an error was logged before them, its
+ * first line comes first.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

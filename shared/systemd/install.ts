@@ -20,16 +20,13 @@ import {
 } from './control.ts';
 
 export interface Service {
-  /** Name of the service; its unit, its account and its directory below /var/lib have the same name. */
+  /** Name of the service. Its unit, its account and its directory below /var/lib have the same name. */
   name: string;
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
   /** Units that run as root beside the service: NAME.path starts NAME.service. Both use `directory`. */
   helper?: { name: string; directory: string };
-  /**
-   * Returns true if the running service works, for example if an agent is linked. The installation waits until this
-   * returns true.
-   */
+  /** True if the running service works, for example if an agent is linked. The installation waits for this. */
   settled(state: State): boolean;
 }
 
@@ -46,11 +43,9 @@ export interface Installation extends UnitValues {
   hidden: readonly string[];
   /** Content of the settings file, as TOML. */
   settings: string;
-  /**
-   * A file that only the service's account may read. If `text` is undefined, an existing file is not changed.
-   */
+  /** A file that only the service's account may read. If `text` is undefined, the file stays as it is. */
   secret?: { file: string; text: string | undefined };
-  /** How to install the units of `Service.helper`, which run as root. Absent: these units are removed. */
+  /** How to install the units of `Service.helper`, which run as root. If absent, these units are removed. */
   helper?: {
     blocks: readonly string[];
     /** The program that the helper's unit runs, and its first arguments. The unit adds further arguments. */
@@ -77,8 +72,8 @@ export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
 /**
- * Returns the arguments with `--config` and the settings file of the installed service in front. If they have
- * `--config` already, or no service is installed, they are unchanged.
+ * Returns the arguments with `--config` and the settings file of the installed service in front. Returns them unchanged
+ * if they have `--config`, or if no service is installed.
  */
 export function withSettingsOf(name: string, argv: readonly string[]): readonly string[] {
   const file = settingsOf({ name });
@@ -88,7 +83,7 @@ export function withSettingsOf(name: string, argv: readonly string[]): readonly 
 /** Steps that undo an installation. They run from the last to the first. */
 type Undo = (() => Promise<unknown>)[];
 
-/** Writes unit and settings, starts the service and waits for it. A failure restores the previous state. */
+/** Writes unit and settings, starts the service and waits for it. Restores the previous state after a failure. */
 export async function install(service: Service, installation: Installation): Promise<Report> {
   const { name } = service;
   await refuseHidden(installation);
@@ -98,8 +93,8 @@ export async function install(service: Service, installation: Installation): Pro
     unitsOf(service),
     installation.secret?.file ?? [],
   ].flat();
-  // All files are read before any is changed. If the account has replaced one by a FIFO or a link, the read throws, and
-  // nothing was changed.
+  // All files are read before any is changed. A file that the account has replaced by a FIFO or link fails here, before
+  // any change.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -206,8 +201,8 @@ async function rollBack(undo: Undo): Promise<string[]> {
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 /**
- * Throws if the unit hides a file of the command, for example by ProtectHome. Otherwise only the systemd journal would
- * say why the service fails.
+ * Throws if the unit hides a file of the command, for example by ProtectHome. Without this check, only the systemd
+ * journal would say why the service fails.
  */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
@@ -239,9 +234,7 @@ async function settle({ name, settled }: Service): Promise<Report> {
   }
 }
 
-/**
- * Stops the service and removes all its files. With `keep`, its data, settings and account are not removed.
- */
+/** Stops the service and removes all its files. With `keep`, its data, settings and account stay. */
 export async function uninstall(service: Service, keep: boolean): Promise<void> {
   needSystemd('uninstall', true, noService);
   const { name, home, helper } = service;
@@ -254,8 +247,7 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   if (keep) return;
-  // The program rm is used here, because the owner of the directory could redirect Node's own removal to another
-  // path.
+  // Node's own removal is unsafe here: the owner of the directory could redirect it to another path.
   await must('rm', ['-rf', '--', dataOf(service), ...(helper ? [helper.directory] : [])]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
@@ -288,7 +280,7 @@ function quoted(word: string): string {
   return /^[\w@%+=:,./$-]+$/.test(plain) ? plain : `"${plain.replace(/[\\"]/g, '\\$&')}"`;
 }
 
-/** Replaces a file. Without `content` removes the file, and its directory if that is then empty. */
+/** Replaces a file. Without `content`, removes the file, and also its directory if that is then empty. */
 export async function place(file: string, content: FileContent | undefined): Promise<void> {
   const directory = dirname(file);
   if (!content) {
@@ -297,7 +289,8 @@ export async function place(file: string, content: FileContent | undefined): Pro
   }
   const { text, mode, uid, gid } = content;
   const made = await mkdir(directory, { recursive: true });
-  // The administrator's umask may have closed the new directory to the service's account; the service must enter it.
+  // The administrator's umask may have closed the new directory to the service's account, which must be able to enter
+  // it.
   if (made) await chmod(directory, 0o755);
   await writeDurably(file, text, { mode, owner: { uid, gid } });
 }
@@ -332,7 +325,7 @@ async function removeAccount(name: string, home: string | undefined): Promise<vo
 }
 
 async function findAccount(name: string): Promise<Account | undefined> {
-  // getent finds an account by its user id too, so a number is not accepted as a name.
+  // getent also finds an account by its user id, so a number is not accepted as a name.
   if (!/^[A-Za-z_][\w.-]*$/.test(name)) return undefined;
   const { code, stdout } = await run('getent', ['passwd', name]);
   const [found, , uid, gid] = stdout.trim().split(':');
@@ -344,10 +337,10 @@ async function takeOver(service: string, directory: string, { uid, gid }: Accoun
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;
   await run('systemctl', ['stop', service]);
-  // First the old owner loses access, so that it can change nothing while the content gets its new owner.
+  // The old owner loses access first, so that it can change nothing while the content gets its new owner.
   await must('chown', ['--no-dereference', '0:0', '--', directory]);
   await must('chmod', ['0700', '--', directory]);
-  // Links, FIFOs and sockets of the old owner could make the new owner, perhaps root, open other files.
+  // Links, FIFOs and sockets of the old owner could make the new owner, who may be root, open other files.
   const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];
   await must('find', [directory, '-mindepth', '1', ...ofNoUse, '-delete']);
   await must('chown', ['--recursive', '--no-dereference', `${uid}:${gid}`, '--', directory]);

@@ -1,6 +1,6 @@
-// The text about its link that an agent reports to systemd, and that `farhand-agent status` parses.
+// The text about its link that an agent reports to systemd. `farhand-agent status` parses this text.
 
-/** Returns an agent's text for `systemctl status`. `machineId`: undefined while the agent is not linked. */
+/** Returns the agent's text for `systemctl status`. `machineId`: undefined while the agent is not linked. */
 export function linkText(broker: string, machineId: string | undefined): string {
   return machineId ? `linked to ${broker} as ${machineId}` : `not linked to ${broker}, trying`;
 }
@@ -10,7 +10,7 @@ export interface LinkState {
   machineId: string | undefined;
 }
 
-/** Parses a status text of linkText(); undefined for any other text. */
+/** Parses a text of linkText(). Returns undefined for any other text. */
 export function linkIn(text: string): LinkState | undefined {
   const [, broker, machineId] = /^(?:not )?linked to (\S+?)(?: as (\S+)|, trying)$/.exec(text) ?? [];
   return broker ? { broker, machineId } : undefined;

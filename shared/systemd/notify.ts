@@ -1,4 +1,4 @@
-// Reports to systemd that a program it started is ready, alive or stopping (sd_notify(3)).
+// Reports to systemd that a program which it started is ready, alive or stopping (sd_notify(3)).
 import { execFile } from 'node:child_process';
 import { every } from '../clock.ts';
 import type { Logger } from '../logger.ts';
@@ -6,7 +6,7 @@ import { version } from '../version.ts';
 
 export interface Notify {
   /**
-   * Reports that the program is ready, with `text` as its status; later calls only change the text. Also feeds
+   * Reports that the program is ready, with `text` as its status. Later calls only change the text. Also feeds
    * systemd's watchdog while `alive` returns true.
    */
   up(text: string, alive: () => boolean | Promise<boolean>): void;
@@ -18,7 +18,7 @@ type Environment = Record<string, string | undefined>;
 
 const notifyMs = 10_000;
 
-/** Takes systemd's variables out of `env`. Without NOTIFY_SOCKET the returned methods do nothing. */
+/** Removes systemd's variables from `env`. Without NOTIFY_SOCKET the returned methods do nothing. */
 export function createNotify(env: Environment, pid: number, log: Logger): Notify {
   const socket = take(env, 'NOTIFY_SOCKET');
   const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
@@ -39,11 +39,10 @@ export function createNotify(env: Environment, pid: number, log: Logger): Notify
   return {
     up(text, alive) {
       if (over) return;
-      // The status includes the version of the running program, because the program file may have been
-      // updated since its start.
+      // The status includes the version of the running program, because its file may have been updated since its start.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
-      // Without these reports systemd ends the program.
+      // systemd ends the program if these reports stop.
       const beat = async (): Promise<void> => {
         if (await alive()) await notify('WATCHDOG=1');
       };
@@ -65,7 +64,7 @@ function take(env: Environment, name: string): string | undefined {
 
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
-/** Runs `systemd-notify`, because Node cannot send datagrams to the path of a socket. It takes 8 ms. */
+/** Runs `systemd-notify`, which takes 8 ms, because Node cannot send datagrams to a Unix socket. */
 function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
   return new Promise((resolve, reject) => {

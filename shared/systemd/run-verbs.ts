@@ -36,13 +36,16 @@ export async function perform(
   return 0;
 }
 
-/** What agent and broker each plan for their installation. installCommand() adds the command line and the settings. */
+/**
+ * The part of an installation that differs between agent and broker. installCommand() adds the command line and the
+ * settings.
+ */
 export interface Plan extends Omit<Installation, 'command' | 'settings'> {
-  /** Settings to store in the settings file; the data directory is added. */
+  /** Settings to store in the settings file. The data directory is added to them. */
   stored: Record<string, unknown>;
 }
 
-/** Installs a service, or changes an installed one. Settings that are not given again stay as they are. */
+/** Installs a service, or changes an installed one. Settings that are not given keep their values. */
 export async function installCommand<T extends Record<string, Setting> & { data_dir: Setting }>(
   service: Service,
   table: T,
@@ -84,8 +87,8 @@ const statusSettings = {
 };
 
 /**
- * The verb `status` of a service. `more`: returns further fields of the JSON output. `otherWay`: what to do instead on
- * a machine without systemd.
+ * Returns the verb `status` of a service. `more`: returns further fields of the JSON output. `otherWay`: what to do
+ * instead on a machine without systemd.
  */
 export function statusCommand(
   service: Service,

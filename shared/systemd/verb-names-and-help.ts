@@ -1,5 +1,5 @@
-// The names of the service verbs install, status and uninstall, their line in the help, and the command line
-// that a service runs.
+// The names of the service verbs (install, status, uninstall), their line in the help, and the command line of a
+// service.
 import type { Invocation } from '../read-settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;
@@ -14,7 +14,9 @@ export function verbsHelp(program: string): string {
   return `\nTo run it as a systemd service: ${program} install | status | uninstall, each with --help.\n`;
 }
 
-/** The command line that starts this program again. A launcher is preferred, because it survives updates. */
+/**
+ * Returns the command line that starts this program again. A launcher is preferred, because its path survives updates.
+ */
 export function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
   return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
 }

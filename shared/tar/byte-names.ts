@@ -1,5 +1,5 @@
-// File names as strings with one character per byte (latin1), because names need not be UTF-8. Such strings
-// compare bytewise.
+// File names as strings with one character per byte (latin1), because names need not be UTF-8. Such strings sort by
+// their bytes.
 
 /** A path or name with one character per byte. For node:fs use bytes(), for messages toText(). */
 export type Bytes = string;

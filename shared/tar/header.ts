@@ -1,14 +1,15 @@
-// Encodes tar headers as ustar with pax records, and also decodes GNU tar and v7. Unlike tar-stream, preserves names
-// that are not UTF-8.
+// Encodes tar headers as ustar with pax records. Decodes these, GNU tar and v7. Preserves names that are not UTF-8,
+// unlike tar-stream.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
 
-/** The kind of an entry that has a path. Entries of other kinds only describe the next entry. */
+/** The kind of an entry that has a path. Entries of other kinds only describe the next one. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
 /**
- * The fields read from a header. The owner is not read, because files belong to the user who unpacks them.
+ * The fields that are read from a header. The owner is not one of them, because files belong to the user who unpacks
+ * them.
  */
 export interface TarContent {
   kind: TarKind;
@@ -37,10 +38,7 @@ export const endOfArchive = Buffer.alloc(2 * blockBytes);
 
 const flags = { file: '0', link: '1', symlink: '2', directory: '5', pax: 'x' } as const;
 
-/**
- * Returns the header blocks of an entry: a pax header with values that the plain header cannot hold, then the plain
- * header.
- */
+/** Returns the header blocks of an entry: a pax header with the values that do not fit, then the plain header. */
 export function encodeHeader(header: TarHeader): Buffer {
   const records = paxRecordsOf(header);
   const plain = encodeBlock(flags[header.kind], header);
@@ -88,7 +86,7 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   put(flag, 156, 1);
   put(target, 157, 100);
   put('ustar\x0000', 257, 8);
-  // The names of owner and group are cut to 31 bytes, so that at least one NUL ends each field of 32 bytes.
+  // Owner and group are cut to 31 bytes, so that a NUL ends each field of 32 bytes.
   put(Buffer.from(owner).toString('latin1'), 265, 31);
   put(Buffer.from(group).toString('latin1'), 297, 31);
   put(`${octal(checksumOf(block), 6)}\0 `, 148, 8);
@@ -96,8 +94,8 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
 }
 
 /**
- * Returns a value in octal digits. For a value with more digits it returns the largest number that fits; a pax record
- * then has the value itself.
+ * Returns a value in octal digits. If it has more digits, returns the largest number that fits; a pax record then has
+ * the value itself.
  */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
@@ -125,14 +123,13 @@ export interface TarBlock extends Omit<TarContent, 'kind'> {
 export function decodeBlock(block: Buffer): TarBlock | undefined {
   if (number(block, 148, 8) !== checksumOf(block)) return undefined;
   const name = text(block, 0, 100);
-  // Only POSIX headers have a prefix of the name here. GNU stores times in these bytes, and v7 leaves them
-  // empty.
+  // Only POSIX headers have a prefix of the name here. GNU stores times in these bytes, and v7 leaves them empty.
   const prefix = text(block, 257, 6) === 'ustar' && block[262] === 0 ? text(block, 345, 155) : '';
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // Two other flags of regular files: none at all, in the oldest tars (Unix v7), and "7" for a file that should be stored
-    // contiguously on the disk.
+    // Two other flags also mean a regular file. The oldest tars (Unix v7) have no flag, and "7" asks for contiguous
+    // storage.
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),
@@ -159,9 +156,9 @@ function number(block: Buffer, at: number, length: number): number | undefined {
 export const kindOf = (flag: string): TarKind | undefined =>
   (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 
-/** Key under which decodePax stores all records of a sparse file, whatever their full names. */
+/** Key under which decodePax() stores all records of a sparse file, whatever their full names are. */
 export const sparseRecord = 'GNU.sparse';
-/** Keys of the records that are used. decodePax() drops all others, so that they do not fill the memory. */
+/** Keys of the records that are used. decodePax() drops all others, which could fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
 
 /** Returns the records of a pax header whose keys are in `usedRecords`, by key; undefined if the header is malformed. */

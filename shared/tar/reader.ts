@@ -1,5 +1,5 @@
-// Reads the entries of a tar archive, plain or gzipped. Throws if the archive is truncated or damaged, or its extended
-// headers exceed limits.
+// Reads the entries of a tar archive, plain or gzipped. Throws if the archive is truncated or damaged, or if its
+// extended headers exceed limits.
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { AppError, errnoOf } from '../errors.ts';
@@ -17,8 +17,8 @@ import {
 } from './header.ts';
 
 /**
- * Maximum number of bytes of a long name or of a pax header. It leaves room for extended attributes in a pax header,
- * which are ignored.
+ * Maximum number of bytes of a long name or a pax header. It allows for extended attributes in a pax header, which are
+ * ignored.
  */
 const longestExtension = 1024 * 1024;
 /** Maximum number of headers in a row that only describe the next entry. */
@@ -56,7 +56,7 @@ export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<Ta
   }
 }
 
-/** Reads the next entry's header and applies its extended headers; undefined at the archive's end. */
+/** Reads the next entry's header and applies its extended headers. Returns undefined at the archive's end. */
 async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<TarContent | undefined> {
   let records = new Map(global);
   for (let extensions = 0; extensions <= mostExtensions; extensions += 1) {
@@ -121,7 +121,7 @@ function sizeOf(block: TarBlock, records: Map<string, Bytes>): number {
 }
 
 /**
- * Reads exact numbers of bytes from chunks of any size. Iterating over it yields the current entry's body.
+ * Reads exact numbers of bytes from chunks of any size. Iterating over a Source yields the body of the current entry.
  */
 class Source implements AsyncIterable<Buffer> {
   readonly #chunks: AsyncIterator<Buffer>;
@@ -155,7 +155,7 @@ class Source implements AsyncIterable<Buffer> {
     await this.#chunks.return?.();
   }
 
-  /** Returns between 1 and `most` bytes; throws at the end of the source. */
+  /** Returns between 1 and `most` bytes. Throws at the end of the source. */
   async #next(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const next = await this.#chunks.next();
@@ -177,8 +177,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gunzip may end before its input; pipeline() then calls return() on the input. `rest` has no return(), so `iterator`
-  // stays open for the loop below.
+  // gunzip may end before its input does, and pipeline() then calls return() on the input. `rest` has no return(), so
+  // that `iterator` stays open for the loop below.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;
@@ -191,7 +191,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
 async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const gunzip = createGunzip({ chunkSize: inflatedBytes });
   const fed = pipeline(chunks, gunzip);
-  // The error is ignored here, because the loop over gunzip below throws the same error.
+  // No handling is needed: the loop over gunzip below throws the same error.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gunzip) yield chunk as Buffer;

@@ -2,14 +2,14 @@
 import type { Bytes } from './byte-names.ts';
 import { entryFault } from './reader.ts';
 
-/** Linux's limits on the bytes of a path and of a name, and our own limit on a path's depth. */
+/** Linux's limits on the bytes of a path and of a name. `mostComponents` is a limit of our own on the depth. */
 const longestPath = 4095;
 const longestName = 255;
 const mostComponents = 255;
 
 /**
- * Returns an entry's path in the target directory, without "." and empty parts. Throws if the path is not allowed, such
- * as an absolute path.
+ * Returns an entry's path in the target directory, without "." and empty parts. Throws for a path that is not allowed,
+ * such as an absolute one.
  */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
@@ -36,8 +36,8 @@ export function assertTarget(path: Bytes, target: Bytes): void {
 }
 
 /**
- * Throws unless a symlink stays inside the directory. ".." may only begin the target, because a name before ".." may be
- * a symlink.
+ * Throws unless a symlink stays inside the directory. ".." may stand only at the start of its target, because a name
+ * before ".." may be a symlink.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);

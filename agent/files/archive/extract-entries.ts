@@ -177,8 +177,7 @@ export class Extractor implements AsyncDisposable {
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
-    // Checks the new hard link, not the name it was made from: another program could give that name to another file
-    // after link().
+    // Checks the new hard link itself. Another program could give the name `target` to another file after link().
     const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);

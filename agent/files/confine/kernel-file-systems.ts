@@ -35,7 +35,7 @@ export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void>
 }
 
 /**
- * True if a file of /proc gives access to the memory of a process, in which secrets such as the agent's keys may be.
+ * True if a file of /proc gives access to the memory of a process, which may contain secrets such as the agent's keys.
  */
 export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
   if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;

@@ -31,8 +31,7 @@ export interface Text {
 /** Prepares a search that finds the exact bytes of a text, or ignores case. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
-  // A hit may have up to 4 bytes for each byte of the text, because a letter may have more bytes in its other
-  // case.
+  // A letter may have more bytes in its other case. So a hit may have up to 4 bytes for each byte of the text.
   const overlap = 4 * wanted.length;
   if (!ignoreCase) return { find: (bytes) => bytes.indexOf(wanted), overlap };
   const lower = text.toLowerCase();

@@ -25,8 +25,8 @@ export interface Exited {
 }
 
 /**
- * Reports of the spawner: first that it is ready, then for each request whether its process started, and later
- * how the process ended.
+ * Reports of the spawner. The first says that the spawner is ready. For each request, one says whether its process
+ * started, and another how it ended.
  */
 export type SpawnReport =
   | { ready: true }

@@ -81,12 +81,11 @@ function loadLibc(koffi: Koffi) {
   return { spawn, wait };
 }
 
-/** Makes the child lead a new session and ignore or block no signal, as `detached` of Node's spawn does. */
+/** Makes the child lead a new session and neither ignore nor block a signal, as `detached` of Node's spawn does. */
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
-  // All bits are set, because sigfillset(3) omits two signals of the C library, which the child would then go on
-  // ignoring.
+  // All bits are set by hand: sigfillset(3) omits two signals of the C library, which the child would go on ignoring.
   const allSignals = Buffer.alloc(structBytes, 0xff);
   const failed = [
     func('int posix_spawnattr_init(void *attributes)')(attributes),

@@ -1,5 +1,5 @@
-// The program of the upgrade unit, `farhand-agent apply-upgrade`: verifies a package and replaces the agent.
-// If the new version does not link, the previous version is restored.
+// The program of the upgrade unit, `farhand-agent apply-upgrade`: verifies a package and replaces the agent. If the new
+// version does not link to the broker, restores the previous version.
 import { existsSync, readFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import * as z from 'zod';
@@ -18,8 +18,8 @@ import { TarVersions } from './tar-versions.ts';
 import { faultOfNewVersion, faultOfRestored } from './try-version.ts';
 
 /**
- * The step that a running upgrade has reached. It is written to the disk before the step begins, so that a reboot
- * cannot lose it.
+ * The step that a running upgrade has reached. It is on the disk before the step begins, so that a reboot cannot lose
+ * it.
  */
 const stateSchema = z.object({
   upgrade_id: z.string(),
@@ -56,8 +56,7 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
     else await upgrade.begin();
   } catch (error) {
-    // systemd starts the unit again as long as the state file or a request exists. Without this pause it would do so
-    // at once.
+    // systemd starts the unit again at once as long as the state file or a request exists. This pause delays that.
     await sleep(retryMs);
     throw error;
   }
@@ -77,8 +76,8 @@ class Upgrade {
   }
 
   /**
-   * Takes a request and prepares the new version. On success, leaves a state file, because of which systemd starts
-   * the unit again and finish() runs.
+   * Takes a request and prepares the new version. On success, writes the state file. Because of that file systemd
+   * starts the unit again, which then runs finish().
    */
   async begin(): Promise<void> {
     const taken = await takeRequest(this.#directory);
@@ -107,7 +106,7 @@ class Upgrade {
     await dropRequest(this.#directory);
   }
 
-  /** Brings an upgrade to its end. Begins with the step that a reboot or crash has interrupted. */
+  /** Brings an upgrade to its end, beginning with the step that a reboot or crash has interrupted. */
   async finish(): Promise<void> {
     const state = await this.#begun(this.#read());
     if (state.phase === 'rolling_back') return await this.#rollBack(state);
@@ -125,7 +124,7 @@ class Upgrade {
     await this.#rollBack(await this.#begun(back));
   }
 
-  /** Switches to the new version and tries it. Returns what is wrong with that version, or undefined. */
+  /** Switches to the new version and tries it. Returns what is wrong with that version; undefined if it works. */
   async #faultOf(state: State): Promise<string | undefined> {
     const installer = this.#installer(state.kind);
     try {
@@ -194,13 +193,13 @@ class Upgrade {
   }
 
   /**
-   * Removes the package's copies and `rescue`. This program may run from `rescue`, so it must load no module after
-   * this.
+   * Removes the package's copies and the directory `rescue`. This program may run from `rescue`, so it must load no
+   * module afterwards.
    */
   async #clean(): Promise<void> {
     await rm(this.#paths.copy, { force: true });
     await rm(this.#paths.rescue, { recursive: true, force: true });
-    // The agent can write here, so this may be something that cannot be removed, such as a directory. It then stays.
+    // The agent can write in this directory. What cannot be removed, such as a directory, stays.
     await rm(this.#paths.package, { force: true }).catch(() => undefined);
   }
 }

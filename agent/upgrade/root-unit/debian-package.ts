@@ -1,5 +1,5 @@
-// Uses dpkg to replace an agent that was installed from a Debian package.
-// First makes a package of the installed version, for a rollback.
+// Uses dpkg to replace an agent that was installed from a Debian package. For a rollback, first makes a package of the
+// installed version.
 import { copyFileSync, lstatSync, mkdirSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -72,7 +72,7 @@ async function packInstalled(directory: string, file: string): Promise<void> {
     writeFileSync(join(control, 'control'), status.replace(/^(Status|Config-Version): .*\n/gm, ''));
     for (const script of scripts) copyFileSync(join(information, `${name}.${script}`), join(control, script));
     const paths = (await must('dpkg-query', ['--listfiles', name])).trim().split('\n');
-    // dpkg also lists documentation that was not installed because of dpkg's settings.
+    // dpkg also lists documentation that its settings have kept from being installed.
     const files = paths.filter((path) => lstatSync(path, { throwIfNoEntry: false })?.isDirectory() === false);
     writeFileSync(list, files.map((path) => `.${path}\n`).join(''));
     await must('tar', ['-C', '/', '-cf', archive, '--no-recursion', '-T', list]);

@@ -10,7 +10,7 @@ export interface Installer {
   /** The command that starts the installed version. */
   readonly command: string;
   /**
-   * Prepares the new version without replacing the installed one. Throws if the package does not contain that
+   * Prepares the new version without replacing the installed one. Throws if the package does not contain the new
    * version.
    */
   prepare(version: string): Promise<VersionNames>;
@@ -18,6 +18,6 @@ export interface Installer {
   forward(names: VersionNames): Promise<void>;
   /** Restores the previous version. Repeated calls do no harm. */
   back(names: VersionNames): Promise<void>;
-  /** Removes files that neither the running version nor a return to the previous version needs. */
+  /** Removes files that neither the running version nor a rollback needs. */
   sweep(running: string): Promise<void>;
 }

@@ -20,8 +20,8 @@ const { O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
 const pieceBytes = 1024 * 1024;
 
 /**
- * Takes the agent's request; returns undefined if there is none. Throws if the request is invalid. `interrupted`:
- * an earlier run took the request but did not finish.
+ * Takes the agent's request; returns undefined if there is none. Throws if the request is invalid. `interrupted`: true
+ * if an earlier run took the request but did not finish.
  */
 export async function takeRequest(
   directory: string,
@@ -29,7 +29,7 @@ export async function takeRequest(
   const { request, taken } = upgradePaths(directory);
   const interrupted = existsSync(taken);
   try {
-    // The rename fails if the agent has withdrawn the request by removing its file. Afterwards the agent can
+    // The rename fails if the agent has withdrawn the request by removing its file. After the rename the agent can
     // neither remove nor replace the file.
     if (!interrupted) await rename(request, taken);
   } catch (error) {
@@ -45,16 +45,16 @@ export async function takeRequest(
 }
 
 /**
- * Removes a request that was taken. Node's rm() is unsafe here: while rm() runs, the agent could replace a
- * directory by a symlink.
+ * Removes a request that was taken. Node's rm() is unsafe here: during rm(), the agent could replace a directory by a
+ * symlink.
  */
 export async function dropRequest(directory: string): Promise<void> {
   await must('rm', ['-rf', '--', upgradePaths(directory).taken]);
 }
 
 /**
- * Copies the package to root's directory. Throws StartError if the owner forbids the upgrade, or if the package
- * does not match the machine, its trusted key or the signature.
+ * Copies the package to root's directory. Throws StartError if the owner forbids the upgrade. Also throws if the
+ * package does not match the machine, its trusted key or the signature.
  */
 export async function verifiedCopy(
   directory: string,
@@ -85,8 +85,7 @@ async function copyVerified(
     const { bytesRead } = await source.read(buffer, 0, pieceBytes);
     if (bytesRead === 0) break;
     copied += bytesRead;
-    // The agent may let the file grow during the copy. Root then stops copying, and the check of the size after this
-    // loop refuses the package.
+    // The agent may let the file grow during the copy. The check of the size below then refuses the package.
     if (copied > size) break;
     const piece = buffer.subarray(0, bytesRead);
     hash.update(piece);

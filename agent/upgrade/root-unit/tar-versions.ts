@@ -1,4 +1,4 @@
-// Replaces an agent that was installed from a tar.gz: versions lie side by side in /opt/farhand-agent, and the link
+// Replaces an agent that was installed from a tar.gz. The versions lie side by side in /opt/farhand-agent, and the link
 // `current` points to the running one.
 import { mkdtemp, readdir, readlink, rename, rm, symlink } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -27,7 +27,7 @@ export class TarVersions implements Installer {
       await must('tar', ['-xzf', this.#paths.copy, '-C', folder, '--no-same-owner', '--strip-components=1']);
       await must('chmod', ['0755', folder]);
       await assertRuns(folder, version);
-      // Without this flush, a power failure could leave a link to the new version, and that version's files empty.
+      // Without this flush, a power failure could leave a link to the new version, whose files are empty.
       await must('sync', ['-f', folder]);
       await rename(folder, join(place, after));
     } catch (error) {
@@ -48,7 +48,8 @@ export class TarVersions implements Installer {
   }
 
   /**
-   * Removes all versions except the running one and the previous one, which an administrator may want to start again.
+   * Removes all versions except the running one and the previous one. An administrator may want to start the previous
+   * one again.
    */
   async sweep(running: string): Promise<void> {
     const before = await readlink(join(place, 'previous')).catch(() => '');
@@ -60,8 +61,7 @@ export class TarVersions implements Installer {
 }
 
 /**
- * Makes the link `current` point to a version, and `previous` to the previous one. Each link is replaced in one
- * step.
+ * Makes the link `current` point to a version, and `previous` to the version before. Each link is replaced atomically.
  */
 async function point(name: string): Promise<void> {
   const before = await readlink(current).catch(() => name);

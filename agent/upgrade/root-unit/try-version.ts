@@ -9,10 +9,10 @@ const service = 'farhand-agent';
 const pollMs = 500;
 /** Milliseconds for which the new version must stay linked. */
 const stayMs = 10_000;
-/** A service with this many restarts counts as failed. */
+/** Number of restarts with which a service counts as failed. */
 const mostRestarts = 3;
 
-/** Throws StartError unless the program in this directory starts and is of this version. */
+/** Throws StartError unless the program in this directory starts and has this version. */
 export async function assertRuns(home: string, version: string): Promise<void> {
   const { code, stdout, stderr } = await run(join(home, 'bin', service), ['--version']);
   if (code !== 0) throw new StartError(`the new version does not start: ${stderr.trim().slice(-500)}`);
@@ -23,8 +23,8 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Runs `install` of a version, which restarts the service. Returns the output of a failed `install`, otherwise ''.
- * Neither result shows whether the service runs.
+ * Runs `install` of a version, which restarts the service. Returns '' if it succeeded, otherwise its output. Neither
+ * shows whether the service runs.
  */
 async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
@@ -32,8 +32,8 @@ async function startVersion(command: string): Promise<string> {
 }
 
 /**
- * Starts the service with the restored version, after a rollback. Returns what is wrong if another version runs then,
- * even after one more restart.
+ * Starts the service with the restored version. If another version runs then, restarts the service once. Returns what
+ * is wrong if that does not help.
  */
 export async function faultOfRestored(command: string, version: string): Promise<string | undefined> {
   const output = await startVersion(command);
@@ -51,7 +51,8 @@ async function isRunning(version: string): Promise<boolean> {
 }
 
 /**
- * Starts the new version, and waits until it is linked and stays linked. Returns what is wrong with it, or undefined.
+ * Starts the new version, and waits until it links and stays linked. Returns what is wrong with it; undefined if it
+ * works.
  */
 export async function faultOfNewVersion(
   command: string,
