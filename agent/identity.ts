@@ -1,4 +1,5 @@
-// The machine's id and key identify the machine to its broker. They are created when it joins, and read at each start.
+// Joins this machine to a broker: creates the key and gets the id that identify it there. Reads both at each later
+// start.
 import {
   createHash,
   createPrivateKey,

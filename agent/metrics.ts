@@ -134,7 +134,7 @@ interface Mount {
 /** File systems that are on a disk or a server, even if their source is not a path below /dev. */
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
-/** File systems of read-only images. They are left out, because they are always full. */
+/** File systems of read-only images. They are always full, so they are left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 /** Maximum number of file systems that may hang at once. Each blocks one of Node's four threads. */
 const mostSilent = 2;

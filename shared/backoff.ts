@@ -7,7 +7,7 @@ export interface Backoff {
   reset(): void;
 }
 
-/** Each delay is a random part of a ceiling, which doubles from `first` to `most` milliseconds. */
+/** Each delay is random, from 0 to a ceiling. The ceiling doubles from `first` to `most` milliseconds. */
 export function backoff({ first = 500, most = 30_000 } = {}): Backoff {
   let ceiling = first;
   return {

@@ -13,8 +13,8 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. A failure leaves the old file in place, unless flushing
- * the directory fails.
+ * Replaces a file. Resolves when the new file is on the disk. After a failure the old file is in place, unless only the
+ * flush of the directory failed.
  */
 export async function writeDurably(
   file: string,

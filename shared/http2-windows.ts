@@ -106,7 +106,7 @@ function startControl(role: Role): () => void {
   let stopLooking = (): void => {};
 
   function look(): void {
-    // Unread bytes beyond `nearBytes` per stream are subtracted from `allBytes`.
+    // Unread bytes beyond `nearBytes` per stream count against `allBytes`.
     const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
     const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
@@ -136,7 +136,7 @@ function startControl(role: Role): () => void {
   }
 
   const opened = (message: unknown): void => {
-    // The cast is safe: Node documents this type for messages of http2.client.stream.created and http2.server.stream.created.
+    // The cast is safe: Node documents this type for the messages of `channel`.
     const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
     const { session } = stream;
     if (!session) return;

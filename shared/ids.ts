@@ -43,7 +43,7 @@ export function newId(kind: IdKind): string {
 const timeLength = 8;
 
 /**
- * Returns a new id that begins with a time in milliseconds. A table that is sorted by this time needs no index of ids.
+ * Returns a new id that begins with a time in milliseconds. A table that is sorted by that time needs no index of ids.
  */
 export function newTimedId(kind: IdKind, ms: number): string {
   let time = '';

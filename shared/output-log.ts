@@ -27,7 +27,7 @@ export interface Piece {
   data: Buffer;
 }
 
-/** Reads a log in order. While all readers are far behind, append() resolves later. */
+/** Reads a log in order. append() waits while all readers are far behind. */
 export interface OutputReader {
   /** Offset of the next byte to read. */
   readonly position: number;
@@ -144,7 +144,7 @@ export class OutputLog {
     };
   }
 
-  /** Moves the end of the log to offset `to`. The bytes between are not stored, so readers find a gap there. */
+  /** Moves the end of the log to offset `to`. Readers find a gap there, because the skipped bytes are not stored. */
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;
@@ -192,7 +192,7 @@ export class OutputLog {
     });
   }
 
-  /** Removes all bytes and files. `start` is then equal to `end`. */
+  /** Removes all bytes and files, so that `start` is equal to `end`. */
   remove(): Promise<void> {
     this.release();
     return this.#inTurn(async () => {

@@ -10,7 +10,7 @@ import { cut, Lines } from './json-lines-file.ts';
 type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
 
 const longestName = 200;
-/** Milliseconds after which the start of a call that still runs is logged. */
+/** Milliseconds after which a call that still runs gets a log line about its start. */
 const slowMs = 1_000;
 /**
  * Maximum number of logged lines per minute for refused calls with the same method and error code. Further calls
@@ -132,10 +132,9 @@ export class AuditedCall {
 
 // ---- The request fields that are logged. Contents of files, input and environment are never logged
 
-/** The fields of a log line by name. */
 type Fields = Record<string, unknown>;
 
-/** The request fields that are logged, whatever the method is. All other fields are left out. */
+/** The request fields that are logged, for every method. All other fields are left out. */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args', 'upgrade_id', 'version'],

@@ -18,7 +18,7 @@ const oldFiles = 4;
 const mostWaiting = 4 * 1024 * 1024;
 /** If this many bytes wait in memory, the lines are written immediately. */
 const enough = 256 * 1024;
-/** Maximum total size of the texts in a line, in bytes of JSON. With its other fields, the line is shorter than 8 KiB. */
+/** Maximum total size of the texts in a line, in bytes of JSON. With its other fields, the line stays below 8 KiB. */
 const mostText = 6 * 1024;
 
 export class Lines {
@@ -115,8 +115,8 @@ export class Lines {
   }
 
   /**
-   * Opens the log file for `bytes` more bytes. Begins a new file if the present one is full, was replaced or is
-   * missing.
+   * Returns the open log file, to which `bytes` more bytes are to be written. Begins a new file if the current one is
+   * full, missing or was replaced.
    */
   async #open(bytes = 0): Promise<FileHandle> {
     const held = this.#file;

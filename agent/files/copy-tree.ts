@@ -26,7 +26,7 @@ interface Duplicating {
   moves: boolean;
 }
 
-/** Copies `source` to `to`. Resolves to the number of regular files copied and the number of their bytes. */
+/** Copies `source` to `to`. Resolves to the number of copied regular files, and the number of their bytes. */
 export async function duplicate(source: Source, to: fs.Confined, options: Duplicating) {
   await using copier = new Copier(options);
   await copier.one(source, to, options.path);
@@ -159,8 +159,8 @@ class Copier implements AsyncDisposable {
     const { uid, gid, mode, atimeNs, mtimeNs } = stats;
     const { handle } = made;
     const [owner, group] = [Number(uid), Number(gid)];
-    // If the copy gets another owner than the source, setuid and setgid are cleared. Otherwise the copy would run
-    // with the agent's rights.
+    // setuid and setgid are cleared if the copy gets another owner than the source. With them, the copy would run with
+    // the agent's rights.
     const ours = owner === process.geteuid?.() && group === process.getegid?.();
     try {
       // The mode is set last, because a change of owner clears setuid and setgid.
@@ -174,7 +174,10 @@ class Copier implements AsyncDisposable {
     await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
   }
 
-  /** A copy preserves owners only if the agent runs as root; otherwise the agent's user owns the copy. */
+  /**
+   * True if copies get the owner of the source: for a move, and if the agent runs as root. Otherwise the agent's user
+   * owns them.
+   */
   get #keepsOwner(): boolean {
     return this.#options.moves || process.geteuid?.() === 0;
   }

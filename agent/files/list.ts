@@ -39,7 +39,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   }
 };
 
-/** Returns the sorted names of the requested page, and the number of names in all. */
+/** Returns the sorted names of the requested page, and the total number of names. */
 async function namesOf(
   confinement: Confinement,
   directory: Confined,

@@ -66,7 +66,11 @@ async function assertTransfer({ writing, home }: Disk, transfer: Transfer): Prom
   assertFolder(source, stats);
   assertFolder(destination, stats);
   if (directory && (await ancestry(to.directory)).includes(fs.identityOf(stats)))
-    throw fault('invalid_path', destination.path, `lies inside the source ${toText(source.path)}`);
+    throw fault(
+      'invalid_path',
+      destination.path,
+      `lies inside the source ${toText(source.path)}; choose a destination outside it`,
+    );
   assertPlace(to.found?.stats, { directory, overwrite, path: destination.path });
   if (to.found) await writing.boundary.assertRemovable(to.found.stats, home, destination.path);
 }

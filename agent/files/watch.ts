@@ -138,7 +138,7 @@ class Watch implements Disposable {
     return waiting;
   }
 
-  /** True once the watched directory was renamed or removed. */
+  /** True once the watched directory has been renamed or removed. */
   async #gone(): Promise<boolean> {
     const { name, at, found } = this.#entry;
     if (this.#only !== undefined || !found || name === '' || name === '.') return false;

@@ -82,7 +82,8 @@ function assertAllowed(
 ): void {
   if (present?.isDirectory())
     throw fault('is_a_directory', path, 'is a directory; the path must be that of a file');
-  if (present && overwrite === false) throw fault('already_exists', path, 'exists, and overwrite is false');
+  if (present && overwrite === false)
+    throw fault('already_exists', path, 'exists already; set overwrite to true to replace it');
   // The upload followed symlinks when it began, so this symlink was created later.
   if (present?.isSymbolicLink()) throw fault('conflict', path, 'was replaced by a symlink; try again');
   if (present && !present.isFile()) throw fault('unsupported_file', path, 'is not a regular file');

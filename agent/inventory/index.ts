@@ -1,10 +1,10 @@
-// The rpc GetInventory. The collecting code is loaded by the first call, because it would cost memory on
-// agents that are never asked.
+// The rpc GetInventory. The first call loads the collecting code, which would cost memory on agents that get no such
+// call.
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
-/** Maximum number of items of each list in one frame. With it, a frame is far smaller than the largest message. */
+/** Maximum number of items of each list in one frame. It keeps a frame far below the message limit. */
 const itemsPerFrame = 500;
 
 /** Returns the handler. One collection runs at a time, because each starts programs of the machine. */
@@ -18,7 +18,7 @@ export function createInventory(): Pick<AgentMethods, 'getInventory'> {
   };
 }
 
-/** Splits an inventory into frames. The first one has `system`. */
+/** Splits an inventory into frames. The first frame has `system`. */
 function* framesOf({ system, ...lists }: GetInventoryResponse): Generator<GetInventoryResponse> {
   if (system) yield { system };
   for (const [name, items = []] of Object.entries<readonly object[] | undefined>(lists)) {

@@ -12,8 +12,8 @@ interface PackageManager {
   /** The rule by which versions are compared. */
   format: 'deb' | 'rpm' | 'apk' | 'pacman';
   /**
-   * Files and directories of the package manager's database. One of them is not empty if this machine's packages
-   * are installed by this manager.
+   * Files and directories of the package manager's database. If it installs this machine's packages, one of them is not
+   * empty.
    */
   databases: readonly string[];
   installed(signal: Signal): Promise<InventoryPackage[]>;

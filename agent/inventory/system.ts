@@ -63,7 +63,7 @@ async function findVirtualization(cpu: string, signal: AbortSignal): Promise<str
   return /^flags\s*:.* hypervisor\b/m.test(cpu) ? 'vm-other' : 'none';
 }
 
-/** Returns whether the machine needs a restart; undefined if there are no kernel modules. */
+/** Returns whether the machine needs a restart; undefined if that is unknown, because it has no kernel modules. */
 async function readRebootRequired(): Promise<boolean | undefined> {
   // If a restart is needed, Debian, Ubuntu and SUSE create one of these files.
   for (const file of ['/run/reboot-required', '/var/run/reboot-required', '/run/reboot-needed'])

@@ -43,7 +43,7 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   missing: readonly Method[];
   journalId: string;
   processIds(): string[];
-  /** Measures the machine. Resolves to null if the owner does not allow metrics. */
+  /** Returns a report of the metrics; null if the owner does not allow metrics. */
   report(): Promise<Metrics | null>;
   /** Returns how this agent is installed, and the outcome of its last upgrade. */
   installation(): Installation;

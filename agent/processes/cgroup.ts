@@ -20,16 +20,13 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
   return undefined;
 }
 
-/**
- * Cgroups of commands and terminals. Calls are synchronous, because that is faster than a detour over the thread
- * pool.
- */
+/** Cgroups of commands and terminals. Calls are synchronous, which is faster than a detour over the thread pool. */
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
   readonly directory: string;
   /**
-   * Prefix of the names of cgroups. It differs at each start of the agent, because processes may be left in the
-   * cgroups of an earlier agent.
+   * Prefix of the names of cgroups. It differs at each start of the agent, because the cgroups of an earlier run may
+   * still have processes.
    */
   readonly #prefix = randomBytes(8).toString('hex');
   /** Names of cgroups by the id of the command or terminal. */

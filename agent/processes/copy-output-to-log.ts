@@ -92,7 +92,7 @@ export class Pump {
     this.#pipe.destroy();
   }
 
-  /** True if the log has taken at least `ms` to store the last bytes. */
+  /** True if the log has been storing the last bytes for at least `ms` milliseconds. */
   stalled(ms: number): boolean {
     return monotonic() - this.#busySince >= ms;
   }

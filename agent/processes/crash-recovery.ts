@@ -78,7 +78,7 @@ async function killSpawners(journalId: string, killForMs: number, log: Logger): 
   const pids = left.map(({ pid }) => pid);
   log.warn(
     { pids, survivors },
-    'killed the spawners (which start commands) of an earlier agent, and the processes they had started',
+    'killed the spawners (which start commands) that an earlier run of the agent left, and the processes they had started',
   );
 }
 

@@ -122,7 +122,7 @@ export function signerFault(request: UpgradeRequest, trusted: Buffer | undefined
     return [
       'precondition_failed',
       fault,
-      'the package is signed by another key than the one this machine trusts',
+      'the package is signed by another key than the one this machine trusts; sign it with the trusted key, or as root on this machine run farhand-agent trust-key FILE',
     ];
   return fault && ['validation_failed', fault, 'the signature is not for this package'];
 }

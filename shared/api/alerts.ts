@@ -44,7 +44,7 @@ const described = {
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
   before: 'Milliseconds before the expiry at which an alert opens; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
-  tags: 'The rule also applies to machines with any of these tags; if `tags` and `machine_ids` are null, to all machines',
+  tags: 'Tags: the rule also applies to machines with any of them. If `tags` and `machine_ids` are null, it applies to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
   channel_ids: 'Ids of the channels that get the alerts of this rule; null: all channels',
   enabled: 'True if the rule is evaluated',
@@ -135,7 +135,10 @@ const alert = named('Alert', {
   subject: z.string().describe('Id of the machine, schedule or key; `tls` or `authority` for a certificate'),
   status: z.enum(alertStatuses).describe('Status of the alert; `held`: a maintenance window holds it back'),
   message: z.string().describe('The alert in words'),
-  value: z.number().nullable().describe('Measured value when the alert opened; null for other conditions'),
+  value: z
+    .number()
+    .nullable()
+    .describe('Measured value when the alert opened; null if the rule does not compare a measured value'),
   created_at: timestamp.describe('Time when the condition had lasted as long as the rule requires (`for`)'),
   opened_at: timestamp
     .nullable()

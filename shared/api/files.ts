@@ -40,7 +40,7 @@ const implied = { impliesMachine: true } as const;
 const listing = {
   summary: 'List a directory',
   description:
-    'Directories come first; both parts are sorted by name. Without `limit` the answer has all entries, sent while they are read.',
+    'Directories come before files, and each of the two groups is sorted by name. Without `limit` the answer has all entries, sent while they are read.',
   errors: readErrors,
   grows: 'files',
   reply: named('Listing', { ...absolutePath, files: z.array(entry).describe('Entries') }),

@@ -10,7 +10,7 @@ import { commandId, machineId, named, parsedText } from './shared-schemas.ts';
 const kinds = ['machines', 'events', 'commands', 'batches'] as const;
 const mostTopics = 20;
 
-/** What a client follows: every machine, event or command, or the command or batch with an id. */
+/** What a client follows: all machines, all events, all commands, or one command or batch. */
 export interface Topic {
   kind: (typeof kinds)[number];
   id: string;

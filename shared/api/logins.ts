@@ -28,7 +28,7 @@ export const logins = {
   create: single('POST', '/logins', 'any key', {
     summary: 'Log in: get a session cookie for the API key of this request',
     description:
-      'Sets the cookie `__Host-farhand`. The login always has the rights that its key has at the moment. The header `Authorization` has the API key, or the one-time ticket in the link that `npm start` prints. Refused over plain HTTP from another machine.',
+      'Sets the cookie `__Host-farhand`. The login always has the current rights of its key. The header `Authorization` has the API key, or the one-time ticket in the link that `npm start` prints. Refused over plain HTTP from another machine.',
     body: z.strictObject({ name }),
     example: { name: 'Firefox on Linux' },
     reply: login,

@@ -1,4 +1,4 @@
-// REST route of tags: the names that machines are tagged with.
+// REST route of the tags of machines.
 import * as z from 'zod';
 import { paging } from './define-list-route.ts';
 import { build } from './define-route.ts';

@@ -77,7 +77,9 @@ const networkInterface = z.object({
 const report = {
   uptime: z.number().describe('Seconds since the machine booted'),
   cpu: group('CPU', {
-    usage: z.number().describe('Percent of the time of all cores since the last report, 0 to 100'),
+    usage: z
+      .number()
+      .describe('CPU use of all cores together since the last report, in percent from 0 to 100'),
     cores: z.number().describe('Number of cores'),
   }),
   memory: space.describe('Memory'),
@@ -129,7 +131,7 @@ const listedStatus = liveMachine
 
 const point = z.object({
   at: timestamp.describe('Start of the period that the point covers'),
-  cpu_usage: z.number().describe('Percent of the time of all cores, 0 to 100'),
+  cpu_usage: z.number().describe('CPU use of all cores together, in percent from 0 to 100'),
   memory_used: z.number().describe('Bytes of memory in use'),
   memory_total: z.number().describe('Total bytes of memory'),
   disk_used: z.number().describe('Bytes in use on the file system of `/`'),
@@ -192,7 +194,7 @@ export const machines = {
   status: single('GET', '/machines/{machine_id}/status', 'machines:read', {
     summary: 'Get CPU, memory, disk and network of a machine',
     description:
-      'Answers present values; for an offline machine the last known ones, with `connected: false`.',
+      'Answers the current values. For an offline machine it answers the last known values, with `connected: false`.',
     reply: status,
   }),
   metrics: single('GET', '/machines/{machine_id}/metrics', 'machines:read', {

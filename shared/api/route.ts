@@ -68,7 +68,7 @@ export interface Route<
   query: Query;
   /** Request headers by name with underscores: `if_match` is If-Match. */
   headers: Headers;
-  /** Schema of the JSON body or of a form's text fields; undefined if the route takes neither. */
+  /** Schema of the JSON body, or of the text fields of a form; undefined if the route takes neither. */
   body: Body | undefined;
   /** A valid JSON body for the reference page. A test sends it. */
   example?: Readonly<Record<string, unknown>>;

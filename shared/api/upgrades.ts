@@ -145,7 +145,7 @@ const choices = {
     'Milliseconds for which a machine may be offline after its wave has begun; then it is skipped. Other machines do not wait for it',
   ),
   probe_timeout: milliseconds(10_000, 3_600_000).describe(
-    'Milliseconds in which the new agent must connect, or the machine goes back to the old one',
+    'Milliseconds in which the new agent must connect; otherwise the machine goes back to the old one',
   ),
 };
 const plan = {

@@ -30,7 +30,7 @@ export interface Terminal {
   /** The size of the terminal when it was attached. */
   readonly cols: number;
   readonly rows: number;
-  /** Offset, in the session's output, of the next byte that `output` yields. */
+  /** Offset of the next byte that `output` yields, in the session's output. */
   readonly offset: number;
   /**
    * The output, for one reader, until the terminal ends. Reading a piece acknowledges the previous piece. The broker
@@ -198,7 +198,7 @@ type Chunk = { end: number; bytes: Uint8Array };
 
 /** Stores received output until its reader reads it. */
 class OutputBuffer {
-  /** Offset in the session's output of the next byte to be read. */
+  /** Offset of the next byte to be read, in the session's output. */
   offset = 0;
   /** Offset of the next byte to be received. */
   #next = 0;
@@ -214,7 +214,7 @@ class OutputBuffer {
     this.#stream = new ReadableStream({ start }, limit);
   }
 
-  /** Sets the offset, in the session's output, of the bytes that are added next. */
+  /** Sets the offset of the bytes that are added next, in the session's output. */
   startAt(offset: number): void {
     this.#next = offset;
     if (this.#controller?.desiredSize === maxUnreadOutput) this.offset = offset;

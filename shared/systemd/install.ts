@@ -216,7 +216,7 @@ async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   }
 }
 
-/** Makes systemd read the unit files again. Restarts the service if `active` says that it was running. */
+/** Makes systemd read the unit files again. Restarts the service if `active` is a state of a running service. */
 async function restore(name: string, active: string): Promise<void> {
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
@@ -239,7 +239,7 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   needSystemd('uninstall', true, noService);
   const { name, home, helper } = service;
   if (helper) await run('systemctl', ['disable', '--now', '--quiet', `${helper.name}.path`]);
-  // Directories of drop-ins, including those that an administrator added by `systemctl edit`.
+  // Directories of drop-ins, including those of `systemctl edit`.
   const places = ['/etc/systemd/system', '/etc/systemd/system.control', '/run/systemd/system'];
   await run('systemctl', ['disable', '--now', '--quiet', name]);
   const dropIns = places.map((one) => `${one}/${name}.service.d`);

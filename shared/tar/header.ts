@@ -112,7 +112,7 @@ function checksumOf(block: Buffer): number {
 
 // ---- Decoding
 
-/** One header block, before the values of preceding pax and GNU headers are applied. */
+/** One header block as it is, without the values of preceding pax and GNU headers. */
 export interface TarBlock extends Omit<TarContent, 'kind'> {
   /** The type flag, such as "0" for a file. */
   flag: string;
@@ -161,7 +161,10 @@ export const sparseRecord = 'GNU.sparse';
 /** Keys of the records that are used. decodePax() drops all others, which could fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
 
-/** Returns the records of a pax header whose keys are in `usedRecords`, by key; undefined if the header is malformed. */
+/**
+ * Returns the records of a pax header, by key, without keys that are not in `usedRecords`. Returns undefined if the
+ * header is malformed.
+ */
 export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
   const records = new Map<string, Bytes>();
   for (let at = 0; at < body.length; ) {

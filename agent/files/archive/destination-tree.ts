@@ -158,7 +158,10 @@ export class Tree implements Disposable {
       );
     if (remembered) return;
     if (this.#remembered.size >= mostDirectories)
-      throw new AppError('payload_too_large', `the archive has more than ${mostDirectories} directories`);
+      throw new AppError(
+        'payload_too_large',
+        `the archive has more than ${mostDirectories} directories; split it into several archives`,
+      );
     this.#remembered.set(path, { self, made });
   }
 }

@@ -188,10 +188,20 @@ export class Extractor implements AsyncDisposable {
     const { tree, overwrite } = this.#options;
     const present = await fs.lookAt(to);
     tree.assertFree(directory, name, present, path);
-    if (present?.isDirectory()) throw entryFault('is_a_directory', path, 'a directory has this name');
-    if (present && !overwrite) throw entryFault('already_exists', path, 'exists, and overwrite is false');
+    if (present?.isDirectory())
+      throw entryFault(
+        'is_a_directory',
+        path,
+        'a directory on the machine has this name; remove or rename it there',
+      );
+    if (present && !overwrite)
+      throw entryFault('already_exists', path, 'exists already; set overwrite to true to replace it');
     if (present && !present.isFile() && !present.isSymbolicLink())
-      throw entryFault('unsupported_file', path, 'a device, socket or FIFO has this name');
+      throw entryFault(
+        'unsupported_file',
+        path,
+        'a device, socket or FIFO on the machine has this name; remove or rename it there',
+      );
   }
 
   async #place(arrival: Arrival, at: fs.Confined): Promise<void> {

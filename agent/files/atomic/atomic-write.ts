@@ -64,7 +64,7 @@ export class NewFile implements AsyncDisposable {
   }
 }
 
-/** Runs up to `most` flushes at once, which is cheaper than one by one. */
+/** Runs up to `most` flushes at once, which is cheaper than one after the other. */
 export class Flushes implements AsyncDisposable {
   readonly #most: number;
   #pending: Promise<void>[] = [];

@@ -65,7 +65,7 @@ export function assertPlace(
   { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,
 ): void {
   if (!present) return;
-  if (!overwrite) throw fault('already_exists', path, 'exists, and overwrite is false');
+  if (!overwrite) throw fault('already_exists', path, 'exists already; set overwrite to true to replace it');
   if (present.isDirectory() && !directory) throw fault('is_a_directory', path, 'is a directory');
   if (!present.isDirectory() && directory) throw fault('not_a_directory', path, 'is not a directory');
 }

@@ -161,7 +161,7 @@ export class Journal {
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
-  // The last piece is empty, or a line that a crash cut off before its file was made.
+  // The last piece is dropped. It is empty, or a crash cut it off before its file was created.
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
     const left = Buffer.from(path, 'base64url').toString('latin1');
@@ -192,7 +192,7 @@ async function remove(path: Bytes, mark: string): Promise<boolean> {
   return true;
 }
 
-/** Removes a leftover directory with its content. Returns false if the directory was not removed. */
+/** Removes a leftover directory with its content. Returns false if that is not possible. */
 async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise<boolean> {
   using pinned = await fs.pin(at);
   // A directory with another mark may be another user's, so it is removed only if it is empty.

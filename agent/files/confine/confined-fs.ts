@@ -23,7 +23,7 @@ declare const confined: unique symbol;
 /** A path through an open handle, /proc/self/fd/N or /proc/self/fd/N/name. A rename cannot redirect it. */
 export type Confined = Bytes & { readonly [confined]: true };
 
-/** The confined path of a name in an open directory. */
+/** Returns the confined path of a name in an open directory. */
 export function child(directory: Confined, name: Bytes): Confined {
   if (name.includes('/') || name === '..') throw new Error('a file name must not contain "/" or be ".."');
   return `${directory}/${name}` as Confined;
@@ -95,12 +95,12 @@ export const lookAt = (at: Confined): Promise<BigIntStats | undefined> => lstat(
 export const watch = (directory: Confined): FSWatcher =>
   callbacks.watch(`${directory}/.`, { encoding: 'latin1', persistent: false });
 
-/** Device and inode, which identify a file under any name. */
+/** Returns device and inode, which identify a file under any name. */
 export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
 export const identify = async (at: Confined): Promise<string> => identityOf(await stat(at));
 
 /**
- * Id of the mount through which a directory was opened. Bind mounts have the same device but different ids.
+ * Returns the id of the mount through which a directory was opened. Bind mounts have the same device but different ids.
  */
 export function mountOf(at: Confined): string | undefined {
   // A synchronous read is safe here: the kernel answers from memory, without the disk.
@@ -108,7 +108,7 @@ export function mountOf(at: Confined): string | undefined {
   return /^mnt_id:\s*(\d+)/m.exec(info)?.[1];
 }
 
-/** Removes one name, if it is there, whatever type the file has by now. A directory must be empty. */
+/** Removes a name, whatever type its file has by now. Does nothing if it is missing. A directory must be empty. */
 export const drop = (at: Confined): Promise<void> =>
   unlink(at)
     .catch((error: unknown) => (isErrno(error, 'EISDIR') ? rmdir(at) : Promise.reject(error)))
@@ -156,7 +156,7 @@ export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void
   if (batch.length > 0) yield batch;
 }
 
-/** All names in bytewise order. Each character of a name is one byte. */
+/** Returns all names in bytewise order. Each character of a name is one byte. */
 export const sortedNames = async (at: Confined): Promise<Bytes[]> => (await fs.readdir(at, 'latin1')).sort();
 
 export const isEmpty = async (at: Confined): Promise<boolean> => (await fs.readdir(at)).length === 0;

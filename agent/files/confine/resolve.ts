@@ -231,7 +231,12 @@ export class Confinement {
   /** Follows a symlink. The kernel resolves its path; ".." is never removed lexically. */
   async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
     trail.hops += 1;
-    if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'leads through too many symlinks');
+    if (trail.hops > longestTrail)
+      throw fault(
+        'invalid_path',
+        trail.path,
+        'leads through too many symlinks; check whether they form a loop',
+      );
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
     // The symlink was replaced after it was opened, so the name is looked up again.
     if (link === undefined) return this.#lookUp(trail, at, name);
