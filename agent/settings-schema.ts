@@ -15,7 +15,6 @@ const dataDir = z
   )
   .transform((path) => resolve(path));
 
-/** Maximum number of addresses of brokers. */
 export const mostBrokers = 32;
 
 /** Additional settings of `farhand-agent install`, which stores them in the settings file with the other settings. */

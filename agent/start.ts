@@ -98,7 +98,6 @@ type Services = Pick<
   'handlers' | 'missing' | 'journalId' | 'processIds' | 'report' | 'installation' | 'lastUpgrade'
 >;
 
-/** Opens the services that answer the broker's calls. */
 async function startServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
   const { data_dir: directory, allow, root: roots } = settings;
   const mayRunAs = allow.includes('user');

@@ -72,7 +72,6 @@ export interface Asking {
   key_name: string;
 }
 
-/** Options of every call of an agent's rpc. */
 export interface CallOptions {
   /** Id of the HTTP or gRPC request that caused the call, for the logs of agent and broker. */
   request_id: string;
@@ -200,7 +199,6 @@ function framerOf(
   };
 }
 
-/** Wraps an encoded message in a frame. */
 export function frameOf(message: Buffer): Buffer {
   return wrapped([1], message);
 }

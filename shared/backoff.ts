@@ -1,7 +1,6 @@
 // Computes the delays between retries: exponential backoff with full jitter, without a limit on retries.
 
 export interface Backoff {
-  /** Returns the milliseconds to wait before the next attempt. */
   next(): number;
   /** Makes the next delay short again; called after a success. */
   reset(): void;

@@ -52,7 +52,6 @@ export interface Streams {
   watchFiles: Follow<'WatchFiles'>;
   events: Follow<'Events'>;
   writeFile(requests: Requests<In<'WriteFile'>>, options?: StreamOptions): Promise<Out<'WriteFile'>>;
-  /** Closes the connection. */
   close(): void;
 }
 

@@ -7,7 +7,6 @@ import { protos } from './load-protos.ts';
 /** How decoded messages represent values. scripts/generate-proto-types.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 
-/** One rpc of a service. */
 export interface WireMethod extends MethodDefinition<object, object> {
   /** Number of the field `chunk` in the request; undefined if the request has no such field. */
   requestChunk: number | undefined;

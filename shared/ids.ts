@@ -64,7 +64,6 @@ export function requestIdFrom(given: string): string {
   return /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : newId('request');
 }
 
-/** True if an id has the prefix of a kind. */
 export function isId(kind: IdKind, id: string): boolean {
   return id.startsWith(`${prefixes[kind]}_`);
 }

@@ -29,9 +29,7 @@ export interface PackageSignature {
   key_changes: readonly KeyChange[];
 }
 
-/** Maximum number of key changes in one signature file. */
 const mostKeyChanges = 32;
-/** Maximum size of a package in bytes. */
 const mostPackageBytes = 1024 ** 3;
 
 const base64 = (bytes: number): z.ZodType<Buffer, string> =>
@@ -63,7 +61,6 @@ const packageSignatureSchema = z.object({
 /** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
 export const signatureFileSchema = signedPackageSchema.extend(packageSignatureSchema.shape);
 
-/** Returns the content of a signature file as JSON. */
 export function signatureJson(
   { version, arch, kind, size, sha256 }: SignedPackage,
   { public_key, signature, key_changes }: PackageSignature,
@@ -93,7 +90,6 @@ export function signPackage(what: SignedPackage, key: KeyObject): Buffer {
   return sign(null, signedText(what), key);
 }
 
-/** Signs a new key with the previous key. */
 export function signKeyChange(publicKey: Buffer, oldKey: KeyObject): KeyChange {
   return { public_key: publicKey, signature: sign(null, keyChangeText(publicKey), oldKey) };
 }

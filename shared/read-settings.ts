@@ -62,7 +62,6 @@ export const hostPort = z
   })
   .refine(({ port }) => port <= 65_535, 'the port must be at most 65535');
 
-/** True for HOST:PORT with a valid port number. */
 export const isHostPort = (text: string): boolean => hostPort.safeParse(text).success;
 
 /** Comma-separated words. In the file they may also be an array. */
@@ -81,7 +80,6 @@ export const logLevel = {
   help: `log messages of this level and of more severe ones: ${logLevels.join(', ')}`,
 };
 
-/** Settings that every program has. */
 export const common = {
   config: { schema: z.string().optional(), value: 'FILE', help: 'TOML file with these settings' },
   help: { schema: flag, help: 'print this help and exit', flagOnly: true },

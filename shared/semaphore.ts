@@ -3,7 +3,6 @@
 export class Semaphore {
   readonly #atOnce: number;
   readonly #full: (waiting: number) => Error | undefined;
-  /** Waiting work, oldest first. */
   readonly #waiting = new Set<() => void>();
   #inside = 0;
 
@@ -16,7 +15,6 @@ export class Semaphore {
     this.#full = full;
   }
 
-  /** Waits for a slot, then runs `work`. */
   async run<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T> {
     signal.throwIfAborted();
     const slot = this.acquire(signal);

@@ -43,7 +43,6 @@ function refuseLongQueue(waiting: number): AppError | undefined {
 export interface FilesOptions {
   /** Absolute paths of the directories that requests may use; `['/']` allows the whole disk. */
   roots: string[];
-  /** Directory at which relative paths start. */
   home: string;
   /** Absolute paths that requests may neither read nor change, even inside a root. */
   forbidden: string[];
@@ -51,7 +50,6 @@ export interface FilesOptions {
   fixed?: string[];
   /** Pids of the agent's own processes, whose /proc entries are refused. By default only this process. */
   processes?: () => number[];
-  /** Directory of the journal of temporary files. */
   directory: string;
   log: Logger;
   /** Quota of all watches together. Only tests set it. */

@@ -11,13 +11,11 @@ import { duplicate } from './copy-tree.ts';
 import { describeName } from './file-description.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';
 
-/** One move or copy. */
 interface Transfer {
   source: Target;
   destination: Target;
   from: PathEntry;
   to: PathEntry;
-  /** Stats of the source. */
   stats: fs.BigIntStats;
   overwrite: boolean;
   signal: AbortSignal;

@@ -10,7 +10,6 @@ import { unlessAborted } from './stop-waiting-on-abort.ts';
 import { Upload, type UploadMessages } from './upload-messages.ts';
 import type { AskUsers } from './users-groups.ts';
 
-/** The objects that all operations share. */
 export interface Disk {
   /** Resolves paths that may be read. Some of them may not be written. */
   reading: Confinement;
@@ -47,7 +46,6 @@ export function unary<Request extends { path: Buffer } | { source: Buffer }, Res
     });
 }
 
-/** Makes a handler that receives an upload. */
 export function uploading<Open extends { path: Buffer }, Commit extends { sha256?: string }, Response>(
   disk: Disk,
   work: Work<Upload<Open, Commit>, Promise<Response>>,

@@ -7,7 +7,6 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
-/** Usual size of a chunk in bytes. */
 const largeChunkBytes = 256 * 1024;
 /**
  * Size in bytes of a small chunk. It slows a download by up to a fifth, but saves memory: a stalled download has

@@ -30,7 +30,6 @@ export const watchQuota = (names = 300_000): Quota =>
 
 type Kind = 'file' | 'directory';
 
-/** A watched directory. */
 interface Folder {
   self: string;
   stats: fs.BigIntStats;
@@ -69,7 +68,7 @@ class Watch implements Disposable {
   readonly #quota: Quota;
   /** The watched directories, by their path relative to the directory of the request (`#start`). */
   readonly #folders = new Map<Bytes, Folder>();
-  /** Changed names, by the path of their directory. */
+  /** Changed names, by the path of their directory relative to `#start`. */
   #waiting = new Map<Bytes, Set<Bytes>>();
   #count = 0;
   #overflown = false;

@@ -9,7 +9,6 @@ import { PartFailed } from './run-program.ts';
 import { readDisks, readInterfaces, readSystem } from './system.ts';
 import { readContainers, readFailedUnits } from './units-and-containers.ts';
 
-/** Maximum number of items of each list. */
 const mostItems = {
   disks: 256,
   interfaces: 256,

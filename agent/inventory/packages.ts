@@ -112,7 +112,6 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
 
 const zypperRepositories = '/etc/zypp/repos.d';
 
-/** Returns the names of the enabled repositories of zypper. */
 async function repositoriesOfZypper(): Promise<string[]> {
   const files = await readdir(zypperRepositories).catch(() => []);
   const texts = files

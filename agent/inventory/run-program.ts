@@ -5,7 +5,6 @@ import { after } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
 interface ProgramOptions {
-  /** When this signal fires, the program is killed. */
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];

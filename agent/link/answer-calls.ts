@@ -60,7 +60,6 @@ const callId = /^[\x21-\x7e]{1,64}$/;
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
-/** A call that the agent is answering. */
 interface OpenCall {
   shape: MethodShape;
   call: Call__Output;
@@ -254,7 +253,6 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   }
 }
 
-/** Returns the result of a failed call for the audit log. */
 function resultOf(error: unknown, signal: AbortSignal): string {
   if (!signal.aborted) return toWire(error).code;
   if (signal.reason === gaveUp) return 'gave_up';

@@ -23,7 +23,6 @@ export class BrokerAddresses {
   #sent: z.output<typeof stored>;
   /** Addresses for the next attempts, in this order. */
   #left: string[] = [];
-  /** The address of the previous attempt. */
   #last = '';
 
   private constructor(

@@ -25,7 +25,6 @@ import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
 import type { BrokerAddresses } from './broker-addresses.ts';
 import { brokerText, type ControlStream, Dial } from './dial.ts';
 
-/** The identity of this machine at its broker. */
 export interface Identity {
   machineId: string;
   privateKey: KeyObject;
@@ -57,7 +56,6 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   onProgress?(ms: number): void;
 }
 
-/** Thrown when the broker has removed this machine. */
 export class Removed extends StartError {
   constructor(reason: string) {
     super(
@@ -130,7 +128,6 @@ function logRetry(log: Logger, broker: string, retry_ms: number, failure: unknow
   if (failure !== undefined) log.debug({ err: failure }, 'the link to the broker failed');
 }
 
-/** One connection to the broker, from dialing to its end. */
 class Connection {
   readonly #options: LinkOptions;
   readonly #broker: string;

@@ -18,7 +18,6 @@ export interface Recovered {
   stderr: OutputLog;
 }
 
-/** File names of a command's output logs. */
 export function outputNames(id: string): { stdout: string; stderr: string } {
   return { stdout: `${id}.stdout`, stderr: `${id}.stderr` };
 }

@@ -15,7 +15,6 @@ export type Offsets = Record<Stream, number>;
 type Followed = Tracked & Readonly<Record<Stream, OutputLog>>;
 
 const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
-/** Maximum number of bytes of output in one event. */
 const frameBytes = 256 * 1024;
 
 /**

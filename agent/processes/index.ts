@@ -18,7 +18,6 @@ export interface ProcessesOptions {
   /** Directory of the journal, output and pipes. Created with mode 0700 if it is missing. */
   directory: string;
   log: Logger;
-  /** True if commands may run as another user. */
   mayRunAs: boolean;
   limits?: Partial<Limits>;
 }
@@ -33,7 +32,6 @@ export interface Processes extends Methods {
   journalId: string;
   /** Rpc methods that this machine does not support. */
   missing: readonly Method[];
-  /** Pids of the spawners. */
   pids: () => number[];
   /** Ids of the commands and terminals whose results the broker has not acknowledged. */
   ids: () => string[];

@@ -36,7 +36,6 @@ export type Line =
   /** The broker has acknowledged the result. `at`: when the command was accepted. */
   | { t: 'forgotten'; id: string; at: number };
 
-/** The content of a journal file. */
 export interface StoredJournal {
   /** Random id of the journal, which is created together with it. */
   id: string;
@@ -45,7 +44,6 @@ export interface StoredJournal {
   isNew: boolean;
 }
 
-/** Lines that are written together. */
 interface Batch {
   lines: Line[];
   /** True if the lines must be on the disk when `written` resolves. */

@@ -208,7 +208,7 @@ function environment(id: string, account: Account, wanted: Record<string, string
   };
 }
 
-/** Returns for the user why the spawner could not start the program. `errno`: for example ENOENT. */
+/** Returns why the spawner could not start the program, as a text for the user. `errno`: for example ENOENT. */
 export async function explain(errno: string, { cwd, program }: Plan): Promise<string> {
   const badCwd = await badDirectory(cwd);
   if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;

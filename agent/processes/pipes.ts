@@ -67,7 +67,6 @@ export class PipeNames {
     return this.#refill;
   }
 
-  /** Returns the pipes of an ended command to the pool. */
   giveBack(paths: readonly string[]): void {
     this.#free.push(...paths);
   }

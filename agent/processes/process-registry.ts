@@ -65,14 +65,12 @@ export abstract class Tracked {
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
   /** Closes the agent's files of the output. A reader of the output opens the files again. */
   abstract close(): Promise<void>;
-  /** Removes the output from the disk. */
   abstract remove(): Promise<void>;
 }
 
 interface Kind {
   name: ProcessKind;
   notFound: Code;
-  /** Maximum number of processes that may run at once. */
   limit: number;
 }
 
@@ -112,7 +110,6 @@ export abstract class ProcessTable<T extends Tracked> {
     return [...this.#entries].filter(([, { forgotten }]) => !forgotten).map(([id]) => id);
   }
 
-  /** Number of processes that run or are about to start. */
   get runningCount(): number {
     return [...this.#open].filter(({ exit }) => !exit).length;
   }

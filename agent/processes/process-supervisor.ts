@@ -22,7 +22,6 @@ export const defaultLimits = {
   windowBytes: outputWindowBytes,
   /** If a follower reads none of the output for this many milliseconds, the command no longer waits for it. */
   stallMs: readerStallMs,
-  /** Maximum number of commands that may run at once. */
   open: openCommands,
   /** Milliseconds between SIGTERM and SIGKILL when a command times out. */
   graceMs: killGraceMs,
@@ -39,7 +38,6 @@ export const defaultLimits = {
    * second request with the id starts nothing.
    */
   seenMs: 24 * 3_600_000,
-  /** Maximum number of terminals that may be open at once. */
   terminals: openTerminals,
   /** Maximum number of clients of all terminals together, including clients whose connection was lost. */
   clients: terminalClients,
@@ -76,7 +74,6 @@ export interface Stdio {
   close(): void;
 }
 
-/** Everything needed to start a command or terminal. */
 export interface Prepared {
   plan: Plan;
   stdio: Stdio;
@@ -96,7 +93,6 @@ export const endings = {
   cancelled: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' },
   /** Neither a client nor the broker has used the terminal for its grace period. */
   abandoned: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' },
-  /** The agent stopped. */
   stopped: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' },
   orphaned: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died' },
 } satisfies Record<string, Ending>;

@@ -111,7 +111,6 @@ export class Upgrades {
     }
   }
 
-  /** Checks the description of a package, and then receives it. */
   async #receive(requests: StageRequests, signal: AbortSignal): Promise<Opened> {
     const { directory, holdVersion } = this.#options;
     const incoming = requests[Symbol.asyncIterator]();

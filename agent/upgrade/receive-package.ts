@@ -17,7 +17,6 @@ import {
 export type StageRequests = AsyncIterable<StageUpgradeRequest__Output>;
 export type Open = StageUpgradeOpen__Output;
 
-/** An accepted upgrade. */
 export interface Opened {
   open: Open;
   request: UpgradeRequest;

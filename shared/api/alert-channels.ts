@@ -5,7 +5,6 @@ import { single } from './define-route.ts';
 import { channelId, deleted, label, named, text, timestamp } from './shared-schemas.ts';
 import { delivery, lastDelivery, testDelivery } from './webhooks.ts';
 
-/** The services that a channel can send to. */
 export const channelTypes = ['webhook', 'slack', 'discord', 'ntfy', 'email'] as const;
 export type ChannelType = (typeof channelTypes)[number];
 

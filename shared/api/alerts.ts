@@ -18,7 +18,6 @@ import {
   windowId,
 } from './shared-schemas.ts';
 
-/** What a rule can watch. */
 export const alertKinds = [
   'offline',
   'cpu',

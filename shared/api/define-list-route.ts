@@ -43,7 +43,6 @@ export function list<
   };
 }
 
-/** The query parameters of every list. */
 export function paging<S extends z.ZodType>(sort: S) {
   return {
     limit: queryNumber(1, 100).default(20).describe('Largest number of items in the answer'),

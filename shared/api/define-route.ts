@@ -47,7 +47,6 @@ export type Definition<
     reply: R;
   };
 
-/** Defines a route that answers one object. */
 export function single<
   const P extends string,
   R extends z.ZodType,

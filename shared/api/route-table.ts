@@ -97,21 +97,17 @@ export interface BytesReply {
 
 /** Reply of a route of the kind `growing`, whose answer is an object with an array of any length. */
 export interface GrowingReply<T, G extends keyof T> {
-  /** The object without the array. */
   head: Omit<T, G>;
   meta: { total: number; limit: number; offset: number; has_more: boolean };
-  /** The array's items, in batches. */
   items: AsyncIterable<T[G]>;
 }
 
-/** One server-sent event. */
 export interface SentEvent<T> {
   event: string;
   data: T;
   id?: string;
 }
 
-/** Reply of a raw route. */
 export interface RawReply {
   status?: number;
   type: string;
@@ -187,7 +183,6 @@ export interface Caller extends Rights {
   isForwarded?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
-  /** Headers to add to the answer. */
   headers: Headers;
   /** Returns the rights as they are inside a state transaction, in which an earlier change may have removed some. */
   during(change: Journal): Rights;

@@ -22,7 +22,6 @@ export type Scope = (typeof scopes)[number];
 /** Who may call the route: keys with a scope, any valid key, or clients without a key. */
 export type Access = Scope | 'any key' | 'everybody';
 
-/** The form of a route's answer. */
 export type Kind =
   // One object.
   | 'single'

@@ -6,7 +6,6 @@ import { single } from './define-route.ts';
 import { deleted, label, named, savedCommandId, someOf, text, timestamp } from './shared-schemas.ts';
 
 export const mostSavedCommands = 1_000;
-/** Maximum number of characters of a value of a parameter. */
 export const longestValue = 4_096;
 
 const value = z.union([z.string().max(longestValue), z.number(), z.boolean()]);

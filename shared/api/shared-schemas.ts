@@ -14,7 +14,6 @@ function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   };
 }
 
-/** Schema of a whole number in a query string. */
 export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) {
   const bounds = { minimum, ...(maximum < Number.MAX_SAFE_INTEGER && { maximum }) };
   return z
@@ -125,11 +124,9 @@ export const instant = z
   .transform((value) => new Date(value))
   .meta(jsonSchemaOf({ type: 'string', format: 'date-time' }));
 
-/** Statuses that commands and schedule runs have in common. */
 export const endStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const;
 
 export const day = 86_400_000;
-/** Schema of a whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 
 // Schemas of ids. Authorization finds them in a route, looks up the object of each id, and checks that the key may use
@@ -217,7 +214,6 @@ export const path = z
     examples: ['/etc/hostname'],
   });
 
-/** Schema of permission bits, 3 or 4 octal digits. */
 export const mode = z
   .string()
   .regex(/^[0-7]{3,4}$/, 'must be 3 or 4 octal digits')

@@ -5,7 +5,6 @@ import { socket } from './define-route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
 import { text } from './shared-schemas.ts';
 
-/** Maximum number of bytes of a message of the client. */
 export const maxMessageBytes = 1024 * 1024;
 
 /** Schema of the text messages by which a client acts. A client's binary messages are input for the terminal. */
@@ -23,6 +22,7 @@ export const receivedMessage = z.strictObject({
 export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof receivedMessage>;
 
 /**
+ * Schema of the text messages of the broker, whose binary messages are output of the terminal. Clients ignore unknown
  * types, which newer brokers may send.
  */
 export const brokerMessage = z.discriminatedUnion('type', [

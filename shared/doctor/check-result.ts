@@ -31,7 +31,6 @@ export function findingsText(findings: readonly Finding[]): { text: string; code
   return { text: `${lines.join('\n')}\n${mendText(findings)}\n`, code: failed ? 1 : 0 };
 }
 
-/** Returns the message of the innermost cause of an error. */
 export function reason(error: unknown): string {
   let last: unknown = error;
   while (last instanceof Error && last.cause !== undefined) last = last.cause;

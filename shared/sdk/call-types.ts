@@ -35,7 +35,6 @@ export type CallInput<R> =
         (R extends { accepts: string } ? { content: UploadContent } : unknown)
     : never;
 
-/** One page of a list. */
 export interface ListResult<T> {
   items: T[];
   total: number;
@@ -53,7 +52,6 @@ export type Listing<T, Meta = unknown> = Promise<ListResult<T> & Meta> & AsyncIt
  */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 
-/** A server-sent event. */
 export interface ReceivedEvent<T> {
   event: string;
   data: T;

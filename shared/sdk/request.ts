@@ -12,7 +12,6 @@ export interface Connection {
   webSocket: (url: string) => WebSocket;
 }
 
-/** A request that is ready to send. */
 export interface Prepared {
   route: Route;
   url: string;

@@ -43,7 +43,6 @@ async function attempt(
   throw failureOf(response, await textOf(response, url, signal));
 }
 
-/** Reads the whole body of a response as text. */
 export function textOf(response: Response, url: string, signal: AbortSignal | undefined): Promise<string> {
   return orNoAnswer(url, signal, () => response.text());
 }

@@ -2,7 +2,6 @@
 import { now } from '../clock.ts';
 import { parsed, propertyOf } from './error.ts';
 
-/** A webhook delivery as the receiver got it. */
 export interface WebhookDelivery {
   /** The raw body. Do not parse and serialize it first, because that would change the signed bytes. */
   payload: string | Uint8Array<ArrayBuffer>;

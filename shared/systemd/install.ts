@@ -61,7 +61,6 @@ export interface Report extends State {
 }
 
 const settleMs = 30_000;
-/** A service with this many restarts counts as failed. */
 const mostRestarts = 3;
 
 export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;

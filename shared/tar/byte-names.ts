@@ -4,7 +4,7 @@
 /** A path or name with one character per byte. For node:fs use bytes(), for messages toText(). */
 export type Bytes = string;
 
-/** Converts a name to the form that functions of node:fs need. */
+/** Converts a name to the form that node:fs needs. */
 export const bytes = (path: Bytes): Buffer => Buffer.from(path, 'latin1');
 /** Converts a name to text for messages. Bytes that are not UTF-8 become U+FFFD. */
 export const toText = (path: Bytes): string => bytes(path).toString();

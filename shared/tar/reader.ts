@@ -32,7 +32,6 @@ export interface TarEntry extends TarContent {
 
 const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar archive: ${reason}`);
 
-/** Makes an error about one entry of an archive. */
 export function entryFault(code: AppError['code'], name: Bytes, reason: string): AppError {
   return new AppError(code, `entry ${toText(name)}: ${reason}`, { entry: toText(name) });
 }

@@ -9,9 +9,7 @@ import { type Bytes, parentOf } from '../confine/request-path.ts';
 
 /** Number of open directories above which `full` is true. One deep path may open more. */
 const mostHeld = 256;
-/** Maximum number of directories that an archive may contain. */
 const mostDirectories = 200_000;
-/** Maximum number of directories that are flushed at once. */
 const mostFlushing = 16;
 
 /** Attributes that a directory gets once all entries are extracted. */
@@ -20,7 +18,6 @@ interface Attributes {
   mtimeNs: bigint;
 }
 
-/** An open directory of the tree. */
 export interface TreeDirectory {
   pinned: fs.Pinned;
   /** Path relative to the top; empty for the top itself. */

@@ -33,7 +33,6 @@ interface ExtractorOptions {
   whole: boolean;
 }
 
-/** One entry and its destination. */
 interface Arrival {
   entry: TarEntry;
   /** Path relative to the top of the tree. */

@@ -16,7 +16,6 @@ import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** One archive that is being sent. */
 interface Job {
   disk: Disk;
   directory: Confined;
@@ -118,7 +117,6 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
   };
 }
 
-/** Yields the bytes of `parts` in chunks of 256 KiB. */
 async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, void, void> {
   let chunk = Buffer.allocUnsafeSlow(chunkBytes);
   let filled = 0;

@@ -16,7 +16,6 @@ import type { Upload } from '../upload-messages.ts';
 import { Tree } from './destination-tree.ts';
 import { Extractor } from './extract-entries.ts';
 
-/** One archive that is being unpacked. */
 interface Job {
   disk: Disk;
   upload: Upload<WriteArchiveOpen__Output, WriteArchiveCommit__Output>;

@@ -140,7 +140,7 @@ export class AtomicWrite implements AsyncDisposable {
     this.#current = initial;
   }
 
-  /** Creates the temporary file, empty and with mode 0600. */
+  /** Starts with an empty file of mode 0600. */
   static async begin(entry: PathEntry, journal: Journal): Promise<AtomicWrite> {
     const name = await journal.reserve(entry.directory);
     try {

@@ -33,7 +33,6 @@ export class PrivateDirectory implements AsyncDisposable {
     return child(this.#pinned.at, name);
   }
 
-  /** Removes the directory with its content. */
   async [Symbol.asyncDispose](): Promise<void> {
     using pinned = this.#pinned;
     const never = new AbortController().signal;

@@ -72,8 +72,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * True if a file, by its inode, lies below a protected directory. If it was not found there and some file could not
-   * be read, throws the system error of that read.
+   * True if a file, by its inode, lies below a protected directory. If the file was not found and another one there
+   * could not be read, throws that system error.
    */
   isInside(inode: string): boolean {
     if (monotonic() - this.#insideAt >= trustMs) this.#readInside();
@@ -89,7 +89,6 @@ export class ProtectedInodes {
     for (const [path, { directory }] of this.#known) if (directory) this.#readBelow(path);
   }
 
-  /** Reads the inodes of all files below a directory. */
   #readBelow(path: Bytes): void {
     const options = { withFileTypes: true, encoding: 'latin1' } as const;
     for (const entry of this.#attempt(() => readdirSync(bytes(path), options)) ?? []) {

@@ -23,7 +23,6 @@ export function targetOf(requested: Buffer, home: Bytes): Target {
   };
 }
 
-/** Makes an error about a path. */
 export function fault(
   code: Code,
   path: Bytes,

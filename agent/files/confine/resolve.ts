@@ -68,7 +68,6 @@ export class PathEntry implements AsyncDisposable {
    * free.
    */
   readonly found: Found | undefined;
-  /** The path of the request. */
   readonly path: Bytes;
   /** Target of the symlink that the request named, as stored in the symlink. */
   readonly link: Bytes | undefined;
@@ -126,7 +125,6 @@ export class Confinement {
     this.boundary = boundary;
   }
 
-  /** Opens an existing directory, with symlinks followed. */
   directory(path: Bytes): Promise<Directory> {
     const trail = new Trail(path);
     return this.#resolve(trail, async () => {

@@ -11,7 +11,6 @@ const batchSize = 64;
 
 /** One entry of the walk. Its handles stay open until the caller asks for the next step. */
 export interface Step {
-  /** The open parent directory. */
   parent: fs.Confined;
   name: Bytes;
   /** Confined path of the entry, for calls that do not follow symlinks. */

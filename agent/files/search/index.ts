@@ -108,7 +108,10 @@ const entryOf = ({ parent, name, path, stats }: Step, job: Job): Promise<FileEnt
 
 type Batches = AsyncGenerator<SearchFilesResponse, void, void>;
 
-/** Collects matches into batches. A batch is sent when it is full, or 50 ms after the last batch. */
+/**
+ * Collects matches into batches. Sends a batch when it is full or after 50 ms, and an empty batch after 1 s without a
+ * match.
+ */
 async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
   let [found, sentAt] = [0, monotonic()];

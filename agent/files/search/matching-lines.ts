@@ -11,7 +11,6 @@ const longestText = 1024;
 /** Number of bytes before the hit that are included when a part of a long line is reported. */
 const lead = 256;
 
-/** A line that contains the text. */
 export interface Line {
   /** Line number, counted from 1. */
   number: number;

@@ -1,6 +1,5 @@
 // The messages between agent and spawner, over Node's channel between parent and child.
 
-/** A program to start. */
 export interface SpawnRequest {
   id: string;
   file: string;

@@ -4,7 +4,6 @@ import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
 
-/** A function of libc, as koffi provides it. */
 type Call = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
 
 interface Koffi {

@@ -128,7 +128,6 @@ export class Pty implements Stdio {
   }
 }
 
-/** Opens both ends of a terminal, or neither. */
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {

@@ -13,7 +13,6 @@ import type { Limits } from '../process-supervisor.ts';
 import { checkedSize, type Pty, type Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
 
-/** Maximum number of bytes of output in one message. */
 const pieceBytes = 64 * 1024;
 /**
  * Bytes of output that are sent at once in each period of `collectMs` milliseconds. Further output is sent in one
@@ -158,7 +157,6 @@ export class Client {
   #queued = 0;
   /** Start of the current period of `collectMs` milliseconds, by the monotonic clock. */
   #periodAt = Number.NEGATIVE_INFINITY;
-  /** Bytes of output sent since `#periodAt`. */
   #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
   readonly #known: boolean;
