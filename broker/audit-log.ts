@@ -21,8 +21,8 @@ const counted: CountedTable = {
   ...{ table: 'audit', time: 'created_at', number: 'seq' },
   columns: ['action', 'key_id', 'key_name'],
 };
-// The table has few indexes: with each index, every audited request (such as the start of a command) writes one more
-// page of the database.
+// The table has few indexes, because each index makes every audited request (such as the start of a command) write one
+// more database page.
 const tables = [
   `CREATE TABLE audit (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,
@@ -40,7 +40,7 @@ const tables = [
   ${createCounts(counted)}`,
 ];
 
-/** Opens the audit log. Deletes rows older than `keepMs`, and the oldest beyond `keepRows`. */
+/** Opens the audit log. Deletes rows older than `keepMs` milliseconds, and the oldest rows beyond `keepRows`. */
 export async function createAudit(history: History, keepMs: number, keepRows?: number) {
   const findBy = ['request_id', 'login_id', 'machine_id', 'action', 'key_id', 'key_name'];
   const table = await OrderedTable.open(history, counted, tables, { keepMs, keepRows, findBy });

@@ -1,4 +1,4 @@
-// Makes a backup of the data directory while the broker runs. The backup has the state of one moment.
+// Makes a consistent backup of the data directory while the broker runs: all files are of the same moment.
 import { existsSync } from 'node:fs';
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -16,7 +16,7 @@ export async function createBackups(
   keyFiles: readonly string[],
 ) {
   const directory = join(dataDir, 'backup');
-  // A broker or a `farhand broker backup` that was killed may have left a copy.
+  // A broker or `farhand broker backup` that was killed may have left a copy here.
   await rm(directory, { recursive: true, force: true });
   let making = false;
 

@@ -1,5 +1,5 @@
-// Stores alerts in the history, one row for each. Every step of an alert changes its row, in one transaction
-// with the event of the step.
+// Stores alerts in the history database, one row for each alert. A change of an alert (opened, repeated, resolved) and
+// its event are written in one transaction.
 
 import { alerts as routes } from '../../shared/api/alerts.ts';
 import type { EventType } from '../../shared/api/events.ts';
@@ -30,7 +30,7 @@ export interface Alert extends Omit<Served, Times> {
   resolved_at: number | null;
 }
 
-/** The subject of an alert, such as a machine. */
+/** What an alert is about: a machine, schedule, API key or certificate. */
 export interface Subject {
   /** Id of a machine, schedule or key, or the name of a certificate. */
   id: string;
@@ -56,7 +56,8 @@ const tables = [
   CREATE INDEX alerts_by_machine ON alerts (machine_id, created_at);
   CREATE INDEX alerts_by_status ON alerts (status, created_at);
   ${createCounts(counted)}`,
-  // A schedule with tags may have an open alert for each machine, so the index includes the machine.
+  // A schedule that selects machines by tags can have an open alert for each machine, so the index includes the
+  // machine.
   `DROP INDEX alerts_open;
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
 ];
@@ -76,7 +77,7 @@ export class AlertRecords {
     this.#history = context.history;
   }
 
-  /** Opens the table. Alerts are deleted `keepMs` milliseconds after they were resolved. */
+  /** Creates the table if it is missing. Alerts are deleted `keepMs` milliseconds after they were resolved. */
   static async open(context: RecordContext, keepMs: number): Promise<AlertRecords> {
     const { history } = context;
     await history.migrate('alerts', tables);
@@ -86,8 +87,8 @@ export class AlertRecords {
   }
 
   /**
-   * Returns the alerts that are not resolved: all of them, or only alerts about these machines. The plus sign in the
-   * SQL makes SQLite use the index `alerts_open`.
+   * Returns the unresolved alerts: all of them, or only alerts about these machines. The plus sign before `rowid` keeps
+   * SQLite from reading the table by rowid, so it uses the index `alerts_open`.
    */
   async unresolved(machineIds?: readonly string[]): Promise<Alert[]> {
     const [where, values] = allOf([['resolved_at IS NULL'], reachableOnly(machineIds)]);
@@ -111,8 +112,8 @@ export class AlertRecords {
   }
 
   /**
-   * Opens an alert, or stores it as held back by a maintenance window. If this rule and subject have an
-   * unresolved alert already, returns that one.
+   * Opens an alert, or stores it as held if a maintenance window holds it back. Returns the existing alert if this rule
+   * and subject already have an unresolved one.
    */
   create(
     rule: AlertRule,
@@ -161,7 +162,9 @@ export class AlertRecords {
     });
   }
 
-  /** Resolves an alert that is not resolved yet. An alert that was only held back gets no event. */
+  /**
+   * Resolves an alert that is not resolved yet. Emits no event if a maintenance window held the alert back to the end.
+   */
   resolve(alert: Alert, reason: Reason): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
       WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
@@ -180,7 +183,7 @@ export class AlertRecords {
     return this.#write(alert, async (transaction) => {
       const row = await transaction.get(change, now(), id, repeats);
       if (row) this.#emit('alert.repeated', fromRow(row), transaction);
-      // There is no row if another broker has already counted this repeat.
+      // The update changes no row if another broker has already counted this repeat.
       const stored = row ?? (await transaction.get(same, id));
       return stored && fromRow(stored);
     });
@@ -210,11 +213,11 @@ export class AlertRecords {
     return { items: items.map(fromRow), total };
   }
 
-  /** Writes a step that the monitor has decided. Fails if another broker owns the machine of the alert now. */
+  /** Writes a change of an alert in one transaction. Fails if another broker now owns the machine of the alert. */
   #write<T>({ machine_id }: Alert, change: (transaction: HistoryTransaction) => Promise<T>): Promise<T> {
     return this.#history.write((transaction) => {
-      // The commit fails if another broker owns the machine. A machine that was removed has no owner, so nothing is
-      // checked for it.
+      // The commit fails if another broker owns the machine. A removed machine has no owner, so its owner is not
+      // checked.
       if (machine_id !== null && this.#context.state.machines.has(machine_id)) transaction.about(machine_id);
       return change(transaction);
     });
@@ -245,7 +248,7 @@ export function toJson(alert: Alert): Served {
   };
 }
 
-/** Converts a row to an alert. The row has the columns that create() wrote. */
+/** Converts a row of the table `alerts`, whose columns are the fields of Alert. */
 function fromRow(row: Row): Alert {
   return row as unknown as Alert;
 }

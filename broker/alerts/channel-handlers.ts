@@ -1,4 +1,4 @@
-// The REST handlers of channels and of their deliveries.
+// The REST handlers of alert channels and of their deliveries.
 import { type ChannelType, alertChannels as routes } from '../../shared/api/alert-channels.ts';
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
 import type { ChannelId } from '../../shared/api/shared-schemas.ts';
@@ -182,7 +182,8 @@ export class ChannelHandlers implements Routes {
     };
     assertSecretSent(before.type, old, { url, secret });
     const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
-    // If a caller changes the receiver of the alerts, the caller's key must be allowed to read the alerts.
+    // A channel sends only alerts that its key may read. A caller who changes the receiver of the alerts replaces that
+    // key by the caller's own.
     const moved = (url !== undefined && url !== old?.url) || params.to !== undefined;
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {

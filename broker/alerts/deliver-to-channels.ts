@@ -11,7 +11,7 @@ import type { AlertChannel, State } from '../state/in-memory-state.ts';
 import { jsonFor, type Message, messageOf, type Notification, notification } from './notification-formats.ts';
 import { sendMail } from './send-email.ts';
 
-/** The parts of a channel that are stored encrypted. */
+/** The fields of a channel that are stored encrypted. */
 export interface Sealed {
   url: string;
   secret: string | null;
@@ -71,7 +71,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
 
   send(channel: AlertChannel, delivered: Delivered, signal: AbortSignal): Promise<Outcome> {
     return attempt(signal, async () => {
-      // The broker itself wrote the body, but maybe an older version of the broker with another schema.
+      // The body is checked against the schema, because an older version of the broker may have written it.
       const event: unknown = JSON.parse(delivered.body.toString());
       const { data } = event as { data: unknown };
       const whole = notification.parse(data);

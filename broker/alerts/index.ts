@@ -72,10 +72,7 @@ export class Alerts {
     });
   }
 
-  /**
-   * Opens the stored alerts. Alerts are deleted `keepMs` milliseconds after their creation, but never before they are
-   * resolved.
-   */
+  /** Opens the stored alerts. Alerts are deleted `keepMs` milliseconds after they were resolved. */
   static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
     const { state, history, deliveries, rightsOf, cluster } = services;
     const { store } = deliveries;
@@ -90,20 +87,20 @@ export class Alerts {
     return new Alerts(services, { records, digest, receivers, queue }, log);
   }
 
-  /** Starts the evaluation of rules, and sends the notifications that wait. */
+  /** Starts to evaluate rules and to send waiting notifications. */
   async start(): Promise<void> {
     await this.#digest.start();
     await this.queue.start();
     await this.#monitor.start();
   }
 
-  /** Stops the evaluation of rules. Links that end because the broker stops therefore open no alerts. */
+  /** Stops the evaluation of rules, so that links that end with the broker open no alerts. */
   stop(): void {
     this.#monitor.stop();
     this.#digest.stop();
   }
 
-  /** Ends the attempts to deliver notifications that are in progress. */
+  /** Aborts attempts to deliver notifications. */
   close(): Promise<void> {
     return this.queue.close();
   }

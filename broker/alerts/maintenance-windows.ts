@@ -24,8 +24,8 @@ interface ActiveWindow {
 export class Windows {
   readonly #state: State;
   /**
-   * The timetables of windows with a cron expression, by the object of the window. Such an object never changes,
-   * because a window that is edited becomes a new object.
+   * Caches the timetable of each window with a cron expression. A window object never changes: editing creates a new
+   * object.
    */
   readonly #timetables = new WeakMap<MaintenanceWindow, Timetable>();
 
@@ -33,9 +33,7 @@ export class Windows {
     this.#state = state;
   }
 
-  /**
-   * Returns the window that holds back alerts about this subject at the moment; undefined if there is none.
-   */
+  /** Returns the maintenance window that now holds back alerts about this subject; undefined if there is none. */
   holding({ machineId }: Subject): ActiveWindow | undefined {
     if (machineId === null) return undefined;
     for (const window of this.#state.maintenance_windows.values()) {

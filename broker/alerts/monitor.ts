@@ -1,5 +1,5 @@
-// Opens and ends alerts by their rules. A rule is evaluated when a machine reports or links, when a schedule runs, and
-// when settings change.
+// Opens and resolves alerts by the alert rules. A rule is evaluated when a machine reports or links, when a schedule
+// runs, and when settings change.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, every, monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -27,11 +27,13 @@ export class Monitor {
   readonly #conditions: Conditions;
   readonly #log: Logger;
   readonly #tracked: TrackedAlerts;
-  /** The declared documents when #look() last ran. */
+  /** The declared objects when #look() last ran, to find those that have changed since. */
   #seen: Followed;
-  /** Stops following changes. Is undefined if there are no rules, because changes are followed only for rules. */
+  /**
+   * Unsubscribes from reports, links and schedule runs. Undefined if there are no rules, because only rules need them.
+   */
   #unfollow: (() => void) | undefined;
-  /** Stops the regular check of expiry dates. Is undefined if no rule needs this check. */
+  /** Stops the timer that checks expiry dates. Undefined if no rule needs this timer. */
   #stopExpiries: (() => void) | undefined;
   #stopWatching = nothing;
   #stopped = false;
@@ -52,7 +54,7 @@ export class Monitor {
     };
   }
 
-  /** Continues the alerts that an earlier broker process left, and evaluates all rules. */
+  /** Resumes the alerts that an earlier broker process left unresolved, and evaluates all rules. */
   async start(): Promise<void> {
     await this.#resume(await this.#records.unresolved());
     this.#isStarted = true;
@@ -61,7 +63,7 @@ export class Monitor {
     this.#look();
   }
 
-  /** Continues the alerts about machines that this broker owns from now on. */
+  /** Takes over the alerts about machines that this broker owns from now on. */
   async adopt(machineIds: readonly string[]): Promise<void> {
     await this.#conditions.adopt(machineIds);
     if (!this.#isStarted) return;
@@ -77,8 +79,8 @@ export class Monitor {
   }
 
   /**
-   * Continues the alerts about keys, certificates and removed machines. Only the broker that has claimed the task
-   * `brokerRules` does this. On any other broker the function does nothing.
+   * Takes over the alerts about keys, certificates and removed machines. Does nothing unless this broker has claimed
+   * the task `brokerRules`.
    */
   async claimed(): Promise<void> {
     const hasClaim = this.#services.cluster?.claims.has(brokerRules);
@@ -127,9 +129,9 @@ export class Monitor {
     this.#tracked.acknowledged(alert);
   }
 
-  // ---- What is followed
+  // ---- Triggers of an evaluation
 
-  /** Finds the declared documents that have changed since the last call, and evaluates the rules about them. */
+  /** Finds the declared objects that have changed since the last call, and evaluates the rules about them. */
   #look(): void {
     const before = this.#seen;
     const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
@@ -156,7 +158,7 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // A running timer is not replaced, because otherwise each change of a document would restart its wait of an hour.
+    // A running timer stays: a new one at each change of an object would restart the wait of an hour.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;

@@ -13,19 +13,16 @@ import type { ChannelReceivers } from './deliver-to-channels.ts';
 import type { Notice, Notification } from './notification-formats.ts';
 
 export interface DigestTimes {
-  /** A notification is made when no alert was opened, repeated or resolved for this time, in milliseconds. */
+  /** Milliseconds without a further alert step (opened, repeated or resolved) after which a notification is sent. */
   quietMs: number;
-  /**
-   * Longest time in milliseconds that an alert step (opened, repeated or resolved) waits for further steps, to be
-   * sent with them.
-   */
+  /** Maximum time in milliseconds that an alert step waits to be sent together with further steps. */
   longestMs: number;
   /**
-   * Milliseconds after the start of the broker in which nothing is sent. In this time machines link again, and rules
-   * are evaluated again.
+   * Milliseconds after the start of the broker in which nothing is sent, so that machines can link and rules are
+   * evaluated first.
    */
   startMs: number;
-  /** A downtime of the broker is reported if it was longer than this, in milliseconds. */
+  /** Minimum duration in milliseconds of a broker downtime that is reported. */
   downMs: number;
 }
 
@@ -89,8 +86,7 @@ export class Digest {
       return (transaction) =>
         transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
     });
-    // Alerts of other brokers start the timer too. If another broker is killed, this broker sends that broker's
-    // notices in time.
+    // Events of other brokers start the timer too. This broker then sends the notices of a broker that was killed.
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#startTimer();
     });
@@ -132,8 +128,7 @@ export class Digest {
   }
 
   /**
-   * Starts the timer if none runs and the database has notices. A broker that has ended may have left these notices
-   * unsent.
+   * Starts the timer if it is not running and the database has notices. A broker that ended may have left them unsent.
    */
   async #lookForOthers(): Promise<void> {
     const waiting = await this.#services.history
@@ -157,7 +152,7 @@ export class Digest {
       .catch((error: unknown) => {
         this.#log.warn(
           { err: error },
-          'could not store that this broker is alive; trying again in 30 s. If the broker crashes before a try succeeds, the downtime that it later reports to alert channels is too long',
+          'could not store when this broker was last alive; trying again in 30 s. If the broker crashes before that, it later reports too long a downtime to alert channels',
         );
       });
   }
@@ -207,7 +202,7 @@ export class Digest {
   }
 
   /**
-   * Returns the notification for a channel; undefined if the key of the channel may read none of the alerts.
+   * Returns the notification for a channel; undefined if it would contain nothing that the key of the channel may read.
    */
   #notification(
     channel: AlertChannel,
@@ -252,7 +247,7 @@ export class Digest {
 
 function noticeIn(row: Row): Notice[] {
   const step = row.type === null ? undefined : steps[textIn(row, 'type')];
-  // An event that was deleted because of its age is left out.
+  // The event is missing if it was deleted because of its age.
   if (step === undefined) return [];
   const data = jsonIn(row, 'data') as Record<'alert_id' | 'rule_id' | 'name' | 'message', string>;
   const { alert_id, rule_id, name, message } = data;

@@ -38,8 +38,8 @@ const mostLines = 20;
 const labels = { opened: 'Alert', repeated: 'Still', resolved: 'Resolved' } as const;
 
 /**
- * Puts a notification into words. A single alert becomes the title of the message. The title for several
- * alerts has their number.
+ * Converts a notification to a message. The title is the alert itself if there is only one, otherwise the numbers of
+ * alerts.
  */
 export function messageOf({ counts, alerts, downtimes, missing }: Notification): Message {
   const total = counts.opened + counts.repeated + counts.resolved;
@@ -83,10 +83,7 @@ function cut(text: string, most: number): string {
   return Buffer.byteLength(text) <= most ? text : `${Buffer.from(text).toString('utf8', 0, most - 6)}…`;
 }
 
-/**
- * Returns the JSON of a message as the documentation of the service demands it. `url` is the URL of the
- * channel.
- */
+/** Returns the JSON for a message, in the format that the service documents. `url` is the URL of the channel. */
 export function jsonFor(
   type: Exclude<ChannelType, 'email' | 'webhook'>,
   url: string,
@@ -94,7 +91,7 @@ export function jsonFor(
 ): object {
   const { title, lines, isUrgent } = message;
   if (type === 'slack') {
-    // Slack reads <…> as links and mentions.
+    // Slack interprets <…> as links and mentions, so these characters are escaped.
     const safe = (text: string): string =>
       text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
     return { text: cut([`*${safe(title)}*`, ...lines.map(safe)].join('\n'), mostSlack) };

@@ -1,5 +1,5 @@
-// Decides for each kind of rule whether its condition holds now, from the last reports, links, runs and declared
-// documents.
+// Decides whether the condition of an alert rule holds now. It uses the last reports, links, schedule runs and declared
+// objects.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { version } from '../../shared/version.ts';
@@ -26,7 +26,7 @@ export interface ConditionServices {
   machineFacts: MachineFacts;
   scheduleRuns: ScheduleRecords;
   certificates(): Promise<Certificate[]>;
-  /** The other brokers of the database; undefined if there are none. */
+  /** The owners of machines and tasks if several brokers share a database; otherwise undefined. */
   cluster: Pick<Cluster, 'claims' | 'owns'> | undefined;
 }
 
@@ -38,8 +38,8 @@ export const brokerRules = 'broker-rules';
 
 export interface Observation {
   /**
-   * True if the condition holds, false if not. Undefined if this is not known now; no alert is then opened or
-   * resolved.
+   * True if the condition holds, false if it does not. Undefined if the broker cannot know this now; no alert is then
+   * opened or resolved.
    */
   holds: boolean | undefined;
   /** Milliseconds for which the condition has held already, as far as is known. */
@@ -50,9 +50,7 @@ export interface Observation {
 
 const unclear: Observation = { holds: undefined, value: null, message: '' };
 const fine: Observation = { holds: false, value: null, message: '' };
-/**
- * Milliseconds after the start of the broker in which machines can link again before they count as offline.
- */
+/** Milliseconds after the start of the broker before a machine without a link can count as offline. */
 const returnMs = 60_000;
 
 export class Conditions {
@@ -62,7 +60,7 @@ export class Conditions {
   readonly #adoptedAt = new Map<string, number>();
   /** The last run that succeeded or failed, by schedule and machine; undefined until a rule about schedules exists. */
   #runs: Map<string, ScheduleRun> | undefined;
-  /** Settles when the runs are read. */
+  /** Settles when `#runs` has been read. */
   #loading: Promise<void> | undefined;
   #certificates: readonly Certificate[] = [];
 
@@ -92,10 +90,7 @@ export class Conditions {
     this.#loading = undefined;
   }
 
-  /**
-   * Called when this broker has taken over these machines, whose rules it evaluates from now on. Reads the last runs
-   * of their schedules.
-   */
+  /** Called when this broker has become the owner of these machines. Reads the last runs of their schedules. */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
     if (!this.#runs) return;
@@ -108,7 +103,7 @@ export class Conditions {
   async #readRuns(scheduled: { id: string; machineId: MachineId }[]): Promise<void> {
     const on = scheduled.map(({ id, machineId }) => ({ schedule_id: id, machine_id: machineId }));
     const runs = await this.#services.scheduleRuns.lastOutcomes(on);
-    // A run that ended during this read is in #runs already. It is newer than the row that was read, and stays.
+    // A run that ended during this read is already in #runs. It is newer than the row that was read, so it stays.
     for (const run of runs) if (!this.#runs?.has(keyOfRun(run))) this.#runs?.set(keyOfRun(run), run);
   }
 
@@ -124,7 +119,7 @@ export class Conditions {
     return isOfMachine ? !cluster.owns(machineId) : !cluster.claims.has(brokerRules);
   }
 
-  /** Records the outcome of a run. */
+  /** Stores the outcome of a run in memory. Runs that were skipped or cancelled, or have not ended, are ignored. */
   ran(run: ScheduleRun): void {
     if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs?.set(keyOfRun(run), run);
   }
@@ -227,7 +222,7 @@ export class Conditions {
     const key = this.#services.state.keys.get(id);
     if (!key?.expires_at) return fine;
     const left = Date.parse(key.expires_at) - now();
-    // A key that has expired opens no alert, but its open alert is not resolved either.
+    // A key that has already expired opens no new alert, and its open alert stays open.
     if (left <= 0) return unclear;
     const message = `API key ${key.name} expires at ${key.expires_at}`;
     return { holds: left <= (before ?? 0), value: null, message };

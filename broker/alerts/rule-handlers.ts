@@ -12,7 +12,10 @@ import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
 
-/** Maximum number of rules, because each report of a machine is compared with every rule about values. */
+/**
+ * Maximum number of rules. There is a limit because each report of a machine is compared with every rule about measured
+ * values.
+ */
 const maxRules = 1_000;
 const defaultFor = 300_000;
 const defaultBefore = 14 * day;

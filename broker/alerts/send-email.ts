@@ -20,7 +20,7 @@ interface Mail {
 const timeoutMs = 15_000;
 
 /**
- * Sends an e-mail through a mail server whose address is allowed. The password is sent only over TLS. Rejects if
+ * Sends an e-mail through a mail server that the address guard allows. The password is sent only over TLS. Rejects if
  * the server does not accept the e-mail.
  */
 export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSignal): Promise<Answered> {
@@ -28,7 +28,7 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
   const { hostname, port, protocol } = new URL(url);
   const secure = protocol === 'smtps:';
   const number = Number(port) || (secure ? 465 : 587);
-  // The name of the server is not resolved again, so its address cannot change.
+  // The socket connects to the address that was checked. A second lookup of the name could return another address.
   const { addresses, isInternal } = await guard.resolve(hostname, number);
   const { createTransport } = await import('nodemailer');
   const host = (addresses[0] ?? hostname).replace(/^\[|\]$/g, '');

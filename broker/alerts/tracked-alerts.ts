@@ -1,12 +1,12 @@
-// Tracks unresolved alerts, and conditions that have not held long enough for an alert. Writes each alert's steps
-// (open, repeat, resolve) one after another.
+// Tracks unresolved alerts, and conditions that hold, but not long enough yet to open an alert. Writes the changes of
+// each alert (open, repeat, resolve) one after another.
 import { after, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule } from '../state/in-memory-state.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
 
-/** A pair of a rule and a subject. Either its condition holds, or its alert is not resolved yet. */
+/** A rule and a subject for which the condition holds or the alert is not resolved yet. */
 export interface Tracked {
   rule: AlertRule;
   subject: Subject;
@@ -15,9 +15,9 @@ export interface Tracked {
   message: string;
   value: number | null;
   alert: Alert | undefined;
-  /** The state that the alert should get. A Reason means: resolved for this reason. */
+  /** The state that the alert should get. A Reason means that the alert should be resolved for this reason. */
   target: 'pending' | 'open' | Reason;
-  /** True while a step is being written. Steps of one alert are written one after another. */
+  /** True while a change of the alert is being written. Changes of one alert are written one after another. */
   busy: boolean;
   cancelCheck(): void;
   cancelNext(): void;
@@ -69,7 +69,7 @@ export class TrackedAlerts {
     return tracked;
   }
 
-  /** Continues an alert that an earlier process or another broker has opened. */
+  /** Continues an alert that an earlier process or another broker opened. */
   resume(rule: AlertRule, alert: Alert): Tracked {
     const { message, value, subject: id, machine_id: machineId } = alert;
     const tracked = this.add(rule, { id, machineId }, { message, value, since: monotonic() });
@@ -78,7 +78,7 @@ export class TrackedAlerts {
     return tracked;
   }
 
-  /** Leaves an alert to another broker. */
+  /** Stops tracking an alert that is resolved, or that another broker tracks from now on. */
   leave(tracked: Tracked): void {
     cancelTimers(tracked);
     if (this.#has(tracked)) this.#tracked.delete(keyOf(tracked.rule.id, tracked.subject));

@@ -156,7 +156,7 @@ function addDeliveries(channels: Command): void {
   });
 }
 
-/** Reads the URL or the secret from standard input. With both flags the URL is the first line. */
+/** Reads the URL, the secret or both from standard input. If both are read, the URL is the first line. */
 async function secretsOf({ secretStdin, urlStdin }: Record<string, unknown>) {
   if (!secretStdin && !urlStdin) return {};
   const lines = (await readInput(8192, 'a URL and a secret are at most 8 KiB of text')).split(/\r?\n/);

@@ -56,7 +56,7 @@ export async function withSocket<T>(
 }
 
 /**
- * Starts a broker, and stops it once it listens: enough for flags that change its data, such as --accept-state. Throws
+ * Starts a broker with flags that change its data, such as --accept-state, and stops it once it listens. Throws
  * StartError on failure.
  */
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
@@ -68,7 +68,10 @@ export async function startOnce(dataDir: string, ...flags: string[]): Promise<vo
 
 const seeLog = 'see systemctl status farhand-broker and its log';
 
-/** Starts a broker and returns it; undefined if one runs. Waits for a broker that is starting or stopping. */
+/**
+ * Starts a broker and returns it; returns undefined if one already runs. Waits for a broker that is starting or
+ * stopping.
+ */
 async function startUnlessRunning(
   probe: Farhand,
   dataDir: string,
@@ -102,8 +105,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 }
 
 /**
- * Starts a broker that serves only the socket file, because only a broker may open the state. Returns undefined if a
- * broker already runs on this data directory.
+ * Starts a broker that serves only the socket file; the CLI needs it, because only a broker may open the state. Returns
+ * undefined if a broker already runs on this data directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);

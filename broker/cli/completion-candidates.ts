@@ -62,7 +62,7 @@ async function candidates(before: string[], current: string): Promise<string[]> 
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
   const name = of instanceof Option ? of.attributeName() : of.name();
   if (of.argChoices) return of.argChoices;
-  // In a list only its last item is completed.
+  // Only the last item of a list is completed.
   const isList = of instanceof Option && of.flags.endsWith('<list>');
   const start = isList ? current.slice(0, current.lastIndexOf(',') + 1) : '';
   const find = /^machines?$/.test(name) ? machines : named[name];
@@ -108,10 +108,7 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
-/**
- * Calls the broker of the login or the environment. If it does not answer within a second, there are no
- * candidates.
- */
+/** Calls the configured broker. Returns no candidates if it does not answer within a second. */
 async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
   const place = where({});
   const { url, apiKey } = place;
