@@ -125,8 +125,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Adds an accepted connection, before TLS, and returns its source; undefined if the connection is refused. Calls
-   * `onSettled` once: when the connection has authenticated or was closed.
+   * Adds an accepted connection, before TLS. Returns its source (see sourceOf()), or undefined if the connection is
+   * refused. Calls `onSettled` once: when the connection has authenticated or was closed.
    */
   accept(socket: Socket, onSettled: () => void = nothing): string | undefined {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.

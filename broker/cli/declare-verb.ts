@@ -1,4 +1,4 @@
-// Declares verbs by their words, flags and examples. TypeScript derives the types of the handler's
+// Adds verbs to the command line by their words, flags and examples. TypeScript derives the types of the handler's
 // arguments from the words and flags.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
@@ -77,7 +77,7 @@ export function verb<const W extends string, const F extends Flags = Record<neve
   });
 }
 
-/** Like verb(), but without a client. */
+/** Like verb(), but the verb does not call a broker. */
 export function localVerb<const W extends string, const F extends Flags = Record<never, string>>(
   parent: Command,
   words: W,
@@ -109,7 +109,7 @@ export function localVerb<const W extends string, const F extends Flags = Record
 
 const common = { '--data-dir <dir>': 'data directory of a broker on this machine' };
 
-/** The present name of a flag, and its name in version 0.1.0, which still works but is not in the help. */
+/** Maps the present name of a flag to its name in version 0.1.0. The old name still works, but is not in the help. */
 const former: Readonly<Record<string, string>> = { tags: 'tag', expiresIn: 'expires' };
 
 /** Parses a flag's value. `before`: the value that the same flag had earlier on the command line. */

@@ -120,8 +120,8 @@ function csvOf(items: readonly Listed[]): string {
 }
 
 /**
- * Escapes a cell. Its text comes from a machine. A text that starts like a formula gets an apostrophe in front,
- * because a spreadsheet would run the formula.
+ * Escapes a text from a machine for CSV. A text that starts like a formula gets an apostrophe in front, because a
+ * spreadsheet would run the formula.
  */
 function csvCell(value: Cell): string {
   const text = clean(String(value ?? ''));

@@ -112,7 +112,7 @@ export function addWhoami(program: Command): void {
     await withBroker(place, async (client) => {
       const [me, { tls_pin }] = [await client.keys.me(), await client.service.info()];
       const all = { broker: place.dataDir ?? place.url, ...me, tls_pin };
-      // Calls over the socket file have a built-in key with the creation time 1970, which is not printed as text.
+      // Calls over the socket file use a built-in key. Its creation time, 1970, is left out of the text output.
       const { created_at, ...rest } = all;
       const isLocal = Date.parse(created_at) === 0 && options.output === 'text';
       await printView(client, options.output, isLocal ? rest : all);

@@ -23,7 +23,9 @@ export class Interrupted extends Exit {
   }
 }
 
-/** Calls `leave` with an exit code on SIGINT, SIGTERM or SIGHUP. Returns a function that stops this. */
+/**
+ * Calls `leave` with an exit code on SIGINT, SIGTERM or SIGHUP. Returns a function that removes these signal handlers.
+ */
 export function onStop(leave: (code: number) => void): () => void {
   const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
   const listener = (name: NodeJS.Signals): void => leave(128 + constants.signals[name]);
@@ -45,7 +47,7 @@ function lose(output: OutputName, cause: Error): void {
   if (!isPipe && output === 'stdout') process.stderr.write(`farhand: standard output: ${cause.message}\n`);
 }
 
-/** From now on a failed write does not end the program, but makes its exit code nonzero. */
+/** Makes a failed write set a nonzero exit code instead of ending the program. */
 export function watchOutputs(): void {
   for (const name of ['stdout', 'stderr'] as const)
     process[name].on('error', (error: Error) => lose(name, error));

@@ -27,7 +27,10 @@ const passedOn = ['TERM', 'COLORTERM'];
 const newline = 0x0a;
 /** Milliseconds between two attempts to attach again. */
 const retryMs = 1_500;
-/** Longest time of an attempt to attach again, in milliseconds. A network that drops packets reports no error. */
+/**
+ * Time limit of an attempt to attach again, in milliseconds. Without it, an attempt over a network that drops packets
+ * would never fail.
+ */
 const attachMs = 10_000;
 
 export function addShell(program: Command): void {
@@ -66,12 +69,12 @@ async function createSession(client: Farhand, machine: string): Promise<string> 
   return session_id;
 }
 
-/** How a session is displayed. */
+/** A session that this program displays. */
 interface View {
   client: Farhand;
   session_id: string;
   observe: boolean;
-  /** Its signal fires when the user leaves. */
+  /** Aborted when the user leaves the session, or when a signal ends this program. */
   leaving: AbortController;
 }
 
@@ -137,8 +140,8 @@ async function attach(view: View, signal = view.leaving.signal, offset?: number)
 }
 
 /**
- * Retries to attach from output offset `offset`. Returns undefined if the user leaves. Throws if the session has ended
- * or the API key is refused.
+ * Tries to attach from output offset `offset` until it succeeds. Returns undefined if the user leaves. Throws if the
+ * session has ended or the API key is refused.
  */
 async function attachAgain(view: View, offset: number): Promise<Terminal | undefined> {
   const { signal } = view.leaving;
@@ -168,7 +171,7 @@ async function attachAgain(view: View, offset: number): Promise<Terminal | undef
   }
 }
 
-/** False if the broker has refused to attach because of the session or the API key. */
+/** Returns false if another attempt is useless, because the broker refused the session or the API key. */
 function mayWorkLater(error: unknown): boolean {
   // Status 0 means that the broker did not answer, so attaching is tried again.
   if (error instanceof FarhandError)
@@ -218,8 +221,7 @@ async function drive(
 
 interface Typing {
   /**
-   * Must be called with all output of the terminal. After the end of the local input, sends the end of input again at
-   * each prompt.
+   * Call this with all output of the terminal. Once the local input has ended, it sends Ctrl-D again at each prompt.
    */
   answer(bytes: Uint8Array): void;
   stop(): void;

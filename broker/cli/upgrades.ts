@@ -106,7 +106,7 @@ export function addUpgrades(program: Command): void {
   });
 }
 
-/** Returns the progress in waves. It is unknown to a key that may not use all machines of the upgrade. */
+/** Returns the progress in waves. The broker reports it only to a key that may use all machines of the upgrade. */
 const waveText = ({ current_wave, waves }: Pick<Upgrade, 'current_wave' | 'waves'>): string =>
   waves === null ? 'unknown' : `${current_wave} of ${waves}`;
 

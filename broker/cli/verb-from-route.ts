@@ -265,8 +265,8 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
 }
 
 /**
- * Returns the names of the fields of a record. Output is left out, because it has a verb of its own. Lists of
- * objects are left out too.
+ * Returns the names of the fields of a record. Leaves out stdout and stderr, because the verb `output` prints them, and
+ * lists of objects.
  */
 function fieldsOf(record: object): string {
   const isLong = (name: string, value: unknown): boolean =>

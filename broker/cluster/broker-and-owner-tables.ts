@@ -1,4 +1,4 @@
-// The tables of brokers and owners, and the statements that change them. All times are of the database's clock.
+// SQL of the tables that list brokers and the owners of machines. All times are of the database's clock.
 import { knownGenerations } from '../state/documents-in-postgres.ts';
 
 /** Milliseconds for which a lease is valid after a renewal. */
@@ -6,7 +6,7 @@ export const leaseMs = 10_000;
 
 /**
  * These tables exist only in PostgreSQL. The column `changed` of `owners` is the id of the transaction that last
- * changed the row. Brokers find recent changes by it.
+ * changed the row; brokers use it to find recent changes.
  */
 export const tables = [
   `CREATE TABLE brokers (id TEXT PRIMARY KEY, url TEXT NOT NULL, lease_until TIMESTAMPTZ NOT NULL) WITHOUT ROWID;
@@ -17,11 +17,12 @@ export const tables = [
     PERFORM 1 FROM owners WHERE machine_id = machine AND epoch = owned FOR SHARE;
     IF NOT FOUND THEN RAISE EXCEPTION 'another broker owns machine %', machine USING ERRCODE = 'FH001'; END IF;
   END $$`,
-  // A crash of PostgreSQL may empty `rate_limits` (UNLOGGED). This does no harm: a count of requests is valid for a
-  // minute only.
+  // A crash of PostgreSQL may empty `rate_limits`, because it is UNLOGGED. This does no harm: its counts are valid for
+  // a minute only.
   `CREATE TABLE tasks (name TEXT PRIMARY KEY, broker_id TEXT NOT NULL) WITHOUT ROWID;
   CREATE UNLOGGED TABLE rate_limits (key TEXT PRIMARY KEY, points INTEGER NOT NULL, expire INTEGER)`,
-  // The secrets that an existing broker passes to a new one. The key that encrypts them is derived from the token.
+  // `broker_tokens` passes the secrets of an existing broker to a new one, encrypted with a key that is derived from
+  // the token.
   `CREATE TABLE broker_tokens (id TEXT PRIMARY KEY, secrets TEXT NOT NULL, valid_until TIMESTAMPTZ NOT NULL)
     WITHOUT ROWID;
   ALTER TABLE brokers ADD COLUMN directory_id TEXT`,
@@ -37,8 +38,8 @@ export const taking = `INSERT INTO owners AS o (machine_id, broker_id, epoch, li
     broker_id = $1, link_id = excluded.link_id, changed = pg_current_xact_id()
   RETURNING machine_id, broker_id, epoch, link_id`;
 /**
- * Claims machines whose owner has stopped. If $3 is true, also claims machines whose owner has a lease that
- * is over.
+ * Claims machines whose owner has given up its lease. If $3 is true, also claims machines whose owner has an expired
+ * lease.
  */
 export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
   SELECT machine, $1, 1 FROM unnest($2::varchar[]) AS machine ORDER BY machine
@@ -49,8 +50,8 @@ export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
 export const unlinking = `UPDATE owners SET link_id = NULL, changed = pg_current_xact_id()
   WHERE broker_id = $1 AND machine_id = ANY($2::varchar[]) AND link_id = ANY($3::varchar[])`;
 /**
- * - Claims each task in $2 whose broker has stopped, or that has no broker yet.
- * - If $3 is true, also claims tasks of brokers whose lease is over.
+ * - Claims each task in $2 that has no broker, or whose broker has given up its lease.
+ * - If $3 is true, also claims tasks whose broker has an expired lease.
  * - Deletes this broker's claims to tasks that no longer exist (tasks not in $2).
  */
 export const claimingTasks = `WITH gone AS (DELETE FROM tasks WHERE broker_id = $1 AND name <> ALL($2::varchar[]))
@@ -66,7 +67,9 @@ export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::t
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
 
-/** Reads the owner of one machine. PostgresListener cannot run this statement: it expects `$1` instead of `?`. */
+/**
+ * Reads the owner of one machine. Run this statement with a RowReader: PostgresListener expects `$1` instead of `?`.
+ */
 export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
 /** Stores encrypted secrets for `$3` seconds. */

@@ -1,5 +1,5 @@
-// The id of a data directory, which survives restarts, unlike the broker's id. By the directory's id, other brokers
-// find a command's output files.
+// The id of a data directory. Other brokers find a command's output files by this id, because it survives restarts,
+// unlike the broker's id.
 import { randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';

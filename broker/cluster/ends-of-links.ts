@@ -1,4 +1,4 @@
-// Writes to the database that links of this broker's machines have ended.
+// Records in the database that links between this broker and its machines have ended.
 import { nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
@@ -7,10 +7,10 @@ import { unlinking } from './broker-and-owner-tables.ts';
 export class EndsOfLinks {
   readonly #connection: PostgresListener;
   readonly #brokerId: string;
-  /** Sends a notification, at which the other brokers read the owners and links of machines again. */
+  /** Notifies the other brokers, which then read the owners and links of machines again. */
   readonly #notify: () => Promise<void>;
   readonly #log: Logger;
-  /** For each machine, its link that has ended, until this end is written to the database. */
+  /** The ended link of each machine, until the database has recorded its end. */
   readonly #ended = new Map<string, string>();
   #isPlanned = false;
 
@@ -21,14 +21,14 @@ export class EndsOfLinks {
     this.#log = log;
   }
 
-  /** Writes soon that a link has ended. Links that end in the same turn of the event loop share one statement. */
+  /** Records the end of a link soon. Links that end in the same turn of the event loop share one statement. */
   add(machineId: string, linkId: string): void {
     this.#ended.set(machineId, linkId);
     if (!this.#isPlanned) void nextTurn().then(() => this.write());
     this.#isPlanned = true;
   }
 
-  /** Writes the ends that are not written yet. Never rejects. */
+  /** Records the ends that the database does not have yet. Never rejects. */
   async write(): Promise<void> {
     this.#isPlanned = false;
     if (this.#ended.size === 0) return;

@@ -14,13 +14,16 @@ const askMs = 2_000;
 interface Services {
   cluster: Pick<Cluster, 'isCutOff' | 'lastKnownPeers' | 'ownCount' | 'handOver'>;
   /**
-   * Parts that send clients streams about many machines, such as events. `cluster.handOver` ends the streams about one
+   * Modules that serve streams about many machines, such as events. `cluster.handOver` ends the streams about one
    * machine.
    */
   streams: readonly { endStreams(error: unknown): void }[];
   /** Asks another broker whether it can reach the database. Never rejects. */
   ask(peer: Peer): Promise<boolean>;
-  /** The agents link to another broker at random times within this number of milliseconds. */
+  /**
+   * Maximum number of milliseconds until an agent links to another broker. Each agent waits a random time up to this
+   * limit.
+   */
   spreadMs: number;
   log: Logger;
 }

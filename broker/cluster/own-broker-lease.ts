@@ -55,7 +55,7 @@ export class Lease {
 
   /** Renews the lease. Returns the monotonic time when the renewal was sent. The lease lasts from that time. */
   async renew(): Promise<number> {
-    // The time is taken before the query, so that the lease ends here earlier than in the database.
+    // The time is taken before the query, so that this broker sees its lease end earlier than the database does.
     const sent = monotonic();
     try {
       await this.#connection.query(renewal, [this.brokerId, this.url, this.directoryId]);

@@ -20,11 +20,14 @@ import type { Owners, Peer } from './peers/owner-lookup.ts';
 import { NewsReader } from './read-on-news.ts';
 import { Claims } from './tasks-of-one-broker.ts';
 
-/** A part of the broker that has open work of machines in memory. */
+/** A module that holds open work of machines in memory, such as commands or sessions. */
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Forgets the open work of a machine that has another owner. Ends its link; the agent returns within `spreadMs`. */
+  /**
+   * Removes the open work of a machine that has another owner, and ends the machine's link. The agent connects again
+   * within `spreadMs` milliseconds.
+   */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -125,7 +128,7 @@ export class Cluster implements Owners {
     return this.#lease.isGood;
   }
 
-  /** True if the lease of this broker is over, although this broker has not given it up. */
+  /** True if the lease of this broker has expired; false if this broker has given it up. */
   get isCutOff(): boolean {
     return !this.#isClosed && !this.isAlive;
   }
@@ -299,8 +302,8 @@ export class Cluster implements Owners {
 
   /** Claims machines without a living owner. */
   async #claim(): Promise<void> {
-    // After a failure of the database, owners with an expired lease count as living until they have had time to renew
-    // it.
+    // After a failure of the database, owners with an expired lease first get time to renew it, so their machines are
+    // not claimed.
     const { isSteady } = this.#lease;
     const free = [...this.#state.machines.keys()].filter((id) => this.#owners.isFree(id, isSteady));
     if (free.length === 0) return;
@@ -309,7 +312,7 @@ export class Cluster implements Owners {
     this.#read();
   }
 
-  /** Makes this broker the owner of all machines that wait for it, as many as possible in one commit. Never rejects. */
+  /** Makes this broker the owner of all machines in `#takes`, in as few commits as possible. Never rejects. */
   async #takeAll(): Promise<void> {
     this.#isTaking = true;
     // Machines that link in the same turn of the event loop share one statement.

@@ -190,8 +190,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch in slices and adds its commands to `members`. An incomplete batch is removed after a failure, and at
-   * start after a crash.
+   * Stores a batch in slices and adds its commands to `members`. If this fails, removes the incomplete batch. After a
+   * crash, the next start of the broker removes it.
    */
   async #store({ batch, members, params, machines, caller, hooks }: NewBatch): Promise<Command[]> {
     const { scheduler, store, log } = this.#context;

@@ -25,7 +25,7 @@ export class BatchFollower {
 
   /**
    * Removes batches that a broker was storing when it ended. Call this before this broker owns machines, because it
-   * then loads commands of such batches.
+   * then also loads commands of incomplete batches.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

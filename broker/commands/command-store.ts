@@ -122,7 +122,8 @@ export class CommandStore {
       for (const row of own) store.#storedBytes -= Number(row.kept_bytes);
       outputs.remove(own.map((row) => textIn(row, 'id')));
     };
-    // The broker with the files removes them together with the row. If it does not run, another broker removes the row.
+    // The broker that has the output files removes them together with the row. If that broker does not run, another
+    // broker removes the row a day later.
     const where = `finished_at < ?1 AND (kept_bytes = 0 OR ${here} OR finished_at < ?1 - ${longerMs})`;
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
     return store;
@@ -276,7 +277,7 @@ export class CommandStore {
     const [where, values] = allOf([[isOpen], reachableOnly(machineIds), ofBatches]);
     const open = `FROM commands WHERE ${where}`;
     const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`, ...values);
-    // The command line of a batch is read once. The commands of the batch share it in memory, as they do in the table.
+    // The command line of a batch is read once, and the commands of the batch share it in memory.
     const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
     const batches = await this.history.all(lines, ...values);
     const shared = new Map(batches.map((row) => [textIn(row, 'id'), lineIn(row)]));

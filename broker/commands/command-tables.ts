@@ -75,7 +75,7 @@ function ofTail(stream: 'stdout' | 'stderr'): string {
 }
 
 /**
- * SQL that sets a command to have no output files any more. Its output then starts at the first byte that is in the
+ * SQL that records that a command has no output files any more. Its output then starts at the first byte that is in the
  * database.
  */
 export const dropFiles = `UPDATE commands SET kept_bytes = 0,

@@ -52,8 +52,8 @@ const mostEnds = 32;
 const inputBytes = 32 * 1024;
 
 /**
- * Creates the parts for commands. A single broker first recovers the commands that had not ended when its earlier
- * process stopped.
+ * Creates the modules that handle commands. A single broker first recovers the commands that had not ended when its
+ * earlier process stopped.
  */
 export async function createCommands(
   services: CommandServices,

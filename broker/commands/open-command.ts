@@ -62,7 +62,7 @@ export class OpenCommand {
   #followed = false;
   /** True once the event command.started is written or is part of a transaction. */
   #announced: boolean;
-  /** The caller that requested the end, for the machine's audit log. */
+  /** The caller that cancelled the command, for the machine's audit log. */
   #cancelledBy: Asking | undefined;
   #cancelAnnouncement = (): void => {};
 
@@ -144,7 +144,8 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // Counted at all brokers, the batch has no free slot or too many failures. This command stays queued.
+      // 'full' means that, over all brokers, the batch has no free slot or too many failures. This command then stays
+      // queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -310,7 +311,7 @@ export class OpenCommand {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;
     if (stopping.aborted || this.end || !presence.online(machine_id)) return;
-    // Readers of the output that are slow must not delay the end.
+    // Slow readers of the output must not delay the end.
     this.output.release();
     const options = { request_id: newId('request'), caller: this.#cancelledBy };
     presence

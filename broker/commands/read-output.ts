@@ -12,11 +12,11 @@ import { type Output, type OutputDirectory, type Stream, streams } from './store
 /** The output of one command, and its record once the command has ended. */
 export interface Source {
   readonly output: Output;
-  /** The command's final record, once it is stored; undefined before. `output` is complete then. */
+  /** The command's final record, once it is stored and `output` is complete; undefined until then. */
   readonly ended: Command | undefined;
   /**
-   * Set if another broker has the output files: where each file begins in the output. `output` then has only the bytes
-   * in the database.
+   * Set if another broker has the output files: the offset at which each file begins. `output` then has only the bytes
+   * that are in the database.
    */
   readonly away?: Record<Stream, number> | undefined;
 }
@@ -35,8 +35,8 @@ const readBytes = 256 * 1024;
 const eventBytes = 64 * 1024;
 
 /**
- * Reads one stream to its present end; with `follow`, to the command's end. Throws range_not_satisfiable for bytes
- * deleted or beyond the end, unavailable for bytes that only another broker has.
+ * Reads one stream to its present end; with `follow`, to the command's end. Throws range_not_satisfiable for bytes that
+ * were deleted or are beyond the end, and unavailable for bytes that only another broker has.
  */
 export function bytesOf(
   source: Source,
@@ -158,7 +158,7 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 
 /**
  * Reads both streams in pieces of at most `most` bytes, then the end. With `whole`, no piece splits a character. Throws
- * range_not_satisfiable beyond the final end, unavailable for another broker's bytes.
+ * range_not_satisfiable for an offset beyond the final end, and unavailable for bytes that only another broker has.
  */
 export function partsFrom(
   source: Source,

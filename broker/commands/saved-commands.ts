@@ -231,7 +231,10 @@ function problemOf(parameter: Parameter, text: string, time: PatternTime): strin
   return problem ?? (pattern === null ? undefined : mismatchOf(pattern, text, time));
 }
 
-/** For each type, returns what is wrong with a value. The value is a text, as the CLI sends even numbers as texts. */
+/**
+ * For each type, returns what is wrong with a value. Every value is a text here, because the CLI also sends numbers as
+ * texts.
+ */
 const problems: Record<Parameter['type'], (text: string, parameter: Parameter) => string | undefined> = {
   boolean: (text) => (/^(true|false)$/.test(text) ? undefined : 'must be true or false'),
   enum: (text, { values }) =>
@@ -247,7 +250,8 @@ const problems: Record<Parameter['type'], (text: string, parameter: Parameter) =
     return wrongText(text);
   },
   string(text, { pattern }) {
-    // Without a value, /srv/{{x}} would be /srv/. A program would take a value that begins with - for an option.
+    // With an empty value, /srv/{{x}} would become /srv/. A program would take a value that begins with - for an
+    // option.
     if (pattern === null && (text === '' || text.startsWith('-')))
       return 'must not be empty or begin with -, unless the parameter has a pattern that allows it';
     return wrongText(text);

@@ -354,7 +354,7 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // The agent may delete commands whose end this broker has stored, and commands that this broker does not know.
+    // The agent may delete commands that this broker does not know, or whose end this broker has stored.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }

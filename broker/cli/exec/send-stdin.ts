@@ -17,7 +17,7 @@ export function hasInput(): boolean {
 const pieceBytes = 256 * 1024;
 const retryMs = 500;
 
-/** Sends standard input until its end, or until the command ends and `over` fires. Never rejects. */
+/** Sends standard input until it ends, or until `over` fires because the command has ended. Never rejects. */
 export async function sendInput(client: Farhand, command_id: string, over: AbortSignal): Promise<void> {
   let offset = 0;
   const send = async (bytes: Buffer, end: boolean): Promise<void> => {
@@ -44,8 +44,8 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
 }
 
 /**
- * Repeats `send` until it succeeds or the command is over. A repeat is safe, because each piece has its
- * offset.
+ * Repeats `send` until it succeeds or the command has ended. A repeat is safe: each piece has its offset, so the
+ * machine ignores bytes that the command already got.
  */
 async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<void> {
   for (;;) {

@@ -79,7 +79,7 @@ async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
   // A device or pipe, such as /dev/null, cannot be replaced, so it is written directly.
   if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
-  // The temporary name does not contain the target's name, because it could become too long.
+  // The temporary name does not contain the target's name: a longer name could exceed the limit of the file system.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {
     await writeChunks(draft, bytes, 'wx', mode & 0o777);

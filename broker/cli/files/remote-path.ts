@@ -21,7 +21,7 @@ export async function resolve(client: Farhand, text: string): Promise<RemotePath
   return { machine_id: await findMachine(client, machine), path: path || '~' };
 }
 
-/** Returns the target of a copy. If `to` is a directory, the target is the source's name in it, otherwise `to`. */
+/** Returns the target of a copy: `to` itself or, if `to` is a directory, the source's name in that directory. */
 export async function inside(client: Farhand, to: RemotePath, source: string): Promise<RemotePath> {
   return (await isDirectory(client, to)) ? below(to, source) : to;
 }

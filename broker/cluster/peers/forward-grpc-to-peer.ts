@@ -11,7 +11,9 @@ import type { Owners, Peer } from './owner-lookup.ts';
 /** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
 export type PeerCall<Request> = ClientDuplexStream<Request, Buffer>;
 
-/** Maximum number of unread bytes of a call. It can be small, because brokers are near each other. */
+/**
+ * Maximum number of unread bytes of a call. It can be small, because the network between brokers has a short latency.
+ */
 const windowBytes = 2 * 1024 * 1024;
 
 const options = {
@@ -27,11 +29,11 @@ const options = {
   'grpc.max_send_message_length': messageBytes,
   // A broker that cannot be reached is noticed within 15 s.
   'grpc.keepalive_time_ms': 4_000,
-  // With less than a lease, calls to a frozen broker would end while that broker still owns its machines.
+  // If this were shorter than a lease, calls to a frozen broker would end while that broker still owns its machines.
   'grpc.keepalive_timeout_ms': leaseMs,
 };
 
-/** Name of the header in which a broker, when it calls another broker to write files, names the machine. */
+/** Name of the header with the machine's id in a broker's call to another broker to write files. */
 export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */

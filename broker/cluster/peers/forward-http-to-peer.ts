@@ -31,8 +31,8 @@ export interface Forwarded {
 /** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
 /**
- * Milliseconds in which another broker must accept a test connection. With less time, requests to a frozen broker would
- * fail before its lease is over.
+ * Milliseconds in which another broker must accept a test connection. A shorter time would end requests to a frozen
+ * broker before its lease is over.
  */
 const answerMs = leaseMs;
 /** Milliseconds in which another broker must report if it can reach the database. Its query takes up to 3 s. */

@@ -15,12 +15,11 @@ interface Clients {
   grpc: PeerCalls;
 }
 
-/** Creates the functions with which handlers call other brokers. */
 export function createOtherBrokers(owners: Owners, { http, grpc }: Clients): OtherBrokers {
   return {
     ownerElsewhere: (machineId) => owners.ownerElsewhere(machineId),
     async get(peer, path, caller) {
-      // The cast is safe: every answer of a broker is in the envelope.
+      // The cast is safe: every successful answer of a broker has the field `data`.
       return ((await json(await http.get(peer, path, caller))) as { data: unknown }).data;
     },
     async *events(peer, path, caller) {

@@ -31,13 +31,13 @@ export interface RequestSubject {
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
   /**
-   * Set if a read for this request shows that another broker owns the machine. This read is skipped if the machine had
-   * a link at the last read of all owners.
+   * The owner of the machine, if the database names another broker. The database is not asked if the machine had a link
+   * at the last read of all owners.
    */
   newOwner?: Peer | undefined;
 }
 
-/** A request about the machine of another broker. */
+/** Functions that send a request to the broker that owns its machine. */
 export interface Elsewhere {
   forward(request: IncomingMessage, response: ServerResponse, forwarded: Forwarded): Promise<void>;
   upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, forwarded: Forwarded): Promise<boolean>;
