@@ -67,8 +67,8 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
         else for (const listener of [...listeners]) listener(data);
       }
     } catch (error) {
-      // The key has lost rights. identify() reads the rights that remain. They decide which pages and topics
-      // are available from now on.
+      // The key has lost rights. identify() reads the remaining ones, which decide the pages and topics that are
+      // available from now on.
       if (error instanceof FarhandError && error.status === 403) await identify().catch(() => {});
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }

@@ -20,7 +20,10 @@ export function may(scope: Scope): boolean {
 /** True while a user is logged in. Becomes false if the login ends while a page is open. */
 export const loggedIn = computed(() => me.value !== null && me.value !== undefined && !loginEnded.value);
 
-/** Removes the ticket from the address before the first request, so that it is in no log and no history. */
+/**
+ * Returns the login ticket in the URL, and removes it from there. Call this before the first request, so that no log
+ * and no history contains the ticket.
+ */
 export function takeTicket(): string | undefined {
   const ticket = new URLSearchParams(location.hash.slice(1)).get('ticket') ?? undefined;
   if (location.hash) history.replaceState(null, '', location.pathname + location.search);

@@ -1,4 +1,4 @@
-// Entry point of the console: removes a login ticket from the address and draws the page.
+// Entry point of the console: removes a login ticket from the URL and draws the page.
 import { render } from 'preact';
 import { App } from './app.tsx';
 import { logIn, takeTicket } from './login-session.ts';

@@ -1,4 +1,4 @@
-// The router: the page's address as a signal, links without a reload, and the page component of each path.
+// The router: the page's URL as a signal, links without a reload, and the page component of each path.
 import { computed, signal } from '@preact/signals';
 import type { ComponentType } from 'preact';
 
@@ -24,12 +24,12 @@ addEventListener('popstate', () => {
   place.value = here();
 });
 
-/** Returns the address of a page for links. `to('/machines', id)` encodes the id. */
+/** Returns the path of a page for links. `to('/machines', id)` encodes the id. */
 export function to(page: string, ...parts: readonly string[]): string {
   return base + [page, ...parts.map(encodeURIComponent)].join('/');
 }
 
-/** Opens the page of an address made by `to`. */
+/** Opens the page at a path that `to` returned. */
 export function go(address: string, { replace = false } = {}): void {
   if (replace) history.replaceState(null, '', address);
   else history.pushState(null, '', address);

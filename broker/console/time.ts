@@ -3,13 +3,13 @@ import { signal } from '@preact/signals';
 
 export const now = (): number => Date.now();
 
-/** Calls `run` once after `ms` milliseconds. The returned function cancels that. */
+/** Calls `run` once after `ms` milliseconds. The returned function cancels the timer. */
 export function after(ms: number, run: () => void): () => void {
   const timer = setTimeout(run, ms);
   return () => clearTimeout(timer);
 }
 
-/** Calls `run` every `ms` milliseconds. The returned function stops that. */
+/** Calls `run` every `ms` milliseconds. The returned function stops the timer. */
 export function every(ms: number, run: () => void): () => void {
   const timer = setInterval(run, ms);
   return () => clearInterval(timer);

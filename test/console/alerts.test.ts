@@ -84,7 +84,7 @@ browserTest('a channel is created and tested; its log has what was sent, and sen
   const system = await startWithConsole(['--webhook-allow', '127.0.0.0/8'], { alerts: soon });
   const { page, faults, open } = await newLogin(system);
   await open('/alerts/channels');
-  await page.getByText('Alerts are sent nowhere yet').waitFor();
+  await page.getByText('No channel sends alerts yet').waitFor();
   await page.getByRole('button', { name: 'New channel' }).first().click();
   await page.getByLabel('Name', { exact: true }).fill('on call');
   await page.getByLabel('Address').fill(`http://127.0.0.1:${receiver.port}/services/T000/XXXX`);
@@ -104,7 +104,7 @@ browserTest('a channel is created and tested; its log has what was sent, and sen
   await page.getByRole('button', { name: 'Turn on' }).waitFor();
   await page.getByRole('button', { name: 'Delete' }).click();
   await page.getByRole('button', { name: 'Delete the channel' }).click();
-  await page.getByText('Alerts are sent nowhere yet').waitFor();
+  await page.getByText('No channel sends alerts yet').waitFor();
   expect(faults).toEqual([]);
 });
 

@@ -67,7 +67,7 @@ function AlertRow({ alert, acknowledge }: { alert: Alert; acknowledge: () => voi
   );
 }
 
-/** Draws a link to the page of an alert's subject, such as a machine. If there is no such page, draws a text. */
+/** Draws the subject of an alert: a link to its page, or a text if it has no page. */
 function Subject({ alert: { kind, subject, machine_id } }: { alert: Alert }) {
   if (kind === 'schedule' && may('schedules:read'))
     return <a href={to('/schedules', subject)}>its schedule</a>;

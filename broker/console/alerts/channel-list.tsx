@@ -23,7 +23,7 @@ export function ChannelList() {
         inputs={[]}
         when={({ type }) => type.startsWith('alert.')}
         empty={
-          <Empty icon={icons.webhooks} title="Alerts are sent nowhere yet">
+          <Empty icon={icons.webhooks} title="No channel sends alerts yet">
             <p>A channel sends alerts to Slack, Discord, ntfy, e-mail or a webhook of yours.</p>
             {newButton}
           </Empty>

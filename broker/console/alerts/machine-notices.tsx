@@ -36,7 +36,7 @@ export function MachineNotices({ machine: { id, tags } }: MachineNoticesProps) {
         <p key={window.id} class="notice">
           <Icon of={icons.maintenance} />
           <span>
-            In maintenance, <a href={to('/alerts', 'windows')}>{window.name}</a>: alerts are held back. It
+            In maintenance, <a href={to('/alerts', 'windows')}>{window.name}</a>: alerts are held back. The window
             ends <Ago at={window.active_until} />.
           </span>
         </p>

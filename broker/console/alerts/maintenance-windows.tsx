@@ -132,7 +132,7 @@ const hourMs = 3_600_000;
 const lengths = [0.5, 1, 2, 4, 8, 24].map((hours) => hours * hourMs);
 
 interface NewWindowProps {
-  /** Id of the machine from the address of the page; empty if the address names no machine. */
+  /** Id of the machine in the URL of the page; empty if the URL names no machine. */
   machine: string;
   close: () => void;
   saved: () => void;

@@ -12,7 +12,7 @@ import { allowedText, type Parameter, type SavedCommand } from './saved-command-
 export interface WhatToRun {
   by: 'line' | 'saved';
   line: string;
-  /** Id of the chosen saved command; an empty text before the choice. */
+  /** Id of the chosen saved command; empty until one is chosen. */
   saved: string;
   values: Readonly<Record<string, string>>;
 }
@@ -22,7 +22,7 @@ const choices = [
   ['saved', 'Saved command'],
 ] as const;
 
-/** Loads all saved commands once `wanted` is true. Returns undefined before, and if the key may not read them. */
+/** Loads all saved commands once `wanted` is true. Returns undefined until then, and if the key may not read them. */
 export function useSavedCommands(wanted: boolean): readonly SavedCommand[] | undefined {
   const isNeeded = wanted && may('commands:read');
   const { data } = useData(

@@ -1,5 +1,5 @@
-// The text editor (CodeMirror), set up for the page's content security policy. It is loaded with the first
-// file.
+// The text editor (CodeMirror), set up for the page's content security policy. It is loaded when the first file is
+// opened.
 import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
 import {
   bracketMatching,

@@ -5,7 +5,7 @@ import { setQuery } from '../router.ts';
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];
 
-/** Opens the page of a folder, or of a file in the editor, and removes a search from the address. */
+/** Opens the page of a folder, or of a file in the editor, and removes a search from the URL. */
 export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
@@ -36,7 +36,7 @@ export function crumbsOf(path: string): { name: string; path: string }[] {
   return [{ name: '/', path: '/' }, ...crumbs];
 }
 
-/** Returns the address of a download. The browser writes the file to disk while it arrives. */
+/** Returns the URL of a download. The browser writes the file to disk while it arrives. */
 export function downloadAddress(machine: string, entry: FileEntry): string {
   const query = new URLSearchParams({
     ...pathOf(entry),

@@ -1,4 +1,4 @@
-// Uploads in the background: a queue of files with their progress. It continues while other pages are open.
+// Uploads in the background: a queue of files with their progress. The uploads continue while other pages are open.
 import { signal } from '@preact/signals';
 import { failureOf } from '../../../shared/sdk/error.ts';
 import { consoleHeader, messageOf } from '../api-client.ts';

@@ -1,4 +1,4 @@
-// Search, filters and order of the list of machines, read from the address of the page.
+// Search, filters and order of the list of machines, read from the URL of the page.
 import type { MachineQuery } from './live-machine-list.ts';
 
 export const sorts = [

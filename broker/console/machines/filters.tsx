@@ -17,7 +17,7 @@ const views = [
 ] as const;
 export type View = (typeof views)[number][0];
 
-/** Reads from the address whether the list is a table or cards. */
+/** Reads from the URL whether the list is a table or cards. */
 export const viewOf = (query: URLSearchParams): View => (query.get('view') === 'cards' ? 'cards' : '');
 
 export function Filters() {

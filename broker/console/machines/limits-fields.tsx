@@ -17,7 +17,7 @@ interface Limited {
   machine_ids: string[] | null;
 }
 
-/** Returns the tags of a text that separates them by commas. */
+/** Splits a text into tags at its commas. */
 export const tagsOf = (text: string): string[] => text.split(',').flatMap((tag) => tag.trim() || []);
 
 export const fromLimited = (limited: Limited | undefined): Limits => ({

@@ -38,8 +38,7 @@ export class Fleet {
   readonly #asked = new Map<number, number>();
   #requests = 0;
   /**
-   * Machines that sent an update, but were not in this list after it was loaded again. Their further updates do not
-   * load it again.
+   * Machines that sent an update, but are not in this list even after a reload. Their further updates do not reload it.
    */
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };

@@ -70,7 +70,7 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
         <p class="notice warn">
           <Icon of={icons.warning} />
           <span>
-            The broker turned it off: {disabled_reason.replaceAll('_', ' ')}.{' '}
+            The broker turned this channel off: {disabled_reason.replaceAll('_', ' ')}.{' '}
             {disabled_reason === 'key_revoked'
               ? 'Turn it on again to send alerts with the rights of your key.'
               : 'Edit it, and set its address and secret again.'}
@@ -132,7 +132,7 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
             go(to('/alerts/channels'));
           }}
         >
-          <p>No alert is sent through it any more. Rules that name it send theirs to their other channels.</p>
+          <p>This channel sends no alert any more. Rules that name it still use their other channels.</p>
         </Confirm>
       )}
     </>

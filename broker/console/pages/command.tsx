@@ -198,7 +198,7 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
           <p class="muted">The beginning is left out here; the download has everything that is stored.</p>
         )}
         <OutputText parts={parts} />
-        {parts.length === 0 && <p class="muted">{over ? 'It wrote nothing.' : 'No output yet.'}</p>}
+        {parts.length === 0 && <p class="muted">{over ? 'The command wrote no output.' : 'No output yet.'}</p>}
       </section>
     </section>
   );
@@ -235,7 +235,7 @@ function InputField({ command }: { command: string }) {
   };
   return (
     <details>
-      <summary>Write to its input</summary>
+      <summary>Write to the command’s input</summary>
       <form
         class="input-line"
         onSubmit={(event) => {

@@ -1,4 +1,4 @@
-// The page with the live list of machines. Its address contains search, filters and order.
+// The page with the live list of machines. Its URL contains search, filters and order.
 import { useMemo } from 'preact/hooks';
 import { may } from '../login-session.ts';
 import { Filters, viewOf } from '../machines/filters.tsx';

@@ -27,7 +27,7 @@ export function Profile() {
             <dl class="facts">
               <dt>Name</dt>
               <dd>{key.name}</dd>
-              <dt>It may do</dt>
+              <dt>Scopes</dt>
               <dd>
                 <Tags of={key.scopes} />
               </dd>

@@ -52,7 +52,7 @@ function numberOf(text: string, name: string): number | undefined {
   return Number(text);
 }
 
-/** Starts the command on the machines. Resolves with the address of the page about the command or batch. */
+/** Starts the command on the machines. Resolves with the URL of the page about the command or batch. */
 async function start(
   runnable: Runnable,
   options: Options,

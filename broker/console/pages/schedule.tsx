@@ -182,7 +182,7 @@ function History({ schedule, withMachine }: { schedule: string; withMachine: boo
       inputs={[schedule]}
       when={({ data }) => data.schedule_id === schedule}
       empty={
-        <Empty icon={icons.schedules} title="It has not run yet">
+        <Empty icon={icons.schedules} title="This schedule has not run yet">
           <p>Each run appears here with its result and its output. “Run now” starts it at once.</p>
         </Empty>
       }

@@ -74,7 +74,7 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
   return (
     <p class="notice warn" role="status">
       <Icon of={warning} />
-      <span>This may be old: {messageOf(error)}</span>
+      <span>This data may be out of date: {messageOf(error)}</span>
       <button type="button" class="quiet" onClick={retry}>
         Try again
       </button>
@@ -83,8 +83,8 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
 }
 
 export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
-  // With the code `forbidden` the key lacks a right. If the lock of the machine's owner forbids the action, the code is
-  // permission_denied.
+  // The code `forbidden` means that the key lacks a right. If the machine's owner does not allow the action, the code
+  // is permission_denied.
   const forbidden = error instanceof FarhandError && error.code === 'forbidden';
   return (
     <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>

@@ -75,7 +75,8 @@ export function LongList<T extends { id: string }>({
 /** Returns a function that corrects the further pages of a list after its first page was loaded again. */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
-  // Items between two first pages without a common item were never loaded, so the further pages are removed.
+  // If the old and the new first page have no item in common, the items between them were never loaded. The further
+  // pages are then removed.
   const isNewPage = !before.items.some(({ id }) => ids.has(id));
   const start = before.items.length - Math.max(0, now.total - before.total);
   // Items that new items have pushed out of the first page.

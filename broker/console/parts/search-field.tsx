@@ -1,4 +1,4 @@
-// A search field whose text is a query parameter of the page's address.
+// A search field whose text is a query parameter of the page's URL.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { place, setQuery } from '../router.ts';
 import { after } from '../time.ts';
@@ -12,7 +12,7 @@ export function SearchField({ label, name }: { label: string; name: string }) {
   const [text, setText] = useState(inAddress);
   const written = useRef(inAddress);
   useEffect(() => {
-    // The address has changed because of this field itself, so the newer text in the field is not replaced.
+    // This field itself has changed the URL, so the newer text in the field is not replaced.
     if (inAddress === written.current) return;
     written.current = inAddress;
     setText(inAddress);

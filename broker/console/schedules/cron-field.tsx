@@ -1,4 +1,4 @@
-// A field for a cron expression. While it is typed, the expression in words and its next times are displayed.
+// A field for a cron expression. While the user types, it displays the expression in words and its next times.
 import { useEffect, useState } from 'preact/hooks';
 import { client, messageOf } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
