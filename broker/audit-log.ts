@@ -115,9 +115,9 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }
 
-/** Returns the condition that finds the row with an id; undefined if there is no such row. */
+/** Returns the condition that finds the row of an id by its number; undefined if the number is not known. */
 async function numberIs(history: History, id: string): Promise<Condition> {
-  // Ids of version 0.1.0 contain no time, so their rows are not found.
+  // Ids of version 0.1.0 contain no time, from which the number could be found.
   const at = timeOf(id);
   if (!(at <= now())) return undefined;
   // Ids have no index, because every command would have to write to that index. The search skips rows that are

@@ -22,8 +22,8 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds during which a connection is not closed for newer ones, unless all `connections` are open; 0 by
-   * default. The broker needs this time when all agents connect at once.
+   * Milliseconds for which a new connection is not closed for newer ones, unless all `connections` are open; 0 by
+   * default. The broker needs this when all agents connect at once.
    */
   graceMs?: number;
   /**
@@ -217,8 +217,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Limits what an unauthenticated gRPC connection costs; the returned function stops this. `hasKey` checks
-   * an `authorization` header.
+   * Limits what an unauthenticated gRPC connection costs; the returned function removes the limit. `hasKey` checks an
+   * `authorization` header.
    */
   guardCalls(hasKey: (authorization: string) => boolean): () => void {
     // The cast is safe: Node documents this type for the channel's messages.
@@ -330,8 +330,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Closes unauthenticated connections that have sent too many bytes. grpc-js buffers their messages, and bytesRead of
-   * the socket is the only count that is available.
+   * Closes unauthenticated connections that have sent too many bytes, because grpc-js buffers their messages. The only
+   * available count is bytesRead of the socket.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())

@@ -216,8 +216,7 @@ export class AlertRecords {
   /** Writes a change of an alert in one transaction. Fails if another broker now owns the machine of the alert. */
   #write<T>({ machine_id }: Alert, change: (transaction: HistoryTransaction) => Promise<T>): Promise<T> {
     return this.#history.write((transaction) => {
-      // The commit fails if another broker owns the machine. A removed machine has no owner, so its owner is not
-      // checked.
+      // A removed machine has no owner, so its owner is not checked.
       if (machine_id !== null && this.#context.state.machines.has(machine_id)) transaction.about(machine_id);
       return change(transaction);
     });
@@ -235,7 +234,6 @@ export class AlertRecords {
   }
 }
 
-/** Converts an alert to the JSON of the REST API. */
 export function toJson(alert: Alert): Served {
   const text = (at: number | null): string | null => (at === null ? null : iso(at));
   return {

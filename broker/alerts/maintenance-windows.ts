@@ -14,7 +14,6 @@ import type { Subject } from './alert-records.ts';
 
 const maxWindows = 1_000;
 
-/** A maintenance window that has begun and not ended yet. */
 interface ActiveWindow {
   id: WindowId;
   /** End of the window, in milliseconds since 1970. */

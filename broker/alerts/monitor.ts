@@ -188,7 +188,6 @@ export class Monitor {
 
   // ---- Evaluation
 
-  /** Evaluates a rule for each of its subjects. */
   async #evaluate({ id, kind }: AlertRule): Promise<void> {
     try {
       await this.#conditions.load(kind);

@@ -42,7 +42,7 @@ interface DigestServices {
   receivers: ChannelReceivers;
   store: DeliveryStore;
   queue: DeliveryQueue<AlertChannel>;
-  /** Set if several brokers share the database. */
+  /** Defined if several brokers share the database. */
   cluster: unknown;
 }
 

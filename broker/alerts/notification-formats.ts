@@ -33,7 +33,6 @@ export interface Message {
   isUrgent: boolean;
 }
 
-/** Maximum number of lines of a message. */
 const mostLines = 20;
 const labels = { opened: 'Alert', repeated: 'Still', resolved: 'Resolved' } as const;
 

@@ -17,7 +17,6 @@ export type Flags = Readonly<Record<string, string>>;
 
 export interface VerbSpec<F extends Flags = Flags> {
   about: string;
-  /** Example command lines for the help. */
   examples: readonly string[];
   flags?: F;
   /** Names of the required flags. */
@@ -185,7 +184,6 @@ export function given<T extends object>(values: T): { [K in keyof T]?: Exclude<T
   };
 }
 
-/** Returns the first `most` items of a list. */
 export async function take<T>(items: AsyncIterable<T>, most: number): Promise<T[]> {
   const taken: T[] = [];
   for await (const item of items) if (taken.push(item) >= most) break;

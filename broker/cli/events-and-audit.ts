@@ -29,7 +29,7 @@ export function addEvents(program: Command): void {
     spec,
     async (client, { follow: following, machine, type, since, limit = 50, output }) => {
       const machine_id = machine && (await findMachine(client, machine));
-      // Typed only as `object`, because here `type` may be any text. The broker checks it.
+      // Typed as `object`, because `type` may be any text here; the broker checks it.
       const filters: object = given({ type, machine_id, since });
       if (following) return follow(client, given({ types: type, machine_id }), output === 'json');
       const items = await take(client.events.list({ ...filters, limit: Math.min(100, limit) }), limit);

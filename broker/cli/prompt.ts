@@ -33,7 +33,7 @@ export async function prompt(message: string, kind: 'text' | 'secret' = 'text'):
   throw new UsageError('no value was entered; nothing was changed');
 }
 
-/** Fires when the terminal closes or the user presses Ctrl-D. A prompt would wait forever in these cases. */
+/** Fires when the terminal closes or the user presses Ctrl-D. Without this signal, a prompt would then wait forever. */
 function endOfInput(): AbortSignal {
   const ended = new AbortController();
   process.stdin.once('end', () => ended.abort());
@@ -44,7 +44,7 @@ function endOfInput(): AbortSignal {
 }
 
 /**
- * The output of prompts. If its width is unknown, it is set to 80 columns. Otherwise a prompt would have a line break
+ * The output of prompts. An unknown width is set to 80 columns, because a prompt would otherwise have a line break
  * after each character.
  */
 function screen(): typeof process.stderr {

@@ -109,12 +109,11 @@ export async function showSession(client: Farhand, session_id: string, observe: 
       else if (isBroken(ending) && process.stdin.isTTY && !leaving.signal.aborted) {
         hint(`${reasonOf(ending)}: attaching again; Ctrl-] leaves`);
         terminal = await attachAgain(view, offset);
-        // Removes the hint from the screen: a full-screen program does not draw over it by itself.
+        // Redraws the screen to remove the hint: a full-screen program does not draw over the hint by itself.
         if (terminal && modes.isAlternateScreen && !observe) redraw(terminal);
       }
       if (terminal) continue;
-      // The terminal is restored before the last message is printed, which would otherwise vanish with the
-      // alternate screen.
+      // The terminal is restored first. Otherwise the last message would vanish with the alternate screen.
       restore();
       return code ?? codeOf(ending, session_id);
     }
@@ -261,11 +260,11 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     stdout.on('resize', resize);
     stdin.on('end', end);
   }
-  // Without resume() a listener gets nothing from an input that stop() has paused before.
+  // A listener gets nothing from an input that stop() has paused, so resume() is called.
   if (!observe || stdin.isTTY) stdin.on('data', take).resume();
   return {
-    // The end of input is meant for the shell, but a program that the shell runs may read it first. It is therefore
-    // sent again after each new prompt.
+    // Ctrl-D is meant for the shell, but a program that the shell runs may read it first. Ctrl-D is therefore sent
+    // again after each new prompt.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;

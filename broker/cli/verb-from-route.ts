@@ -45,7 +45,6 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
    * tense, which is printed afterwards.
    */
   destroys?: [what: string, done: string];
-  /** Columns of a list. */
   view?: View<T>;
   /** Returns the text of an answer. Without this function all fields are printed. */
   text?: (answer: T, client: Farhand) => string[] | Promise<string>;
@@ -170,7 +169,7 @@ async function confirmed<T>(
   const [field = ''] = Object.keys(route.params);
   const [given, id] = [String(options[argumentOf(field)]), String(input[field])];
   let name = given;
-  // With --yes the name is not looked up, because a key may be allowed to remove but not to read.
+  // With --yes the name is not looked up: a key may be allowed to remove the object, but not to read it.
   if (given === id && !options.yes && finders[argumentOf(field)])
     name = nameIn(await calls.get?.({ [field]: id }));
   const text = name === id ? id : `${name} (${id})`;

@@ -75,8 +75,8 @@ export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 /** Stores encrypted secrets for `$3` seconds. */
 export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;
 /**
- * Deletes a token of `cluster token`, and returns the encrypted secrets that were stored with it. `valid` is false if
- * the token has expired.
+ * Deletes the row of a token that `cluster token` made, and returns the encrypted secrets. `valid` is false if the
+ * token has expired.
  */
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';

@@ -19,7 +19,7 @@ export class Lease {
    */
   #until = 0;
   #steadySince = 0;
-  /** The monotonic time since which the database has answered every renewal; undefined after one that failed. */
+  /** The monotonic time since which the database has answered every renewal; undefined if the last renewal failed. */
   #answeredSince: number | undefined;
   #isReleased = false;
 
@@ -38,8 +38,8 @@ export class Lease {
   }
 
   /**
-   * True if this lease was valid during the last `leaseMs` milliseconds. In this time, every broker that has not
-   * stopped could renew its own lease.
+   * True if this lease was valid for the last `leaseMs` milliseconds. Every running broker has then had time to renew
+   * its own lease.
    */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
@@ -48,8 +48,8 @@ export class Lease {
   /** Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
-    // The result is still false shortly after an outage of the database, on purpose: otherwise brokers that reconnect a
-    // moment later would send their agents away.
+    // After an outage of the database, the result stays false for a while. Otherwise brokers that reconnect a moment
+    // later would send their agents away.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 

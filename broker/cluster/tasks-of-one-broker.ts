@@ -28,7 +28,6 @@ export class Claims {
     this.#brokerId = brokerId;
   }
 
-  /** True while this broker has the claim to a task. */
   has(name: string): boolean {
     return this.#own.has(name) && monotonic() < this.#until;
   }

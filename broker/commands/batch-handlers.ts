@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects created with the batch, for the audit. A repeat with the same idempotency key gets an answer about
-   * the first object.
+   * Ids of objects created with the batch, for the audit log. A repeat with the same idempotency key gets an answer
+   * about the first object.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */

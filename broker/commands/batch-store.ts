@@ -29,7 +29,7 @@ const hasFailed = "finished_at IS NOT NULL AND status <> 'completed'";
 /** Condition for commands that an agent has, or is about to get. */
 const isSent = `finished_at IS NULL AND journal_id <> ''`;
 
-/** Milliseconds between two reads of the commands of other brokers. */
+/** Milliseconds between two checks whether commands of a batch have ended at other brokers. */
 const pollMs = 100;
 
 export class BatchStore {

@@ -136,10 +136,12 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
   PROCESS_OUTCOME_LOST: 'lost',
 };
 
-/** Maps the exit that an agent reports to fields of the command's record. `journalId` is the journal of this agent. */
+/**
+ * Maps the exit that an agent reports to fields of the command's record. `journalId` is the id of that agent's journal.
+ */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // The agent reports that the command never ran. That is not credible if the broker saw the command running,
-  // or has sent it to an agent with another journal.
+  // A report that the command never ran is not credible if the broker saw the command run, or sent it to an agent with
+  // another journal.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);

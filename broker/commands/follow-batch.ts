@@ -25,8 +25,8 @@ export function followMembers(
   async function* follow({ id: command_id, machine_id }: Command): AsyncGenerator<Sent> {
     const source = await sourceOf(command_id);
     const { output, away } = source;
-    // `away` is set if another broker has the output files. Only the output from `start` on, which is in the database,
-    // is then sent.
+    // If another broker has the output files (`away` is set), only the output in the database is sent. That output
+    // begins at `start`.
     const firstOf = ({ start, end }: OutputLog): number => Math.max(away ? start : 0, end - tail);
     const from = { stdout: firstOf(output.stdout), stderr: firstOf(output.stderr) };
     for await (const part of partsFrom(source, from, caller.signal, true, pieceBytes)) {

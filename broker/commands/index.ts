@@ -313,8 +313,8 @@ function accepted(open: OpenCommand): AcceptedCommand {
 const unstarted = (id: string): string => `command ${id} has not started yet; try again later`;
 
 /**
- * The status is written as a literal, so that the database uses the partial index. The schema of the route
- * has checked it.
+ * Writes the status as a literal, so that the database can use the partial index. The schema of the route has checked
+ * the status.
  */
 function statusIs(status: Status | undefined): Condition {
   return status && [`status = '${status}'`];

@@ -44,7 +44,7 @@ export class OpenCommand {
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
   readonly queueTimeout: QueueTimeout;
-  /** True once the command is on disk. Before that it is neither started nor ended. */
+  /** True once the command is on disk. A command that is not on disk is neither started nor ended. */
   stored = false;
   /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
@@ -168,8 +168,7 @@ export class OpenCommand {
   }
 
   /**
-   * Puts a command that certainly never ran back into the queue. Returns false if the command may not wait, or its spec
-   * is not stored.
+   * Requeues a command that certainly never ran. Returns false if the command may not wait, or its spec is not stored.
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler } = this.#context;
@@ -207,7 +206,8 @@ export class OpenCommand {
     this.#followed = false;
     if (this.end) return;
     if (neverRan) await this.finish(neverRan);
-    // The stream of reports ended before the command did: the machine has a newer link, or was slow. Ask again.
+    // The stream of reports ended before the command did, because the machine has a newer link or was slow. The reports
+    // are requested again.
     else after(retryMs, () => this.resume());
   }
 
@@ -249,7 +249,9 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Stores the end of a command that ran; the end of a command that never ran is only returned. */
+  /**
+   * Handles one report. The end of a command that ran is stored. The end of a command that never ran is only returned.
+   */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

@@ -218,7 +218,6 @@ interface Reading {
   whole: boolean;
 }
 
-/** Reads one stream piece by piece. */
 class StreamReader {
   readonly #log: OutputLog;
   readonly #stream: Stream;

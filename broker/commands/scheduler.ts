@@ -115,12 +115,11 @@ export class Scheduler {
     const loaded: OpenCommand[] = [];
     for (const command of commands) {
       const output = await outputs.reopen(command.id);
-      // Since the rows were read, another broker may have taken over the machine, or this broker may have added or
-      // ended the command.
+      // Meanwhile another broker may have taken over the machine, or this broker may have added or ended the command.
       const isKnown = this.#open.has(command.id) || this.#endedWhileLoading.has(command.id);
       if (isKnown || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
-      // Another broker is still storing this batch, so commands that no agent has (no journal_id) must not start yet.
+      // While another broker still stores this batch, commands that no agent has (no journal_id) must not start.
       // adoptBatches() loads them once the batch is complete.
       if (batch?.isComplete === false && command.journal_id === '') continue;
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
@@ -156,7 +155,7 @@ export class Scheduler {
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     const write = (transaction: HistoryTransaction): void => {
-      // The spec can contain secrets, so it is stored only if it is needed later: if the command may wait in the queue.
+      // The spec can contain secrets, so it is stored only if the command may wait in the queue and needs it later.
       store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
     };
@@ -189,7 +188,7 @@ export class Scheduler {
     }
   }
 
-  /** From now on the scheduler may start these commands. Commands whose machine was removed are ended. */
+  /** Lets the scheduler start these commands. Ends commands whose machine was removed. */
   #release(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;

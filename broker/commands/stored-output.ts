@@ -92,7 +92,8 @@ export class Output {
           { err: error, stream },
           'an output file of a command could not be synced to disk and is deleted; only the last MiB of this output stays, in the database',
         );
-        // A power cut may destroy an unsynced file, so the file is removed: the command's record must not refer to it.
+        // A power cut may destroy an unsynced file. The file is removed, so that the command's record does not refer to
+        // it.
         await this[stream].remove().catch(() => {});
       });
     }
@@ -121,8 +122,8 @@ export class Output {
 }
 
 /**
- * Disk space that the output of commands leaves free for history and state: `reserveBytes`, or the share
- * `reserveShare` of the disk if that is less.
+ * Disk space that command output leaves free for history and state: the smaller of `reserveBytes` and the share
+ * `reserveShare` of the disk.
  */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;

@@ -2,8 +2,8 @@
 import { monotonic, now } from '../../shared/clock.ts';
 
 /**
- * Milliseconds that a command without queue_for waits if its machine has gone offline or refuses its start,
- * for example because the agent or the broker restarts.
+ * Milliseconds that a command without queue_for waits if its machine goes offline or refuses the start, as during a
+ * restart of the agent or broker.
  */
 const returnMs = 60_000;
 

@@ -8,7 +8,7 @@ export { FarhandError };
 
 /** True once the broker has answered 401, which means that the login has ended. */
 export const loginEnded = signal(false);
-/** Whether the last request got an answer from the broker. */
+/** True if the broker answered the last request. */
 export const brokerAnswers = signal(true);
 
 /**

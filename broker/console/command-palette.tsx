@@ -64,7 +64,7 @@ function actions(): Found[] {
   ];
 }
 
-/** The machines whose name contains the text. They are searched a moment after the last key press. */
+/** Finds the machines whose name contains the text, a moment after the last key press. */
 function useMachines(text: string): Found[] {
   const [found, setFound] = useState<Found[]>([]);
   useEffect(() => {
@@ -92,8 +92,8 @@ function useMachines(text: string): Found[] {
       stop.abort();
     };
   }, [text]);
-  // `found` has the machines of the previous text until the answer arrives. Enter must not choose a machine that does
-  // not match any more.
+  // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
+  // machine that does not match the new text.
   const letters = text.toLowerCase();
   return found.filter((one) => one.text.toLowerCase().includes(letters));
 }

@@ -42,7 +42,7 @@ export function onReturn(run: () => void): () => void {
   return () => returning.delete(run);
 }
 
-/** Follows a further topic, such as `machines` or `batches:ID`, while the page that names it is open. */
+/** Follows a further topic, such as `machines` or `batches:ID`, while the calling component is on the page. */
 export function useTopic(topic: string | undefined): void {
   useEffect(() => {
     if (topic === undefined) return undefined;

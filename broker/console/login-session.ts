@@ -55,7 +55,7 @@ export async function logIn(secret: string): Promise<void> {
   await identify();
 }
 
-/** Confirms a login by its key, which is sent to the broker again. Some actions need a recent confirmation. */
+/** Confirms a login by sending its key to the broker again. Some actions need a recent confirmation. */
 export async function confirmLogin(loginId: string, key: string): Promise<void> {
   await clientWithKey(key).logins.confirm({ login_id: loginId });
 }

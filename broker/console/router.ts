@@ -38,8 +38,8 @@ export function go(address: string, { replace = false } = {}): void {
 }
 
 /**
- * Changes parameters of the query. An empty value removes the parameter. `push`: adds an entry to the
- * browser's history, so that Back undoes the change.
+ * Changes parameters of the query. An empty value removes the parameter. With `push`, Back in the browser undoes the
+ * change.
  */
 export function setQuery(changes: Record<string, string>, { push = false } = {}): void {
   const query = new URLSearchParams(location.search);

@@ -26,7 +26,8 @@ export function addDoctor(program: Command): void {
     ],
   };
   localVerb(program, 'doctor', spec, doctor)
-    // In version 0.1.0 `farhand doctor` also checked agents. Its options for that still work, but are not in the help.
+    // In version 0.1.0 `farhand doctor` also checked agents. The options for agents still work, but are not in the
+    // help.
     .addOption(new Option('--agent-data-dir <dir>').hideHelp())
     .addOption(new Option('--broker <host:port>').hideHelp());
 }
@@ -40,8 +41,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // If the stored login cannot be read, configured() has returned a finding. If the user gave a data directory and no
-  // broker is configured, no broker is checked.
+  // configured() returns a Finding if the stored login cannot be read. No broker is checked if none is configured and
+  // the user gave only a data directory.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

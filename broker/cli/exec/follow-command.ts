@@ -45,7 +45,6 @@ export async function follow(client: Farhand, command_id: string, listener: List
   );
 }
 
-/** Returns this program's exit code for the end of a command. */
 export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_code'>): number {
   if (status === 'timeout') return 124;
   if (status === 'lost' || status === 'expired') return 1;

@@ -35,8 +35,7 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch {
-    // Errors of sending are ignored here: either the command has stopped reading its input, or the result of the
-    // command shows the reason.
+    // Errors are ignored here: either the command no longer reads its input, or the command's result shows the reason.
   } finally {
     over.removeEventListener('abort', leave);
     leave();

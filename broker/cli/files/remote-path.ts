@@ -8,7 +8,6 @@ import { findMachine } from '../find-by-name.ts';
 const remote = /^([^/:]+):(.*)$/s;
 export const isRemote = (text: string): boolean => remote.test(text);
 
-/** A path on a machine. */
 export interface RemotePath {
   machine_id: string;
   path: string;

@@ -101,8 +101,8 @@ export class PeerClient {
           one.destroy(
             new Error(`broker ${peer.brokerId} can no longer be reached at ${url}`, { cause: error }),
           );
-      // Some idle connections may lead to the broker that did not answer. So that no later request uses such a
-      // connection, all idle connections are closed.
+      // All idle connections are closed, so that no later request uses one that leads to the broker that did not
+      // answer.
       for (const idle of Object.values(this.#agent.freeSockets).flat()) idle?.destroy();
     } finally {
       cancel();
@@ -299,7 +299,7 @@ function sendBody(
   if (body) outgoing.end(body);
   else if (coding === undefined && (length === undefined || length === '0')) outgoing.end();
   else if (expect?.toLowerCase() === '100-continue') {
-    // The client waits for "100 Continue" before it sends its body. It gets this once the other broker asks for the
+    // The client sends no body before the status "100 Continue". It gets this status once the other broker asks for the
     // body.
     outgoing.once('continue', () => {
       response.writeContinue();

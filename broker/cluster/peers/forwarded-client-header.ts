@@ -28,7 +28,6 @@ interface Services {
 /** The data about a client that another broker needs. */
 export type DescribedClient = Pick<Client, 'address' | 'login_id' | 'secure'> & { key: { id: KeyId } };
 
-/** Returns what another broker must know about the client whose request this broker forwards. */
 export function clientOf({ address, login_id, secure, key_id }: Caller): DescribedClient {
   return {
     ...{ address, key: { id: key_id } },
@@ -37,7 +36,10 @@ export function clientOf({ address, login_id, secure, key_id }: Caller): Describ
   };
 }
 
-/** Returns the value of the header for an authenticated client. It is ASCII: an address and ids. */
+/**
+ * Returns the value of the header for an authenticated client. The value is ASCII, because it contains only an address
+ * and ids.
+ */
 export function describeClient({ address, key, login_id, secure }: DescribedClient): string {
   return JSON.stringify({ address, key_id: key.id, login_id, secure });
 }

@@ -36,7 +36,6 @@ export interface Owners {
   advertise(url: string): Promise<void>;
 }
 
-/** The calls of an agent that write files. */
 export type FileWriter = Pick<AgentStub, 'writeFile' | 'writeArchive'>;
 
 /** Calls to other brokers, for requests about machines that other brokers own. */

@@ -13,7 +13,6 @@ import { type ConnectionLimiter, logAcceptErrors } from '../../connection-limite
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 
-/** A connection that was refused. */
 interface Refusal {
   from: string;
   reason: string;

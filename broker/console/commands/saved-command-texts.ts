@@ -9,7 +9,6 @@ export type Parameter = SavedCommand['parameters'][number];
 export const mayChangeSaved = (): boolean =>
   may('commands:execute') && me.value?.machine_ids === null && me.value.tags === null;
 
-/** Describes the values that a parameter allows. */
 export function allowedText({ type, values, pattern, min, max }: Parameter): string {
   const end = pattern === null ? '' : ` that matches ${pattern}`;
   if (type === 'enum') return `One of ${values?.join(', ')}`;

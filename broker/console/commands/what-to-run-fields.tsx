@@ -62,7 +62,6 @@ interface WhatToRunFieldsProps {
   /** Text at the end of the hint below the shell line, after `A line for /bin/sh`. */
   hint?: string;
   autoFocus?: boolean;
-  /** Further fields. */
   children?: ComponentChildren;
 }
 

@@ -71,8 +71,8 @@ interface EditorInput {
 }
 
 /**
- * Returns the line separator of a file: CRLF if all of its lines end with that, otherwise LF, so that every
- * byte stays as it was.
+ * Returns the line separator of a file: CRLF if all of its lines end with CRLF, otherwise LF. Saving then changes no
+ * line that the user did not edit.
  */
 function separatorOf(text: string): string {
   return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';

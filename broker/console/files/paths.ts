@@ -45,9 +45,8 @@ export function downloadAddress(machine: string, entry: FileEntry): string {
   return `/api/v1/machines/${encodeURIComponent(machine)}/files/download?${query}`;
 }
 
-/** Largest file that the editor opens. */
+/** Maximum size in bytes of a file that the editor opens. */
 const mostToEdit = 2 * 1024 * 1024;
 
-/** True if the editor can open the entry. */
 export const isEditable = ({ type, size = 0, special, name_encoding }: FileEntry): boolean =>
   type === 'file' && special === undefined && size <= mostToEdit && name_encoding === undefined;

@@ -27,8 +27,8 @@ export function queryOf(given: URLSearchParams): MachineQuery {
 }
 
 /**
- * Returns the order when a field is chosen for the first time: descending for numbers and times, because the
- * largest values are of most interest.
+ * Returns the order of a field that the user chooses for the first time. Numbers and times are descending, because the
+ * largest values matter most.
  */
 export const firstSort = (field: SortField): string =>
   ['name', 'hostname', 'status'].includes(field) ? field : `-${field}`;

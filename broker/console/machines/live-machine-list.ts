@@ -64,7 +64,7 @@ export class Fleet {
     return this.#rows.get(index);
   }
 
-  /** True if the condition is true for every machine that was loaded so far. */
+  /** True if `holds` is true for every machine that was loaded so far. */
   every(holds: (machine: MachineRow) => boolean): boolean {
     this.#subscribe();
     for (const machine of this.#rows.values()) if (!holds(machine)) return false;

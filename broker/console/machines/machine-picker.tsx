@@ -33,8 +33,8 @@ function useFound(text: string, open: boolean) {
       );
     });
   }, [text, open]);
-  // `found` has the machines of the previous text until the answer arrives. Enter must not choose a machine that does
-  // not match any more.
+  // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
+  // machine that does not match the new text.
   const letters = text.toLowerCase();
   return { found: found.filter(({ name }) => name.toLowerCase().includes(letters)), at, setAt };
 }

@@ -61,7 +61,7 @@ function Head({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>) {
   );
 }
 
-/** Selects every machine that matches the filters, including those that are not loaded. */
+/** A checkbox that selects every machine that matches the filters, including those that are not loaded. */
 export function SelectAll({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>) {
   const { total = 0 } = fleet;
   const some = selected.value.size > 0;

@@ -11,7 +11,7 @@ import { place, to } from '../router.ts';
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
 
 /**
- * Returns as text what a request was about: ids and other values. The machine is left out, because it has its own
+ * Returns the subject of a request as text: ids and other values. Leaves out the machine, because it has its own
  * column.
  */
 function textOf({ what }: Entry): string {

@@ -69,8 +69,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when a live update has a new status of the machine. Events do not suffice: short interruptions of the
- * connection cause no event.
+ * Calls `reload` when a live update has a new status of the machine. Events do not suffice, because a short
+ * interruption of the connection causes none.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');

@@ -16,7 +16,6 @@ type Delivery = Omit<Awaited<ReturnType<typeof client.webhooks.deliveries>>['ite
 
 interface DeliveriesProps {
   read: Read<Delivery>;
-  /** Sends a delivery again. */
   redeliver: (id: string) => Promise<unknown>;
   /** The list is loaded again when one of these changes. */
   inputs: readonly unknown[];

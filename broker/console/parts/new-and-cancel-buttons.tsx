@@ -39,7 +39,7 @@ interface CancelButtonProps {
   run: () => Promise<unknown>;
 }
 
-/** Cancels something that runs, after a question. */
+/** A button that cancels something that runs, after the user has confirmed it. */
 export function CancelButton({ what, text, run }: CancelButtonProps) {
   const [asking, setAsking] = useState(false);
   return (

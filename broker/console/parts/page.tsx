@@ -47,7 +47,7 @@ export function Page({ title, above = [], beside, actions, full = false, childre
   );
 }
 
-/** Draws the data of a page. Until the data arrives it draws a placeholder, and after a failure the error. */
+/** Draws the data of a page, a placeholder until the data arrives, or the error if loading failed. */
 export function Show<T>({ of, children }: { of: Loaded<T>; children: (data: T) => ComponentChildren }) {
   const { data, error, reload } = of;
   if (data === undefined)
@@ -99,7 +99,7 @@ export function Failed({ error, retry }: { error: unknown; retry?: () => void })
   );
 }
 
-/** The text of an empty list: what the list would contain, and the next step. */
+/** The text in place of an empty list: what the list would contain, and the next step. */
 export function Empty({
   icon = info,
   title,

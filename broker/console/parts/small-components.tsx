@@ -64,7 +64,6 @@ export function Tags({ of }: { of: readonly string[] }) {
   );
 }
 
-/** A titled box. */
 export function Card({ title, children }: { title: string; children: ComponentChildren }) {
   return (
     <section class="card">

@@ -26,9 +26,7 @@ function remove(id: number): void {
   toasts.value = toasts.value.filter((toast) => toast.id !== id);
 }
 
-/** Reports a success. */
 export const say = (text: string): void => add(text, false);
-/** Reports an error. */
 export const sayError = (error: unknown): void => add(messageOf(error), true);
 
 /** Runs the action of a button. Displays its error, or `done` if it succeeds. */
