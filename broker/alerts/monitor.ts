@@ -192,7 +192,10 @@ export class Monitor {
     try {
       await this.#conditions.load(kind);
     } catch (error) {
-      this.#log.error({ err: error, rule_id: id }, 'an alert rule could not be evaluated; trying again');
+      this.#log.error(
+        { err: error, rule_id: id },
+        'an alert rule could not be evaluated; trying again in 5 s',
+      );
       after(retryMs, () => this.#evaluateKind(kind));
       return;
     }

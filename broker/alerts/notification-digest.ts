@@ -171,7 +171,7 @@ export class Digest {
     try {
       await this.#services.history.write((transaction) => this.#notify(transaction));
     } catch (error) {
-      this.#log.error({ err: error }, 'notifications of alerts could not be written; trying again');
+      this.#log.error({ err: error }, 'notifications of alerts could not be written; trying again in 5 s');
       this.#cancel = after(retryMs, () => void this.#send());
     }
   }

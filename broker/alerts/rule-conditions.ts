@@ -31,8 +31,8 @@ export interface ConditionServices {
 }
 
 /**
- * Name of the task to evaluate rules about keys and certificates, and to resolve alerts about removed machines. Only one
- * of several brokers claims this task.
+ * Name of the task to evaluate rules about keys and certificates, and to resolve alerts about removed machines. Only
+ * one of several brokers claims this task.
  */
 export const brokerRules = 'broker-rules';
 

@@ -123,7 +123,7 @@ export class TrackedAlerts {
       if (!this.#has(tracked)) return;
       this.#log.error(
         { err: error, rule_id: tracked.rule.id },
-        'a change of an alert could not be stored; trying again',
+        'a change of an alert could not be stored; trying again in 5 s',
       );
       tracked.cancelCheck = after(retryMs, () => void this.#settle(tracked));
       return;
@@ -179,7 +179,10 @@ export class TrackedAlerts {
       tracked.alert = changed;
       this.armNext(tracked, changed);
     } catch (error) {
-      this.#log.error({ err: error, alert_id: id }, 'a change of an alert could not be stored; trying again');
+      this.#log.error(
+        { err: error, alert_id: id },
+        'a change of an alert could not be stored; trying again in 5 s',
+      );
       tracked.cancelNext = after(retryMs, () => void this.#next(tracked, alert));
     }
   }

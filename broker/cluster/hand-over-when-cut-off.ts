@@ -49,7 +49,9 @@ export function handOverWhenCutOff({ cluster, streams, ask, spreadMs, log }: Ser
     for (const part of streams) part.endStreams(databaseUnavailable());
   };
   return every(askMs, () => {
-    look().catch((err: unknown) => log.error({ err }, 'agents could not be asked to link to another broker'));
+    look().catch((err: unknown) =>
+      log.error({ err }, 'agents could not be asked to link to another broker; trying again in 2 s'),
+    );
   });
 }
 

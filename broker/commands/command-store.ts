@@ -317,7 +317,12 @@ export class CommandStore {
     if (this.#storedBytes <= this.#keepBytes || this.#dropping) return;
     this.#dropping = true;
     this.#dropOldest()
-      .catch((err: unknown) => this.#outputs.log.error({ err }, 'old output files could not be deleted'))
+      .catch((err: unknown) =>
+        this.#outputs.log.error(
+          { err },
+          'old output files could not be deleted; trying again when the next command ends',
+        ),
+      )
       .finally(() => {
         this.#dropping = false;
       });

@@ -135,7 +135,8 @@ export class OpenCommand {
     const { store, scheduler, mayRun } = this.#context;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // Set before the first await: otherwise the scheduler could send the command twice, or resume() follow it too soon.
+      // Set before the first await. Otherwise the scheduler could send the command twice, or resume() could follow the
+      // command too soon.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -351,7 +352,7 @@ export class OpenCommand {
     store.announce(this.record, transaction);
   }
 
-  /** Ends the command. Only the first end counts. Resolves when the end is on disk or the broker stops. Never rejects. */
+  /** Ends the command once. Resolves when the end is on disk or the broker stops. Never rejects. */
   async finish(outcome: End): Promise<void> {
     if (this.end) return;
     this.#cancelAnnouncement();

@@ -190,7 +190,10 @@ export class OutputDirectory {
   remove(ids: readonly string[]): void {
     for (const id of ids) {
       rm(join(this.#directory, id), { recursive: true, force: true }).catch((error: unknown) => {
-        this.log.warn({ err: error, command_id: id }, 'the output files of a command could not be removed');
+        this.log.warn(
+          { err: error, command_id: id },
+          'the output files of a command could not be removed; the broker removes them when it next starts',
+        );
       });
     }
   }
@@ -222,7 +225,10 @@ export class OutputDirectory {
       space.bavail * space.bsize > Math.min(reserveBytes, reserveShare * space.blocks * space.bsize);
     if (before && !this.#hasSpace) {
       const { root } = this;
-      this.log.error({ root }, 'the disk is nearly full: output of commands is not stored for now');
+      this.log.error(
+        { root },
+        'the disk is nearly full: output of commands is not stored until space is free',
+      );
     }
     return this.#hasSpace;
   }

@@ -36,8 +36,8 @@ export function MachineNotices({ machine: { id, tags } }: MachineNoticesProps) {
         <p key={window.id} class="notice">
           <Icon of={icons.maintenance} />
           <span>
-            In maintenance, <a href={to('/alerts', 'windows')}>{window.name}</a>: alerts are held back. The window
-            ends <Ago at={window.active_until} />.
+            In maintenance, <a href={to('/alerts', 'windows')}>{window.name}</a>: alerts are held back. The
+            window ends <Ago at={window.active_until} />.
           </span>
         </p>
       ))}

@@ -198,7 +198,9 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
           <p class="muted">The beginning is left out here; the download has everything that is stored.</p>
         )}
         <OutputText parts={parts} />
-        {parts.length === 0 && <p class="muted">{over ? 'The command wrote no output.' : 'No output yet.'}</p>}
+        {parts.length === 0 && (
+          <p class="muted">{over ? 'The command wrote no output.' : 'No output yet.'}</p>
+        )}
       </section>
     </section>
   );

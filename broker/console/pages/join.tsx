@@ -138,8 +138,8 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
           <OneLine text={token.install} />
         )}
         <p class="muted small">
-          The token joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`},
-          expires <Ago at={token.expires_at} />, and is not displayed again.
+          The token joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`}
+          , expires <Ago at={token.expires_at} />, and is not displayed again.
         </p>
         <div class="arrival" role="status" aria-live="polite">
           {latest ? (

@@ -84,7 +84,12 @@ function KeyRow({ apiKey, open }: { apiKey: Key; open: (what: What) => void }) {
   return (
     <tr>
       <td>
-        <button type="button" class="link" title="Scopes and machines of this key" onClick={() => open('reach')}>
+        <button
+          type="button"
+          class="link"
+          title="Scopes and machines of this key"
+          onClick={() => open('reach')}
+        >
           {apiKey.name}
         </button>{' '}
         {apiKey.id === me.value?.id && <span class="tag">you</span>}

@@ -38,7 +38,8 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
               <p class="notice warn">
                 <Icon of={icons.warning} />
                 <span>
-                  The broker turned this webhook off: {disabled_reason.replaceAll('_', ' ')}. Turn it on to send again.
+                  The broker turned this webhook off: {disabled_reason.replaceAll('_', ' ')}. Turn it on to
+                  send again.
                 </span>
               </p>
             )}
