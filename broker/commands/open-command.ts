@@ -352,7 +352,7 @@ export class OpenCommand {
     store.announce(this.record, transaction);
   }
 
-  /** Ends the command once. Resolves when the end is on disk or the broker stops. Never rejects. */
+  /** Ends the command, unless it has ended. Resolves when the end is on disk or the broker stops. Never rejects. */
   async finish(outcome: End): Promise<void> {
     if (this.end) return;
     this.#cancelAnnouncement();
