@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// The program farhand-broker. `start/` starts the broker.
+// The program farhand-broker: its command line and its verbs. The code in start/ starts the broker itself.
 import { readSettings } from '../shared/read-settings.ts';
 import { type RunContext, runServiceProgram } from '../shared/run-service-program.ts';
 import { type BrokerSettings, brokerSettings, refusePasswordIn } from './settings-schema.ts';
@@ -35,7 +35,7 @@ runServiceProgram({
   },
 });
 
-/** Starts the broker. The returned function closes it, also if it is still starting. */
+/** Starts the broker. The returned function closes the broker, even while it is still starting. */
 function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () => Promise<void> {
   const starting = startBroker(settings, log);
   starting.then((broker) => {

@@ -1,4 +1,4 @@
-// Merges streams into one at the pace of its reader.
+// Merges async generators into one. If the merged stream is read slowly, so are its sources.
 import { Wake } from '../shared/slow-reader-backpressure.ts';
 
 /**
@@ -36,7 +36,7 @@ export function mergeStreams<T>(
         } else await changed.wait(signal);
       }
     } finally {
-      // return() is not awaited: it resolves only when the source ends, and a source may still wait for its next item.
+      // return() is not awaited: while a source waits for its next item, return() resolves only after that item.
       for (const source of sources) source.return(undefined).catch(() => {});
     }
   })();

@@ -1,5 +1,5 @@
-// One page of a list from memory or from history.db, with filters and a sort field.
-// Equal items are sorted by id.
+// Makes one page of a list, with filters and a sort field, from items in memory or from rows of the history.
+// Items with equal sort values are sorted by id.
 
 import type { Route } from '../shared/api/route.ts';
 import type { Page } from '../shared/api/route-table.ts';
@@ -16,13 +16,13 @@ interface PageInput {
 type Filtered = Pick<Route, 'filters'>;
 
 interface Selection {
-  /** Name of a field; a minus in front means descending, as in PageInput. */
+  /** Name of a field; a minus in front means descending. */
   sort: string;
   since?: Date | undefined;
   until?: Date | undefined;
 }
 
-/** A page of items that are all in memory. `field` reads the fields for filters and sorting. */
+/** Returns a page of items that are all in memory. `field` reads a field of an item, for filters and sorting. */
 export function pageOf<T extends { id: string; created_at: string }>(
   route: Filtered,
   items: T[],
@@ -33,7 +33,7 @@ export function pageOf<T extends { id: string; created_at: string }>(
   return { items: selected.slice(input.offset, input.offset + input.limit), total: selected.length };
 }
 
-/** All items that match the filters, sorted. `field` reads the fields for filters and sorting. */
+/** Returns all items that match the filters, sorted. `field` reads a field of an item, for filters and sorting. */
 export function selectFrom<T extends { id: string; created_at: string }>(
   { filters = [] }: Filtered,
   items: T[],
@@ -77,7 +77,7 @@ export function filtersOf(
   return filters.map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // The value is a literal and not a parameter, because only then can the database choose a partial index for it.
+    // The value is part of the SQL text: the database cannot choose a partial index for a parameter.
     if (typeof value === 'boolean') return [`${name} = ${Number(value)}`];
     return typeof value === 'string' || typeof value === 'number' ? [`${name} = ?`, value] : undefined;
   });
@@ -86,16 +86,18 @@ export function filtersOf(
 interface RowSource {
   table: string;
   columns: string;
-  /** Columns that sort rows with equal values in the sort field of the list. */
+  /** Columns that order the rows whose sort fields are equal; by default `id`. */
   tie?: readonly string[];
   /** How the rows of the table are counted in the background; undefined if each list counts the rows itself. */
   counted?: CountedTable;
   /**
-   * Returns the SQL conditions for the bounds of a request, such as `since` and `until`. Needed only if the bounds are
-   * not compared with the table's column of times.
+   * Returns the SQL conditions for `since` and `until` of a request. Without this function, `since` and `until` are
+   * compared with the table's column of times.
    */
   within?(bounds: Bounds): Condition[];
-  /** Columns with an index, the most selective first: SQLite does not know which columns have many equal rows. */
+  /**
+   * Indexed columns, the most selective first. SQLite does not know which columns have many rows with the same value.
+   */
   findBy?: readonly string[];
 }
 
@@ -105,8 +107,8 @@ function columnOf([sql]: NonNullable<Condition>): string {
 }
 
 /**
- * Makes SQLite use the index of only one column: the first of `findBy` with a condition. A unary plus excludes the
- * other columns' indexes.
+ * Lets SQLite use the index of only one column: the first of `findBy` that has a condition. A unary plus in front of
+ * the other columns excludes their indexes.
  */
 function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Condition[]): Condition[] {
   const columns = conditions.map((condition) => condition && columnOf(condition));
@@ -120,8 +122,8 @@ function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Conditio
 }
 
 /**
- * Returns a page of rows and the total, from row-counts.ts if possible. `sort` becomes part of the SQL text, so the
- * route must validate it.
+ * Returns a page of rows, and the total number of matching rows; the total comes from row-counts.ts if possible. `sort`
+ * becomes part of the SQL text, so the route must validate it.
  */
 export async function pageOfRows(
   history: History,
@@ -137,8 +139,8 @@ export async function pageOfRows(
   const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
   const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
   const number = counted?.number;
-  // The inner query finds the page's row numbers, often in an index alone. The outer query then reads only the page's
-  // rows.
+  // The inner query finds the row numbers of the page, often in an index alone. The outer query then reads only the
+  // rows of the page.
   const sql = number
     ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
     : `SELECT ${columns} ${page}`;
@@ -168,7 +170,7 @@ export function reachableOnly(machines: readonly string[] | undefined): Conditio
   return machines && among('machine_id', machines);
 }
 
-/** SQL condition: the column has one of these values. */
+/** Returns the SQL condition that the column has one of these values. */
 export function among(column: string, values: readonly string[]): NonNullable<Condition> {
   return [`${column} IN (SELECT value FROM json_each(?))`, JSON.stringify(values)];
 }

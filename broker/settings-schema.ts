@@ -184,7 +184,10 @@ export const brokerSettings = {
 };
 export type BrokerSettings = Settings<typeof brokerSettings>;
 
-/** Throws UsageError if the arguments have the password of a database: every user of the machine could read it. */
+/**
+ * Throws UsageError if the arguments contain the password of a database, because every user of the machine can read the
+ * arguments of a process.
+ */
 export function refusePasswordIn(argv: readonly string[]): void {
   const isOpen = argv.some((text) => /postgres(ql)?:\/\/([^/@]*:[^/@]+@|\S*[?&]password=)/.test(text));
   if (!isOpen) return;

@@ -21,7 +21,7 @@ const uninstallSettings = {
   help: brokerSettings.help,
 };
 
-/** Runs a verb and prints what it did. Returns the exit code. `command` is the command line of this program. */
+/** Runs a verb and prints its result. Returns the exit code. `command` is the command line of this program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {
@@ -69,7 +69,10 @@ async function planBroker(settings: BrokerSettings, given: Record<string, unknow
 const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
-/** Returns the command that logs in to this broker. It has --pin if the broker's own CA issued the certificate. */
+/**
+ * Returns the command that logs in to this broker. It has the option --pin if the broker's own CA issued the
+ * certificate.
+ */
 async function loginLine(url: string): Promise<string> {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
   const info = await withSocket(

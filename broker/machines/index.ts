@@ -101,8 +101,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 }
 
 /**
- * Throws forbidden if changed tags may affect a key's machines or where a schedule runs. Keys with the scope admin need
- * no such check.
+ * Throws forbidden if a change of tags may change the machines of a key or of a schedule. Only keys with the scope admin
+ * may make such a change.
  */
 function assertNothingDependsOn(
   before: readonly string[],
@@ -126,7 +126,7 @@ function assertNothingDependsOn(
   throw new AppError('forbidden', text, { required_scope });
 }
 
-/** Sets what upgrades may install on a machine; undefined leaves a value as it is. */
+/** Sets the pin and the hold of a machine, which limit its upgrades. Undefined leaves a value as it is. */
 function withPolicy(
   { agent_pin, agent_hold, ...machine }: Machine,
   pin: string | null | undefined,

@@ -1,5 +1,5 @@
-// Filtered and sorted lists of machines. Making a list of 10,000 machines takes 10 ms, so one list serves all its
-// pages.
+// Filtered and sorted lists of machines. Making a list of 10,000 machines takes 10 ms, so each list is cached and
+// serves all of its pages.
 import { machines as routes } from '../../shared/api/machines.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -26,15 +26,17 @@ interface Selection {
 
 interface List {
   machines: Machine[];
-  /** Result of #versionsOf() when the list was made. The list is outdated once the result differs. */
+  /**
+   * Result of #versionsOf() when the list was made. Once #versionsOf() returns another result, the list is outdated.
+   */
   versions: string;
   /** Monotonic time until which the list is reused, even if machines report new values meanwhile. */
   until: number;
 }
 
 /**
- * Maximum number of lists in memory for each set of machines. Each combination of filters and sort field needs a list
- * of its own.
+ * Maximum number of cached lists for each set of machines. Each combination of filters and sort field needs a list of
+ * its own.
  */
 const mostLists = 16;
 /** A list that is sorted by reported values is reused for 10 times as long as making it took, to limit the CPU time. */
@@ -43,8 +45,8 @@ const reuseFactor = 10;
 export class MachineLists {
   readonly #services: ListServices;
   /**
-   * Lists by the object that has their machines: the map of all, or the array of one key. Each change makes a new
-   * object without lists.
+   * Cached lists, by the object that contains their machines: the map of all machines, or the array of one key's
+   * machines. A change of the machines creates a new object, which has no cached lists.
    */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 
@@ -76,7 +78,7 @@ export class MachineLists {
     const made = { machines: selected, versions, until: usedUntil(selection, began) };
     lists.delete(name);
     lists.set(name, made);
-    // A map lists its keys in the order in which they were added.
+    // A map iterates over its keys in insertion order, so the first keys are the oldest.
     for (const oldest of [...lists.keys()].slice(0, -mostLists)) lists.delete(oldest);
     return made.machines;
   }
@@ -99,7 +101,7 @@ export class MachineLists {
     return Reflect.get(facts ?? {}, name) ?? '';
   }
 
-  /** Returns -1 without a report, so that such machines come last in descending order. */
+  /** Returns -1 if there is no report, so that machines without a report come last in descending order. */
   #percentUsed(id: MachineId, name: string): number {
     const report = this.#services.machineFacts.allowedReport(id);
     if (!report) return -1;
@@ -108,8 +110,8 @@ export class MachineLists {
   }
 
   /**
-   * Returns a text that changes with the status, hostname, os or arch of a machine, as far as the selection uses these
-   * fields.
+   * Returns a text that changes when a machine gets another status, hostname, os or arch. Fields that the selection
+   * does not use are ignored.
    */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;

@@ -21,9 +21,7 @@ export interface MachineSources {
 }
 type Catalogs = { packages: Pick<Packages, 'catalog'> };
 
-/**
- * Caches last_seen as text. Without the cache, making these texts would take a tenth of the time of a list of machines.
- */
+/** Caches last_seen as text, because creating these texts takes a tenth of the time of a list of machines. */
 const seenTexts = new WeakMap<Facts, string>();
 
 function seenText(facts: Facts): string {
@@ -44,7 +42,7 @@ export function itemOf({ presence, machineFacts }: MachineSources, machine: Mach
 }
 
 /**
- * Returns the offset of a machine's clock from the broker's. The result is empty unless the machine's owner
+ * Returns the machine's clock minus the broker's clock, in milliseconds. The field is absent unless the machine's owner
  * allows metrics.
  */
 function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
@@ -52,13 +50,16 @@ function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   return offset === undefined ? {} : { clock_offset_ms: offset };
 }
 
-/** Returns a function that makes a machine's extra fields. The list's parameter `include` selects which ones. */
+/**
+ * Returns a function that creates the extra fields of a machine. `text` is the request's parameter `include`, which
+ * selects the fields.
+ */
 export function extraFields(
   { machineFacts, packages }: MachineSources & Catalogs,
   text: string | undefined,
 ): (machine: Machine) => Partial<Item> {
   const fields = includedIn(text);
-  // The packages are read once for the whole list.
+  // The packages are read from the disk once for the whole list, not for each machine.
   const catalog = fields.includes('upgrade') ? packages.catalog() : undefined;
   return (machine) => extrasOf(machine, machineFacts.of(machine.id), fields, catalog);
 }

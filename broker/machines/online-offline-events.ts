@@ -1,5 +1,5 @@
-// Records machine.online and machine.offline events two seconds after a change. A shorter interruption causes
-// no event.
+// Records the events machine.online and machine.offline two seconds after a change. A shorter interruption causes no
+// event.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
@@ -12,8 +12,8 @@ import type { State } from '../state/in-memory-state.ts';
 
 const settleMs = 2_000;
 /**
- * Milliseconds after the start of the broker in which agents can reconnect before their machines count as
- * offline.
+ * After a start of the broker, a machine counts as offline only when its agent has not reconnected within this number
+ * of milliseconds.
  */
 const graceAtStartMs = 45_000;
 
@@ -31,7 +31,7 @@ interface Services {
   machineFacts: MachineFacts;
 }
 
-/** Watches presence and records the events. Call the returned function to stop. */
+/** Watches presence and records the events. The returned function stops it. */
 export async function recordMachineEvents(services: Services, log: Logger): Promise<() => void> {
   const { state, history, events, presence, machineFacts, cluster } = services;
   await history.migrate('announced', tables);
@@ -69,7 +69,9 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     recorded.set(machineId, online);
   }
 
-  /** Reads the last recorded event of these machines, or of all machines. Another broker may have recorded it. */
+  /**
+   * Reads which event was last recorded for these machines, or for all machines. Another broker may have recorded it.
+   */
   async function load(machineIds?: readonly string[]): Promise<void> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);

@@ -51,8 +51,8 @@ export function prometheusHandlers(
 }
 
 /**
- * Returns the labels of a machine. All tags are in one text that begins and ends with a comma, as other service
- * discoveries of Prometheus do it.
+ * Returns the labels of a machine. All tags are in one text that begins and ends with a comma, as in other Prometheus
+ * service discoveries.
  */
 function labelsOf({ id, name, tags }: Machine): Record<string, string> {
   const __meta_farhand_tags = tags.length > 0 ? `,${tags.join(',')},` : '';

@@ -1,5 +1,5 @@
-// Copies the rows of the history from one database to another, in pages of limited size. Computes digests, by
-// which the caller compares the copy with the original.
+// Copies the rows of the history from one database to another, in pages of limited size. Computes digests, with which
+// the caller compares the copy with the original.
 import { createHash, type Hash } from 'node:crypto';
 import type { Value } from '../history/database-interface.ts';
 import type { History, HistoryTransaction, Row } from '../history/history.ts';
@@ -21,15 +21,15 @@ export const mostRows = 500;
 /** Maximum number of values in a statement; SQLite allows 32,766. */
 const mostValues = 30_000;
 
-/** Tables that are not copied, because their rows describe one of the two databases itself. */
+/** Tables that are not copied, because each database has its own rows there. */
 const own = ['installation', 'migrations'];
 
 const list = (names: readonly string[]): string => names.map((name) => `"${name}"`).join(', ');
 const places = (count: number): string => `(${Array(count).fill('?').join(', ')})`;
 
 /**
- * Returns the tables of a history.db, `counted` last. The triggers that count rows do nothing while `counted` is
- * empty, so they do not count the copied rows again.
+ * Returns the tables of a history.db, with the table `counted` last. While `counted` is empty, the triggers that count
+ * rows do nothing, so copied rows are not counted twice.
  */
 export async function tablesOf(sqlite: History): Promise<Table[]> {
   const found = await sqlite.all(
@@ -86,7 +86,6 @@ export function insert(
   transaction.run(sql, ...rows.flatMap((row) => valuesOf(row, columns)));
 }
 
-/** Returns the digest of all rows of a table. */
 export async function digestOf(table: Table, history: History): Promise<string> {
   const hash = createHash('sha256');
   for await (const rows of pagesOf(table, history)) add(hash, rows, table.columns);
@@ -108,7 +107,10 @@ async function* pagesOf(table: Table, history: History): AsyncGenerator<Row[]> {
   }
 }
 
-/** Returns how many rows fit a page if all are as long as the longest row. */
+/**
+ * Returns the number of rows of a page, so that the page stays within its limits even if all rows are as long as the
+ * longest row.
+ */
 async function rowsOfPage({ name, columns, long }: Table, history: History): Promise<number> {
   const bytes = ['0', ...long.map((column) => `coalesce(octet_length("${column}"), 0)`)].join(' + ');
   const row = await history.get(`SELECT coalesce(max(${bytes}), 0) AS longest FROM ${name}`);

@@ -32,11 +32,11 @@ export interface Copied {
 }
 
 /**
- * The files of the two stores. state.json is moved away first and put in place last, so that no broker starts
- * with only a part of the files.
+ * The files of the two stores. On a migration, state.json is moved away first and put in place last, so that no broker
+ * starts with only some of the files.
  */
 const files = ['state.json', 'state.json.last', 'history.db', 'history.db-wal', 'history.db-shm'];
-/** Name of a temporary directory in the data directory, for a broker that runs only to create the tables. */
+/** Name of a temporary directory in the data directory. A broker that runs only to create the tables uses it. */
 const scratch = 'migration';
 
 /**
@@ -84,12 +84,11 @@ async function fillDatabase(
   await target.write((transaction) => {
     for (const { name, key } of tables) {
       if (!key.includes('rowid')) continue;
-      // The next row gets the number after the highest one.
+      // Makes PostgreSQL number the next row after the highest copied row.
       transaction.run(`SELECT setval(pg_get_serial_sequence('${name}', 'rowid'), max(rowid)) FROM ${name}`);
     }
   });
-  // This statement is needed because PostgreSQL would otherwise plan queries as if the tables were empty, until its
-  // next autovacuum.
+  // Without ANALYZE, PostgreSQL would plan queries as if the tables were empty, until its next autovacuum.
   await target.all('ANALYZE');
   await target.write((transaction) => putDocuments(documents, transaction));
   return rows;
@@ -149,8 +148,8 @@ async function fillFiles(
 }
 
 /**
- * Runs a broker without ports for a moment, which creates or updates the tables and completes unfinished changes.
- * Throws StartError if another broker runs.
+ * Runs a broker without ports for a moment, to create or update the tables and to complete unfinished changes. Throws
+ * StartError if another broker runs.
  */
 async function startAndStop(settings: BrokerSettings, log: Logger): Promise<void> {
   const broker = await startBroker({ ...settings, local: true }, log);
@@ -173,7 +172,7 @@ async function openDatabase(
   return { name: database.name, history: new History(database, log) };
 }
 
-/** Calls `use`. Closes the history when the promise that `use` returned is resolved or rejected. */
+/** Calls `use`, and closes the history when the promise of `use` settles. */
 async function whileOpen<T>(history: History, use: () => Promise<T>): Promise<T> {
   try {
     return await use();
@@ -188,7 +187,10 @@ async function assertInstallation(settings: DatabaseSettings, log: Logger): Prom
   if (!found) throw new StartError(`${name} has no data of a broker; check --database-url`);
 }
 
-/** Creates the tables of an empty database. Throws StartError if it has data, except an unfinished copy. */
+/**
+ * Creates the tables of an empty database. Throws StartError if the database has data other than those of an unfinished
+ * copy.
+ */
 async function createTables(
   settings: DatabaseSettings,
   tables: readonly Table[],
@@ -212,7 +214,7 @@ async function createTables(
 /** True if a copy into the database would overwrite no data. */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');
-  // Generation 1: the broker that created the tables has never changed its state.
+  // In generation 1, no broker has changed the state since the tables were created.
   if (row) return Number(row.generation) === 1 && (await copyMarkOf(history)) === undefined;
   const existing = await existingOf(history, tables);
   return existing.every((name) => name === 'counted');
@@ -226,7 +228,7 @@ async function existingOf(history: History, tables: readonly Table[]): Promise<s
   return tables.map(({ name }) => name).filter((name) => all.has(name));
 }
 
-/** Empties the database of an unfinished copy, so that it is like the database of a new broker. */
+/** Empties a database that has an unfinished copy, so that it is like the database of a new broker. */
 async function reset(history: History, tables: readonly Table[]): Promise<void> {
   await truncate(history, tables);
   await history.write((transaction) => {

@@ -33,9 +33,7 @@ const helpTable = {
   help,
 };
 
-/**
- * Copies state and history to the target of --to. Prints what was copied and what to do next. `print` writes a line.
- */
+/** Copies state and history to the target of --to. Prints the result and the next steps. `print` writes a line. */
 export async function migrate({ argv, env }: Invocation, print: (line: string) => void): Promise<void> {
   if (argv.includes('--help')) {
     const purpose = 'copies state and history to PostgreSQL, or back to files, while no broker runs';

@@ -51,7 +51,7 @@ export function parsePackageName(file: string): PackageName | undefined {
   return debian && known ? { version: debian, arch: known, kind: 'deb' } : undefined;
 }
 
-/** Parses the text of a signature file. Returns undefined if it is not the text of a signature file. */
+/** Parses the text of a signature file. Returns undefined if the text is not valid. */
 export function parseSignatureFile(text: string) {
   try {
     return signatureFileSchema.safeParse(JSON.parse(text)).data;
@@ -61,22 +61,24 @@ export function parseSignatureFile(text: string) {
 }
 
 /**
- * Returns the packages in a list of files with their SHA-256. Leaves out files that are no agent packages, such as
- * the list itself.
+ * Returns the agent packages of a directory. `files` are the lines of SHA256SUMS: names of files with their SHA-256.
+ * Names that are no agent packages are left out.
  */
 export function packagesIn(directory: string, files: Iterable<readonly [string, string]>): AgentPackage[] {
   return [...files].flatMap(([file, sha256]) => packageAt(directory, file, sha256, false) ?? []);
 }
 
-/** Returns the uploaded packages of a directory. An upload that has not ended has no signature file. */
+/**
+ * Returns the uploaded packages of a directory. A package that is still being uploaded has no signature file, and is
+ * left out.
+ */
 export function uploadedPackages(directory: string): AgentPackage[] {
   if (!existsSync(directory)) return [];
   return readdirSync(directory).flatMap((file) => packageAt(directory, file, undefined, true) ?? []);
 }
 
 /**
- * Describes the package in a file. Without `sha256`, the file must be signed, and the hash is taken from its
- * signature.
+ * Describes the package in a file. Without `sha256`, the file must be signed; its hash is then that of its signature.
  */
 function packageAt(
   directory: string,
@@ -87,7 +89,7 @@ function packageAt(
   const name = parsePackageName(file);
   if (!name) return undefined;
   const path = join(directory, file);
-  // The file may have been removed meanwhile.
+  // The file may have been removed since the directory was read.
   const stat = statSync(path, { throwIfNoEntry: false });
   if (!stat) return undefined;
   const signed = signatureOf(path);
@@ -101,7 +103,7 @@ function packageAt(
   };
 }
 
-/** Returns true if a signature is for the package with this name. */
+/** True if the signature is for the package with this name. */
 export const isSigned = (name: PackageName, signed: SignedPackage): boolean =>
   name.version === signed.version && name.arch === signed.arch && name.kind === signed.kind;
 
@@ -126,10 +128,7 @@ export class Catalog {
     this.packages = packages;
   }
 
-  /**
-   * Finds the package of a version for an architecture and a kind of installation. Of several, a signed one is
-   * preferred.
-   */
+  /** Finds the package of a version for an architecture and a kind of installation. Prefers a signed package. */
   find({ version, arch, kind }: { version: string; arch: string; kind: string }): AgentPackage | undefined {
     const found = this.packages.filter(
       (one) => one.version === version && one.arch === arch && one.kind === kind,

@@ -1,5 +1,5 @@
-// Decides from the broker's data whether the agent of a machine can be upgraded to a version. The agent itself may
-// still refuse later.
+// Decides from the broker's data whether the agent of a machine can be upgraded to a version. The agent may still
+// refuse the upgrade later.
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { Obstacle } from '../../shared/api/upgrades.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
@@ -78,8 +78,8 @@ function signedPackage(
     );
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // Key changes are signed steps from an older key to the package's key. Only the machine can verify them, so they are
-  // accepted here.
+  // `key_changes` are signed steps from an older key to the package's key. Only the machine can verify these steps, so
+  // the broker accepts them here.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal(
     'other_key',

@@ -1,4 +1,4 @@
-// Serves the agent packages, and makes the command line that installs an agent on a machine.
+// Serves the agent packages, and creates the command line that installs an agent on a machine.
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
@@ -17,13 +17,14 @@ export { removeUnfinishedUploads } from './upload-packages.ts';
 
 export interface Packages {
   handlers: Handlers['packages'];
-  /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens include; undefined if there are no packages. */
+  /**
+   * SHA-256 of the file SHA256SUMS, in hexadecimal; undefined if there are no packages. Join tokens contain this hash.
+   */
   hash(): string | undefined;
   /** Reads from the disk which packages upgrades can install at present. */
   catalog(): Catalog;
   /**
-   * The command line that installs an agent with this token and optional name,
-   * or the reason why there is none.
+   * Returns the command line that installs an agent with this token and optional name, or the reason why there is none.
    */
   installLine(token: string, name?: string): InstallLine;
 }
@@ -33,12 +34,15 @@ const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.~+-]+\.(?:tar\.gz|deb)(?:\.sig)?)$/;
 
 /**
- * Returns the default directory of the packages. It is beside the installed programs; in a checkout it is the output
- * of npm run package.
+ * Returns the default directory of the packages: beside the installed programs or, in a checkout, the output of npm run
+ * package.
  */
 const defaultDirectory = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
-/** The packages in a directory, by file name with their SHA-256. */
+/**
+ * The packages of a directory: `files` has the SHA-256 of each file by its name, and `hash` is the SHA-256 of
+ * SHA256SUMS.
+ */
 interface Offer {
   hash: string;
   files: ReadonlyMap<string, string>;
@@ -119,8 +123,7 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
 }
 
 /**
- * Reads the list of packages like offerIn(), but returns undefined if the list names missing files. Such a list is
- * damaged, or is being written.
+ * Like offerIn(), but returns undefined if SHA256SUMS names missing files. Such a file is damaged, or is being written.
  */
 function completeOffer(directory: string): Offer | undefined {
   try {
@@ -132,8 +135,8 @@ function completeOffer(directory: string): Offer | undefined {
 }
 
 /**
- * Reads SHA256SUMS, the list of the agent packages in a directory; undefined if there is none. Throws StartError if
- * the list names a missing file.
+ * Reads the packages of a directory from its SHA256SUMS; undefined if there is no SHA256SUMS. Throws StartError if
+ * SHA256SUMS names a missing file.
  */
 function offerIn(directory: string): Offer | undefined {
   const path = join(directory, sumsFile);

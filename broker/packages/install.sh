@@ -28,7 +28,7 @@ fetch() {
     if [ -n "$pin" ]; then set -- -k --pinnedpubkey "$pin" "$@"; fi
     curl "$@"
   elif [ -n "$pin" ]; then
-    fail "curl is needed, because wget cannot check the key of the certificate that the broker made; install curl"
+    fail "curl is needed, because wget cannot compare the broker's certificate with a pinned key; install curl"
   elif command -v wget >/dev/null; then
     wget -q -O "$2" "$from/$1"
   else
@@ -55,7 +55,7 @@ check_machine() {
 
 # has_joined: true if this machine has joined the broker that the token pins.
 has_joined() {
-  # Another user owns this directory, and could put a FIFO or an endless file there.
+  # This script runs as root, but another user owns this directory, and could put a FIFO or an endless file there.
   identity=$(timeout 5 head -c 65536 /var/lib/farhand-agent/identity.json 2>/dev/null) || return 1
   case $identity in
     *'"machine_id":null'*) return 1 ;;
@@ -64,8 +64,8 @@ has_joined() {
   esac
 }
 
-# check_sums FILE: compares FILE, the downloaded SHA256SUMS, with the SHA-256 in the token. A machine that has joined
-# needs no current token.
+# check_sums FILE: compares FILE, the downloaded SHA256SUMS, with the SHA-256 in the join token. A machine that has
+# already joined may have an outdated token, or none.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)
@@ -79,7 +79,7 @@ check_sums() {
     [ -e /var/lib/farhand-agent/identity.json ] || [ -e /var/lib/farhand-agent/join-token ] || [ "$service" = no ] ||
       fail "a join token is needed: use --join-token-file FILE or the variable FARHAND_JOIN_TOKEN"
   fi
-  # Without a checked sum, only the connection protects the packages: it must be HTTPS or lead to this machine.
+  # Without a checked SHA-256, only the connection protects the packages: it must be HTTPS or lead to this machine.
   case $from in
     https://* | http://127.* | http://localhost | http://localhost[:/]* | 'http://[::1]'*) ;;
     *) fail "$from is not encrypted, so others could replace the packages; create a new join token" ;;
@@ -102,7 +102,7 @@ unpack() {
   "$1/program/bin/farhand-agent" --version >/dev/null || fail "the agent does not run on this machine"
 }
 
-# put FOLDER: moves the new version to a directory of its own, and makes it the current version in one step.
+# put FOLDER: moves the new version to a directory of its own, and makes `current` point to it in one step.
 put() {
   name=$version-${1##*/.new-}
   mv "$1/program" "$place/$name"
@@ -146,7 +146,7 @@ start() {
   fi
 }
 
-# leave: runs at exit. Restores the previous version, if any, unless the new one was started.
+# leave: runs at exit. If the installation fails after put, restores the previous version, if there is one.
 leave() {
   if [ -n "$name" ] && [ -n "$before" ]; then
     point "$before"

@@ -1,4 +1,5 @@
-// Makes the command line that installs an agent, and install.sh, the script that this command line downloads and runs.
+// Creates the command line that installs an agent, and install.sh, the script that this command line downloads and
+// runs.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { isLoopback } from '../../shared/loopback.ts';
@@ -22,8 +23,8 @@ export interface InstallLine {
 }
 
 /**
- * Makes the command line that installs an agent. A pipe passes the token to the script, so that no process list shows
- * the token.
+ * Creates the command line that installs an agent. A pipe passes the token to the script, so that the token appears in
+ * no list of processes.
  */
 export function installLineFor(
   token: string,

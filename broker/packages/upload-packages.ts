@@ -64,8 +64,8 @@ export function uploadHandlers(
 }
 
 /**
- * Throws forbidden for a key that is limited to some machines, because a package that it adds or deletes concerns the
- * upgrades of all machines.
+ * Throws forbidden for a key that is limited to some machines, because each package concerns the upgrades of all
+ * machines.
  */
 function assertUnlimited({ reachable }: Pick<Caller, 'reachable'>): void {
   if (!reachable()) return;
@@ -118,7 +118,7 @@ async function upload(
   throw new AppError('unavailable', `${file} was deleted during the upload: upload it again`);
 }
 
-/** Checks that a signature file is for a package with this name. */
+/** Throws unless the signature file is valid, and is for a package with this name. */
 function checked(file: string, text: string): SignedPackage {
   const name = parsePackageName(file);
   if (!name) {
@@ -140,8 +140,8 @@ function checked(file: string, text: string): SignedPackage {
 }
 
 /**
- * Throws already_exists if another file is stored for the same version, architecture and kind. Machines that run this
- * version already would never get the second file.
+ * Throws already_exists if a different package of the same name is stored. Machines that already run this version would
+ * never get the second package.
  */
 function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage, file: string): void {
   if (!stored || stored.sha256 === sha256) return;
@@ -150,8 +150,8 @@ function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage,
 }
 
 /**
- * Throws no_space if all uploaded packages together would be too large. A package that is stored already needs no
- * space.
+ * Throws no_space if all uploaded packages together would be too large. A package that is already stored needs no
+ * further space.
  */
 function assertSpace({ packages }: Catalog, { size, sha256 }: SignedPackage): void {
   const others = packages.filter((one) => one.uploaded && one.sha256 !== sha256);
@@ -160,7 +160,7 @@ function assertSpace({ packages }: Catalog, { size, sha256 }: SignedPackage): vo
   throw new AppError('no_space', message, { limit: mostBytesInAll });
 }
 
-/** Writes a package to the disk. Throws validation_failed if it is not the package that was signed. */
+/** Writes a package to the disk. Throws validation_failed if the content is not that of the signed package. */
 async function store(
   path: string,
   { size, sha256 }: SignedPackage,

@@ -30,7 +30,10 @@ const kinds: Readonly<Record<string, 'tar.gz' | 'deb'>> = {
   PACKAGE_KIND_DEB: 'deb',
 };
 
-/** Checks the installation in a hello. Returns undefined if it is invalid, or if the agent knows no upgrades. */
+/**
+ * Checks the installation that an agent reports in its hello. Returns undefined if the report is invalid, or missing
+ * because the agent supports no upgrades.
+ */
 export function installationOf(sent: Installation__Output | null): Installation | undefined {
   if (!sent) return undefined;
   const last_upgrade = lastUpgradeOf(sent.last_upgrade) ?? null;

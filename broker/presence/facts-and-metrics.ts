@@ -33,7 +33,7 @@ export interface Facts extends z.output<typeof hostSchema> {
   /** Time of the machine's last message, in milliseconds since 1970. */
   last_seen: number;
   report: Report | undefined;
-  /** Absent for agents of versions that know no upgrades. */
+  /** Absent for agents whose version does not support upgrades by the broker. */
   installation?: Installation | undefined;
 }
 
@@ -56,7 +56,7 @@ const tables = [
   CREATE INDEX metrics_by_time ON metrics (at)`,
 ];
 
-/** Creates the facts of a machine that enrols. Commit them together with the machine. */
+/** Creates the first facts of a machine that joins, as an outbox entry. Commit the entry together with the machine. */
 export function firstFacts(
   machineId: string,
   host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
@@ -73,11 +73,11 @@ const metricsPoint = [
   'disk_total',
   'load_average',
 ] as const;
-/** Averages of the metrics over one interval of time. */
+/** Averages of the metrics over one interval, which begins at `at`. */
 export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
-/** Milliseconds between two reads of what machines of other brokers have reported. */
+/** Milliseconds between two reads of the facts of machines that other brokers own. */
 const othersMs = 15_000;
 const hourMs = 3_600_000;
 /** Number of machines whose rows are written in one transaction. A transaction takes some 5 ms. */
@@ -93,8 +93,8 @@ export class MachineFacts {
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
   /**
-   * `#unsaved` has the machines whose newest facts are only in memory. `#unsampled` has the machines with a report
-   * that is not in a sample yet.
+   * `#unsaved` has the machines whose newest facts are only in memory. `#unsampled` has the machines with a new report
+   * that no sample includes yet.
    */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
@@ -115,7 +115,7 @@ export class MachineFacts {
         if (!this.#facts.has(machine_id)) this.#set(machine_id, { ...facts, report: undefined });
       });
     });
-    // A failed write loses nothing, because the facts are in memory. History logs the failure.
+    // The history logs a failed write. The facts stay in memory, but the samples of a failed write are lost.
     this.#stops = [
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
@@ -136,7 +136,7 @@ export class MachineFacts {
     return made;
   }
 
-  /** Fills the last hour from the stored samples after a restart. */
+  /** After a restart, fills the metrics of the last hour from the stored samples. */
   async #fillHour(sampleMs: number): Promise<void> {
     const samples = await this.#history.all(
       'SELECT machine_id, at, cpu_usage, memory_used AS used, memory_total AS total FROM metrics WHERE at >= ?',
@@ -150,7 +150,7 @@ export class MachineFacts {
     }
   }
 
-  /** Reads regularly what machines of other brokers have reported. Their owners store it once a minute. */
+  /** Reads the facts of machines that other brokers own every 15 s. Those brokers store reports once a minute. */
   followOthers(log: Logger): void {
     let isFailing = false;
     const read = async (): Promise<void> => {
@@ -191,7 +191,7 @@ export class MachineFacts {
     }
   }
 
-  /** A number that changes whenever a machine reports another host name, operating system or architecture. */
+  /** A number that changes whenever the host name, operating system or architecture of a machine changes. */
   get version(): number {
     return this.#version;
   }
@@ -207,14 +207,14 @@ export class MachineFacts {
   }
 
   /**
-   * Throws permission_denied unless, according to the machine's last hello, its owner allows each of these
-   * capabilities.
+   * Throws permission_denied unless the machine's owner allows each of these capabilities, according to the machine's
+   * last hello.
    */
   assertAllows(machine_id: string, capabilities: readonly string[]): void {
     const allowed = this.of(machine_id)?.capabilities ?? [];
     const capability = capabilities.find((one) => !allowed.includes(one));
-    // The broker does not know the capabilities of a machine that was never linked. For such a machine it refuses
-    // nothing here: the agent itself checks the call.
+    // The broker does not know the capabilities of a machine that was never linked, so it refuses nothing here. The
+    // agent itself checks the call.
     if (allowed.length === 0 || capability === undefined) return;
     const message = `the owner of machine ${machine_id} does not allow ${capability}: see --allow of its agent`;
     throw new AppError('permission_denied', message, { machine_id, capability });
@@ -245,8 +245,8 @@ export class MachineFacts {
     this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
-    // Unchanged facts are not written at once. After a restart of the broker all machines come back, and a commit
-    // for each would take longer than all other work.
+    // Unchanged facts are not written at once: when all machines reconnect after a restart of the broker, a commit for
+    // each would take longer than all other work.
     if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
     await this.#history.write((transaction) => this.#save(machineId, transaction));
   }
@@ -266,8 +266,8 @@ export class MachineFacts {
   }
 
   /**
-   * Records the outcome of an upgrade that a machine reports after its hello. It is stored at once, not at the next
-   * regular write.
+   * Records the outcome of an upgrade that a machine reports after its hello. The outcome is stored at once, not at the
+   * next regular write.
    */
   upgraded(machineId: string, last_upgrade: LastUpgrade): void {
     const before = this.of(machineId);
@@ -316,7 +316,7 @@ export class MachineFacts {
   async metrics(machineId: string, since: number, until: number, stepMs: number): Promise<MetricsPoint[]> {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
     const rows = await this.#history.all(
-      // SQLite binds numbers as reals, and a division of reals would not round down.
+      // SQLite binds numbers as reals. Without the casts, the division would not round down.
       `SELECT (at / CAST(?1 AS BIGINT)) * CAST(?1 AS BIGINT) AS at, ${averages}
        FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS BIGINT) ORDER BY at`,
       ...[stepMs, machineId, since, until],
@@ -339,7 +339,10 @@ export class MachineFacts {
     await this.#flush().catch(() => {});
   }
 
-  /** Writes in slices, so that other requests do not wait until the rows of a whole fleet are written. */
+  /**
+   * Writes the unsaved facts in slices, so that other requests need not wait until the facts of all machines are
+   * written.
+   */
   async #flush(): Promise<void> {
     const machines = takeAll(this.#unsaved);
     for (let at = 0; at < machines.length; at += rowsAtOnce) {
@@ -380,7 +383,7 @@ export class MachineFacts {
   }
 }
 
-/** Returns the facts that do not change with each message. */
+/** Returns the facts without those that change with each message. */
 function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
   return facts;
 }

@@ -1,4 +1,4 @@
-// Presence: which machines are linked now, with the stub that calls their agent.
+// Presence: which machines are linked now. For each of them it has the stub, through which the broker calls the agent.
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { AgentStub } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -55,12 +55,12 @@ export class Presence {
     return this.#links.has(machineId) || this.#isElsewhere(machineId);
   }
 
-  /** Sets the function that says whether a machine has a link with another broker. */
+  /** Sets the function that returns whether a machine has a link with another broker. */
   lookElsewhere(isElsewhere: (machineId: string) => boolean): void {
     this.#isElsewhere = isElsewhere;
   }
 
-  /** Called when a machine goes online or offline at another broker. */
+  /** Must be called when a machine goes online or offline at another broker. */
   changedElsewhere(): void {
     this.#version += 1;
   }

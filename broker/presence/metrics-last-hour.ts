@@ -55,7 +55,7 @@ export class LastHour {
     return { cpu: ring(start), memory: ring(start + minutes) };
   }
 
-  /** Removes a machine, and makes its bytes free for the next new machine. */
+  /** Removes a machine. Its bytes are reused for the next new machine. */
   remove(machineId: string): void {
     const row = this.#rows.get(machineId);
     if (row === undefined) return;
@@ -78,8 +78,7 @@ export class LastHour {
   }
 
   /**
-   * Clears the places of the minutes that have begun since the last call. Each still has the value of the minute one
-   * hour before.
+   * Clears the slots of the minutes that have begun since the last call. Each slot still has the value of one hour ago.
    */
   #advance(): void {
     const now = minuteNow();

@@ -26,7 +26,10 @@ const reportSchema = z.object({
   agent_rss: amount,
   agent_uptime_s: amount,
 });
-/** A checked report, and the machine's clock minus the broker's clock. Older brokers stored no such offset. */
+/**
+ * A checked report. `clock_offset_ms` is the machine's clock minus the broker's clock; reports that older brokers have
+ * stored lack it.
+ */
 export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 
 /** Checks a report that an agent has sent. Returns undefined if it is missing or invalid. */

@@ -1,5 +1,4 @@
-// Writes the audit record of a request: in the transaction of the request's change, or separately if it
-// changes nothing.
+// Writes the audit record of a request. If the request makes a change, the record is part of the same transaction.
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -12,13 +11,13 @@ import type { History } from '../history/history.ts';
 import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-api-request.ts';
 
-/** The machines and details of a request that are known so far, even if its parsing failed. */
+/** The machines and details of a request, as far as they are known. Parsing of the request may have failed. */
 export interface AuditedRequest {
   machines: readonly MachineId[];
   what: Deed['what'];
 }
 
-/** The sender of a request, as it is recorded. */
+/** The sender of a request, as the audit log records it. */
 export type Who = Pick<Caller, 'key_id' | 'key_name' | 'login_id' | 'request_id' | 'address'>;
 
 /** The audit record of one request, while the request runs. */
@@ -39,7 +38,10 @@ export function createAuditRecorder(
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
 
-  /** Adds the audit rows of a request, one for each machine. `before`: how many rows the request has already. */
+  /**
+   * Adds the audit rows of a request, one for each machine. `before` is the number of rows that the request already
+   * has.
+   */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) {
       const row = before + n;
@@ -54,7 +56,10 @@ export function createAuditRecorder(
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /** Begins a record. Each write calls `about` for the details. If `records` is false, only failures are written. */
+    /**
+     * Begins a record. Each write calls `about` for the details. If `records` is false, only a failure of the request
+     * is written.
+     */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -64,7 +69,7 @@ export function createAuditRecorder(
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
           const request = about();
-          // Each machine has a row of its own, so no row needs the list of machines.
+          // Each machine gets a row of its own, so the rows do not need the list of machines.
           const { machine_ids, ...rest } = request.what;
           const what = { ...(machines ? rest : request.what), ...made };
           const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
@@ -76,15 +81,16 @@ export function createAuditRecorder(
           if ((committed || !records) && error === undefined) return;
           const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
-          // A refused request changed nothing, so its record may be left out.
+          // A refused request has changed nothing, so its record may be left out if there are too many.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows of a failed commit() may be on disk already. These rows have the same ids, so none is added twice.
+          // The rows of a failed commit() may be on disk already. The rows here have the same ids, so no row is added
+          // twice.
           await write(deeds, id);
         },
       };
     },
-    /** When the broker stops: records how many refusals of the present minute were left out (`mostRefusals`). */
+    /** Records how many refusals of the present minute were left out. Called when the broker stops. */
     close: () => refusals.close(),
   };
 }
@@ -115,7 +121,7 @@ const longestList = 100;
  */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
-  // Only a schedule with tags has an `ownKey`. The audit row omits the schedule's machines, because there may be
+  // Only a schedule with tags has an `ownKey`. Its machines are left out of the audit row, because there may be
   // thousands.
   const groups = single.flatMap(({ machines, ownKey }) =>
     machines && !ownKey ? [machines.map((id) => id.slice(0, 200))] : [],
@@ -131,9 +137,9 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // The list of machines is stored, because only keys that may use all of these machines can read the record.
+  // The list of machines is stored, because the record may be read only with a key that may use all of them.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
-  // A repeat with the same Idempotency-Key changed nothing.
+  // The header marks a repeat with the same Idempotency-Key, which has changed nothing.
   if (answer.has(replayed)) what.replayed = true;
   return { machines, what };
 }

@@ -1,4 +1,4 @@
-// Finds the key or the login that a request presents, and counts the request against the rate limits.
+// Finds the key or the login of a request, and counts the request against the rate limits.
 import type { LoginId } from '../../shared/api/shared-schemas.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
@@ -61,14 +61,15 @@ export async function authenticateLogin(
   assertAlive(cluster);
   // Another broker may have created the login a moment ago.
   const found = logins.find(secret) ?? (cluster && (await logins.findNew(secret)));
-  // No wrong key is counted: browsers send the cookies of ended logins by themselves, and 256 bits cannot be guessed.
+  // A wrong cookie is not counted as a wrong key: browsers still send the cookies of ended logins, and a secret of 256
+  // bits cannot be guessed.
   if (!found) throw loginEnded;
   logins.note(found.login);
   const key = keys.admit(found.key, address);
   return { address, key, login_id: found.login.id, quota: await rates.spend(key.id) };
 }
 
-/** Throws unavailable while another broker may have taken over the machines of this broker. */
+/** Throws unavailable while other brokers may have taken over the machines of this broker. */
 function assertAlive(cluster: Pick<Cluster, 'isAlive'> | undefined): void {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
 }

@@ -15,18 +15,21 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
-/** The machines of an object. A key may use the object only if it may use at least one of these machines. */
+/** The machines of an object. A key that is limited to some machines may use the object if it may use one of these. */
 type Found = {
   machines?: readonly MachineId[];
-  /** Key with whose rights a schedule with tags runs. This key may use the schedule even if no machine has the tags. */
+  /**
+   * For a schedule with tags: the key with whose rights it runs. This key may use the schedule even if no machine has
+   * the tags.
+   */
   ownKey?: KeyId;
   /** Id of the data directory with the output files of an ended command; undefined with a single broker. */
   directory?: string | undefined;
 };
 
 /**
- * Finds objects of one kind by id; undefined for an unknown id. `filters`: the id filters a list, so removed objects
- * are found too.
+ * Finds objects of one kind by id; undefined for an unknown id. `filters` is true if the id filters a list: removed
+ * objects are then found too.
  */
 interface Lookup {
   /** Finds objects that are declared or in memory. */
@@ -92,7 +95,7 @@ export interface RequestWork<R extends Route, T> {
   act(input: Input<R>, caller: Caller): Promise<T>;
 }
 
-/** One request of an authenticated client. REST and gRPC requests are both checked in perform(). */
+/** One request of an authenticated client. perform() checks and runs REST and gRPC requests alike. */
 export class AuthorizedRequest<R extends Route> {
   readonly #guard: Guard<R>;
   readonly #client: Client;
@@ -144,8 +147,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks every id in path, query and, once it has been read, body. Checks first that the key may use all of them
-   * (forbidden), then that all exist (…_not_found).
+   * Checks every id in path, query and body; the body may not have been read yet. Checks first that the key may use all
+   * of them (forbidden), then that all exist (…_not_found).
    */
   identify(raw: RawInput): void {
     const { state } = this.#guard.services;
@@ -207,8 +210,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * True if `check` throws, but may pass after a refresh, because another broker may have changed the state. Always
-   * false for a single broker, whose state is current.
+   * True if `check` throws, but may pass after a refresh because another broker has changed the state. Always false
+   * with a single broker, whose state is current.
    */
   #needsRefresh(check: () => void): boolean {
     if (!this.#guard.services.cluster) return false;
@@ -247,8 +250,8 @@ export class AuthorizedRequest<R extends Route> {
     try {
       this.#check(this.#find(services.state), services.state);
     } catch (error) {
-      // A waiting request has already created its object, such as a command. Only a lost right ends this request, not
-      // the removal of a machine.
+      // A waiting request has already created its object, such as a command. The request ends only if the key has lost
+      // a right, and not if a machine was removed.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
     }
@@ -274,8 +277,8 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * The machines of the objects that a request names, looked up before the request runs. Later checks, as in
- * transactions, cannot wait for the history.
+ * The machines of the objects that a request names. They are looked up before the request runs, because later checks,
+ * as in transactions, cannot wait for the history.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
@@ -302,8 +305,8 @@ class StoredIds {
 }
 
 /**
- * Checks first that the key may use a machine of every id (forbidden), then that each id exists
- * (…_not_found).
+ * Throws forbidden if the key may not use a machine of an id; if all are allowed, throws …_not_found for an id that
+ * does not exist.
  */
 function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines, ownKey } of subjects) {
@@ -325,8 +328,8 @@ function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declare
 }
 
 /**
- * If only one machine exists, adds its id to a request without machine_id. Throws forbidden for a key without this
- * machine, validation_failed for contradictory ids.
+ * If only one machine exists, adds its id to a request without machine_id. Throws forbidden if the key may not use this
+ * machine, and validation_failed if body and query name different machines.
  */
 function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const inQuery = raw.query.machine_id;

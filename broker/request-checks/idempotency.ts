@@ -11,8 +11,8 @@ import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '.
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat with the first answer if the caller may still use its machines, otherwise with the created object's
- * present state. Throws if that is forbidden.
+ * Answers a repeat with the first answer if the caller may still use the machines of the created object, otherwise with
+ * the object's present state. Throws forbidden if the caller may not use any of them.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
@@ -46,8 +46,8 @@ interface Earlier {
 
 const keepMs = 24 * 3_600_000;
 /**
- * Longest answer that is stored, in characters. The repeat of a longer answer gets the present state of the
- * object.
+ * Length of the longest answer that is stored, in characters. If the first answer was longer, repeats get the present
+ * state of the object.
  */
 const largestAnswer = 64 * 1024;
 
@@ -57,7 +57,7 @@ const tables = [
     created_at INTEGER NOT NULL, resource_id TEXT, answer TEXT, PRIMARY KEY (owner, key)
   );
   CREATE INDEX idempotency_by_time ON idempotency (created_at)`,
-  // The id of the broker that runs the request, if several brokers share the database.
+  // Id of the broker that runs the request; null if the request has ended or there is only one broker.
   'ALTER TABLE idempotency ADD COLUMN running TEXT',
 ];
 const livingBroker = 'SELECT 1 AS n FROM brokers WHERE id = ? AND lease_until > clock_timestamp()';
@@ -95,8 +95,8 @@ export class Idempotency {
     if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // The fingerprint of an upload does not include the form fields, because they may arrive after the file. The file
-    // itself is compared by its digest.
+    // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. The file itself
+    // is compared by its digest.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -117,7 +117,7 @@ export class Idempotency {
    * returns undefined.
    */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
-    // One transaction looks for an earlier request and stores this one. So only the first of two requests with the
+    // The same transaction looks for an earlier request and stores this one, so only the first of two requests with the
     // same Idempotency-Key runs.
     let isNew = false;
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
@@ -138,8 +138,8 @@ export class Idempotency {
   }
 
   /**
-   * Reads the stored result. It is undefined for a new key. It is also undefined if a crash ended the first
-   * request before this request had created anything.
+   * Reads the stored result of the first request. The result is undefined if the key is new, or if a crash ended the
+   * first request before it had created anything.
    */
   async #earlier(id: string, fingerprint: string, transaction: RowReader): Promise<Earlier | undefined> {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
@@ -195,7 +195,7 @@ export class Idempotency {
     }
   }
 
-  /** Stores the answer. If there is no answer and nothing was created, frees the key. */
+  /** Stores the answer. If there is no answer and nothing was created, the Idempotency-Key can be used again. */
   #store(id: string, answer: string | undefined, transaction: HistoryTransaction): void {
     if (answer === undefined) {
       transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
@@ -205,8 +205,8 @@ export class Idempotency {
 }
 
 /**
- * Throws if the SHA-256 of the content differs from the SHA-256 in the first answer. All routes that accept content
- * answer with its SHA-256.
+ * Throws if the content has another SHA-256 than the first answer states. All routes that accept content answer with
+ * its SHA-256.
  */
 async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
   const digest = createHash('sha256');

@@ -54,7 +54,6 @@ interface IdPath {
 const mostNamed = 20;
 const longestName = 100;
 
-/** The parser of a route's requests. */
 export class RequestParser<R extends Route> {
   readonly #route: Route;
   readonly #parts: Record<keyof RawInput, z.ZodType>;
@@ -111,11 +110,11 @@ export class RequestParser<R extends Route> {
   }
 }
 
-/** Parses a query to strings; a parameter given twice becomes an array, which no schema accepts. */
+/** Parses a query to strings. A parameter that is given twice becomes an array, which no schema accepts. */
 export function queryOf(text: string): Record<string, unknown> {
   if (text === '') return {};
   try {
-    // Throws for bytes that are not UTF-8. parseQuery() would silently replace them.
+    // decodeURIComponent() throws for bytes that are not UTF-8; parseQuery() would silently replace them.
     decodeURIComponent(text);
   } catch {
     const message = 'query: must be percent-encoded UTF-8; send other paths as base64 with path_encoding';
@@ -154,7 +153,7 @@ function parsePart(
   throw new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues });
 }
 
-/** Shortens a path or name for an error message, because a request may contain very long names. */
+/** Shortens a path or name for an error message, because the names in a request can be very long. */
 function nameOf(path: readonly PropertyKey[]): string {
   return path.map((step) => String(step).slice(0, longestName).toWellFormed()).join('.');
 }
@@ -165,8 +164,8 @@ function namesOf(names: readonly string[]): string {
 }
 
 /**
- * Finds the paths of all id schemas in a schema. Throws, at the broker's start, if an id could escape the authorization
- * check.
+ * Finds the paths of all id schemas in a schema. Called at the broker's start; throws if the authorization check could
+ * miss an id.
  */
 function idPathsIn(
   schema: z.core.$ZodType,
@@ -183,7 +182,7 @@ function idPathsIn(
     );
   }
   if (!turns && schema instanceof z.ZodArray) {
-    // Items beyond the maximum length are not searched for ids, because the schema refuses an array of that length.
+    // Items beyond the maximum length are not searched for ids, because the schema refuses such an array.
     const longest = schema._zod.def.checks?.find((check) => check instanceof z.core.$ZodCheckMaxLength);
     const most = longest?._zod.def.maximum ?? Number.POSITIVE_INFINITY;
     return idPathsIn(schema.element, [...path, most], inside);
@@ -199,7 +198,7 @@ function idPathsIn(
   return [];
 }
 
-/** True if a definition contains an id schema at any depth; recursive schemas are visited once. */
+/** True if a definition contains an id schema at any depth. Recursive schemas are visited only once. */
 function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
   if (typeof value !== 'object' || value === null || seen.has(value)) return false;
   seen.add(value);

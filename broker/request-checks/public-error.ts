@@ -1,5 +1,5 @@
-// Converts any failure to a public error. The caller gets a documented error code, and internal details are
-// only logged.
+// Converts any failure to a public error: the caller gets a documented error code, and internal details are only
+// logged.
 import { z } from 'zod';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -35,7 +35,8 @@ const storageTroubles: Readonly<Record<string, string>> = {
 };
 
 /**
- * Returns the message for a failure of the broker's own files; undefined for any other error, also of a machine's disk.
+ * Returns the message for a failure of the broker's own files; undefined for any other error, such as one of a
+ * machine's disk.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';

@@ -1,5 +1,4 @@
-// Rate limits: on the requests of each key (if --rate-limit is set), and on wrong keys from each source
-// address (always).
+// Rate limits: on the requests of each key, if --rate-limit is set, and always on wrong keys from each source address.
 import { createHmac, randomBytes } from 'node:crypto';
 import {
   type RateLimiterAbstract,
@@ -22,11 +21,11 @@ const wrongFromOne = 30;
  */
 const wrongFromMany = 1_000;
 /**
- * A source over its limit gets each further refusal only after this many milliseconds, so that it cannot keep the
+ * Milliseconds by which each further refusal of a source over its limit is delayed, so that the source cannot keep the
  * broker busy by retrying at once.
  */
 const refusalDelayMs = 500;
-/** The limit of requests per minute of a key, and how many it may still send in the present minute. */
+/** The limit of requests per minute of a key, and the number of requests that it has left in the present minute. */
 export interface Quota {
   limit: number;
   remaining: number;
@@ -38,7 +37,7 @@ export interface Quota {
 
 export type Rates = ReturnType<typeof createRateLimits>;
 
-/** Runs one statement, with values for `$1` and so on. Times and counts in the answer are numbers. */
+/** Runs one SQL statement, with values for `$1` and so on. Times and counts in its result are numbers. */
 export type CountTogether = (text: string, values: (string | number | null)[]) => Promise<object[]>;
 
 export interface RateSettings {
@@ -111,10 +110,7 @@ function sharedLimiter(points: number, countTogether: CountTogether): RateLimite
   });
 }
 
-/**
- * Counts one point. Beyond the limit the library rejects with the count. Here the count is returned in both
- * cases.
- */
+/** Counts one point, and returns the count even beyond the limit, where the library rejects. */
 async function spent(from: RateLimiterAbstract, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
     if (over instanceof RateLimiterRes) return over;

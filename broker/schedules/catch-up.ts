@@ -1,9 +1,9 @@
-// Decides which due time of a schedule runs next, and which due times were missed because the broker was down or the
+// Decides which due time of a schedule runs next, and which due times were missed because the broker was down or its
 // clock was changed.
 import type { Schedule } from '../state/in-memory-state.ts';
 import type { Timetable } from './due-times.ts';
 
-/** The data for a decision. Times are milliseconds since 1970. */
+/** The data for a decision. All times are in milliseconds since 1970. */
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
   timetable: Timetable;
@@ -21,17 +21,14 @@ export interface ClockJump {
   to: number;
 }
 
-/** One of two steps: all due times up to `missed` are missed, or the next due time, `at`, runs. */
+/** Either all due times up to `missed` are missed, or the due time `at` runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/**
- * After a jump of the clock forward no schedule runs for this number of milliseconds, because the clock may be set
- * back.
- */
+/** Milliseconds after a forward jump of the clock in which no schedule runs, because the clock may be set back. */
 export const lastingMs = 60_000;
 /**
- * A due time that is noticed more than this many milliseconds late is missed. Includes `lastingMs`, the wait after a
- * jump of the clock.
+ * A due time that the broker notices more than this many milliseconds late is missed. The number includes `lastingMs`,
+ * the wait after a jump of the clock.
  */
 export const lateMs = lastingMs + 60_000;
 
@@ -48,7 +45,7 @@ export function decide(situation: Situation): Step | undefined {
   return { at: chosen, trigger: fresh && chosen === last ? 'cron' : 'catch_up' };
 }
 
-/** Returns the due time that runs next; undefined if none runs. All due times before it are missed. */
+/** Returns the due time that runs next; undefined if none runs. All due times before the returned one are missed. */
 function choose(
   { schedule, timetable, settledUntil, now, jump }: Situation,
   last: number,
@@ -59,7 +56,7 @@ function choose(
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
   const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
   if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
-  // After the clock jumped forward, only the last of the due times that it skipped runs. All of them together would be
-  // a burst.
+  // Of the due times that a jump of the clock has skipped, only the last one runs. Running all of them would be a
+  // burst.
   return timetable.last(next - 1, Math.min(jump.to, now));
 }

@@ -3,20 +3,23 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { type ClockJump, lastingMs } from './catch-up.ts';
 
 /**
- * Smallest difference between the two clocks, in milliseconds, that counts as a change. NTP causes no such
- * difference, because it corrects the speed of both clocks.
+ * The smallest difference between the two clocks, in milliseconds, that counts as a change. Corrections by NTP cause no
+ * difference, because NTP corrects the speed of both clocks.
  */
 const jumpMs = 1_000;
 
 interface ClockChange {
-  /** Milliseconds by which the wall clock was set forward since the last comparison; negative: back; 0: not set. */
+  /**
+   * Milliseconds by which the wall clock was set forward since the last comparison; negative if it was set back, 0 if
+   * it was not set.
+   */
   drift: number;
-  /** The time of the last comparison, by the wall clock as it is set now. */
+  /** Time of the last comparison, by the wall clock as it is set now. */
   corrected: number;
 }
 
 export class ClockWatch {
-  /** Start of the broker in wall time. If the wall clock is set, this time is shifted with it. */
+  /** Time of the broker's start. If the wall clock is set, this time is shifted by the same amount. */
   started = now();
   /** The last jump forward that was not undone within a minute. */
   jump: ClockJump | undefined;
@@ -29,8 +32,8 @@ export class ClockWatch {
   #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 
   /**
-   * True if the clock jumped forward less than a minute ago. No schedule may run then, because the clock may
-   * be set back.
+   * True if the clock jumped forward less than a minute ago. No schedule may run then, because the clock may be set
+   * back.
    */
   get isUncertain(): boolean {
     return this.#recent !== undefined;
@@ -38,7 +41,7 @@ export class ClockWatch {
 
   /** Compares the wall clock with the monotonic clock. */
   compare(): ClockChange {
-    // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.
+    // PostgreSQL refuses fractions in the times of the history, and monotonic() has fractions.
     const drift = Math.round(now() - monotonic() - this.#skew);
     const from = this.#comparedAt;
     this.#skew += drift;

@@ -3,7 +3,7 @@ import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** If a path does not stop changing, its run starts at the latest after this many times `settle`. */
+/** A path that does not stop changing starts a run at the latest after this many times `settle`. */
 const mostSettles = 10;
 /** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;
@@ -14,7 +14,7 @@ export class Changes {
   /** `catch_up` if the path changed while it was not watched. */
   readonly trigger: 'change' | 'catch_up';
   readonly #since = monotonic();
-  /** The changed paths; undefined if some of them are unknown, or do not fit into an environment variable. */
+  /** The changed paths; undefined if some are unknown, or if they do not fit into an environment variable. */
   #paths: Set<string> | undefined = new Set();
   #bytes = 0;
 
@@ -35,8 +35,8 @@ export class Changes {
   }
 
   /**
-   * Drops all changed paths. The run gets none of them, because its command would take an incomplete list for a
-   * complete one.
+   * Drops all changed paths. The command then gets no paths, because it would take an incomplete list for a complete
+   * one.
    */
   forgetPaths(): void {
     this.#paths = undefined;
@@ -46,8 +46,8 @@ export class Changes {
     const text = path.toString();
     if (!this.#paths || this.#paths.has(text)) return;
     this.#bytes += path.length + 1;
-    // The command gets one path per line. Programs differ in what they take for the end of a line, so a path with a
-    // control character cannot be passed.
+    // The command gets one path per line. A path with a control character is not passed, because programs differ in
+    // which characters end a line.
     const isLine = isUtf8(path) && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(text);
     if (!isLine || this.#bytes > mostBytes || this.#paths.size >= mostPaths) this.forgetPaths();
     else this.#paths.add(text);

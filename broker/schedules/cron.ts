@@ -22,7 +22,7 @@ const fields = [
   { name: 'month', min: 1, max: 12 },
   { name: 'day of week', min: 0, max: 7 },
 ];
-/** Syntax of croner that other programs read differently: `?`, `+`, `W` and `#L`. */
+/** Syntax that croner accepts, but that other programs read differently: `?`, `+`, `W` and `#L`. */
 const extension = /[?+]|[\dL]W|#L/;
 
 const nicknames: ReadonlyMap<string, string> = new Map([
@@ -65,7 +65,7 @@ export function assertCron(text: string): void {
     const example = `${min}-${max}, 1,3 or */2`;
     throw refusal('cron', `${name}: ${given} must be made of values from ${min} to ${max}, as in ${example}`);
   }
-  // Only 28 years are searched, because every date falls on every weekday within 28 years. A search to the year 9999
+  // Every date falls on every weekday within 28 years, so only 28 years are searched. A search up to the year 9999
   // takes 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
   if (!first) throw refusal('cron', 'never fires, because none of these months has such a day');
@@ -81,7 +81,7 @@ function isField(at: number, part: string): boolean {
   }
 }
 
-/** Describes an expression in words. */
+/** Describes an expression in English words. */
 export function wordsOf(text: string): string {
   return cronstrue.toString(partsOf(text).join(' '), { use24HourTimeFormat: true });
 }
@@ -89,18 +89,17 @@ export function wordsOf(text: string): string {
 /** Makes a pattern of six fields, or of seven with the years last. */
 function patternOf(parts: readonly string[]): Pattern {
   const [, , , date, , weekday] = parts;
-  // crontab's rule: if a day field starts with `*`, both day fields must match;
-  // otherwise one of them is enough.
+  // The rule of crontab: if a day field starts with `*`, both day fields must match; otherwise one match is enough.
   const both = [date, weekday].some((part) => part?.startsWith('*'));
   const mode = parts.length === 6 ? '6-part' : '7-part';
   return new Pattern(parts.join(' '), { utcOffset: 0, mode, domAndDow: both });
 }
 
-/** The six fields of an expression. By crontab's rule, a list that contains `*` matches every value. */
+/** Returns the six fields of an expression. By a rule of crontab, a list that contains `*` matches every value. */
 const partsOf = (text: string): string[] =>
   split(text).map((part) => (part.split(',').includes('*') ? '*' : part));
 
-/** Splits an expression into six fields, in capitals. Throws validation_failed. */
+/** Splits an expression into six fields, in capitals. Throws validation_failed if their number is wrong. */
 function split(text: string): string[] {
   if (text.length > longest) throw refusal('cron', `must have at most ${longest} characters`);
   const trimmed = text.trim();

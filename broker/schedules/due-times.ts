@@ -5,8 +5,8 @@ import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 const second = 1000;
 
 /**
- * Makes the timetable for a request. Throws validation_failed with the name of the wrong field, also if the
- * expression is never due.
+ * Creates the timetable for a request. Throws validation_failed with the name of the wrong field, also for an
+ * expression that is never due.
  */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   assertCron(expression);
@@ -45,7 +45,7 @@ export class Timetable {
   last(after: number, until: number): number | undefined {
     let [found] = this.times(after, 1, until);
     if (found === undefined) return undefined;
-    // The search is a bisection, so that its cost does not grow with the number of due times.
+    // The search is a bisection, so its cost does not grow with the number of due times.
     for (let end = until; end - found >= second; ) {
       const middle: number = Math.floor((found + end) / 2);
       const [later] = this.times(middle, 1, until);
@@ -55,28 +55,26 @@ export class Timetable {
     return found;
   }
 
-  /** Returns the next due time of an expression with fixed hours. */
+  /** Returns the next due time of an expression whose hour field does not start with `*`. */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
     for (;;) {
       wall = this.#cron.next(wall);
       if (wall === undefined) return undefined;
       const instants = this.#zone.instantsOf(wall);
-      // A wall time that the clocks skip is due right after the change. A repeated wall time is due the first time.
+      // A wall time that the clocks skip is due right after the change. A wall time that occurs twice is due only the
+      // first time.
       const instant = instants.gap ? instants.end : instants.at[0];
       if (instant > after) return instant;
     }
   }
 
-  /**
-   * Returns the wall time of an instant. When an hour is repeated, returns its last second for each instant in the
-   * repetition.
-   */
+  /** Returns the wall time of an instant. For all instants in a repeated hour, returns the last second of that hour. */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);
     if (instants.gap || instants.at[1] === undefined || instant < instants.at[1]) return wall;
-    // Each wall time of this hour was already due when the hour came first.
+    // All wall times of this hour were already due when the hour came first.
     const [first, again] = instants.at;
     return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }
@@ -101,8 +99,8 @@ export class Timetable {
   }
 
   /**
-   * Returns the first due time after the clocks are set back, if `after` is in the hour that is then repeated;
-   * otherwise undefined.
+   * If `after` is in an hour that will be repeated, returns the first due time after the clocks are set back; otherwise
+   * undefined.
    */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];

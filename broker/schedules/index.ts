@@ -1,4 +1,4 @@
-// The REST handlers of schedules: declare and list schedules, run them by hand, and list their runs.
+// The REST handlers of schedules: create, change and list schedules, run them by hand, and list their runs.
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -61,13 +61,13 @@ export class Schedules {
     return new Schedules(context, launcher, tracked, log);
   }
 
-  /** From now on, no schedule starts a run. */
+  /** Stops starting runs of schedules. */
   stop(): void {
     this.#dueTimes.stop();
     this.#watches.stop();
   }
 
-  /** Returns the machines of a removed schedule that still has runs. */
+  /** Returns the machines on which a removed schedule has run. */
   machinesOfRemoved(id: string): Promise<MachineId[]> {
     return this.#context.records.machinesOf(id);
   }
@@ -107,7 +107,7 @@ export class Schedules {
       return { items, total: page.total };
     },
     preview: ({ cron, timezone, count, from }) => {
-      // Due times begin at 1970, so an earlier `from` counts as 1970.
+      // Due times are computed only from 1970 on, so an earlier `from` counts as 1970.
       const after = Math.max(0, from?.getTime() ?? now());
       const times = checkedTimetable(cron, timezone).times(after, count);
       return { cron, timezone, description: wordsOf(cron), next_runs: times.map((at) => iso(at)) };
@@ -132,8 +132,8 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // A schedule runs with the rights of the key that changed it last. A request that changes nothing does not
-        // change this key.
+        // A schedule runs with the rights of the key that last changed it. A request without changes must not replace
+        // that key.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
@@ -144,7 +144,7 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // This check comes last, so that a caller who may not use the machine gets only the error that says so.
+        // This check comes last, so that a caller who may not use the machine gets the error of that.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -204,7 +204,7 @@ export class Schedules {
     return machine === undefined || this.#context.machinesOf(schedule).includes(machine);
   }
 
-  /** Throws forbidden unless a key may use every machine on which a schedule with tags runs. */
+  /** Throws forbidden unless the key may use every machine on which a schedule with tags runs. */
   #assertReachesAll(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
     const { id, tags, requested_by } = schedule;
     const { reachable, reaches } = caller.during(transaction);
@@ -214,7 +214,7 @@ export class Schedules {
     throw new AppError('forbidden', message, { schedule_id: id });
   }
 
-  /** Throws conflict if the key of a schedule with tags is revoked or expired, with two exceptions. */
+  /** Throws conflict if the key of a schedule with tags is revoked or expired. The body has two exceptions. */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
     changes: Changes,
@@ -222,9 +222,9 @@ export class Schedules {
   ): void {
     const where = changes.tags ?? changes.machine_id;
     const what = changes.command ?? changes.saved_command_id;
-    // A change of both the machines and the command gives the schedule the key of the request.
+    // A change of both the machines and the command makes the request's key the key of the schedule.
     if (where !== undefined && what !== undefined) return;
-    // A schedule that stays disabled may change in fields that do not decide where or what it runs.
+    // A schedule that stays disabled may be changed, except in fields that decide where or what it runs.
     const isDisabled = !(changes.enabled ?? enabled) && !decidesRun(changes);
     if (isDisabled || this.#context.rightsOf(requested_by, transaction.before)) return;
     const message =
@@ -278,7 +278,7 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: schedule.id });
   }
 
-  /** Returns the future due times for which these schedules have run already, because the clock was ahead. */
+  /** Returns the future due times for which these schedules have already run, while the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
       schedules.map(({ id }) => id),

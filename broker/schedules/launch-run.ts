@@ -1,5 +1,5 @@
-// Starts runs of schedules. The row of a run is stored in one transaction with its command, or with the
-// reason why there is no command.
+// Starts runs of schedules. The row of a run and the run's command, or the reason why there is no command, are stored
+// in one transaction.
 
 import type { Caller, Rights } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
@@ -42,9 +42,9 @@ interface Requester {
 /** Adds writes to the transaction that stores a run. */
 type Also = (transaction: HistoryTransaction) => void;
 
-/** Optional parts of a run that do not come from its schedule. */
+/** Optional parts of a run, in addition to those from its schedule. */
 interface More {
-  /** Adds writes to the transaction that stores the run, whether the run starts a command or is refused. */
+  /** Adds writes to the transaction that stores the run, whether or not the run starts a command. */
   also?: Also;
   /** Adds writes to the transaction that stores the run, only if the run starts a command. */
   commit?: Also;
@@ -54,7 +54,7 @@ interface More {
 
 /** Milliseconds that a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** Milliseconds after the broker's start in which machines may still be reconnecting. */
+/** Milliseconds after the broker's start for which offline machines may still be reconnecting. */
 const returnMs = 60_000;
 /** A machine that has linked again reports within this many milliseconds which of its commands have ended meanwhile. */
 const reportMs = 5_000;
@@ -62,7 +62,7 @@ const reportMs = 5_000;
 export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
-  /** Ids of the runs that had not ended when an earlier broker process stopped. */
+  /** Ids of the runs that had not ended when the previous broker process stopped. */
   readonly #leftOpen: Set<string>;
   /** For each machine, the monotonic time at which this broker took it over from another broker. */
   readonly #adoptedAt = new Map<string, number>();
@@ -78,8 +78,8 @@ export class Launcher {
   }
 
   /**
-   * Called when this broker has taken over machines. Gives the machines `returnMs` to connect, because their previous
-   * broker may have stopped.
+   * Must be called when this broker has taken over machines. Gives these machines `returnMs` to connect, because their
+   * previous broker may have stopped.
    */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
@@ -90,14 +90,13 @@ export class Launcher {
     return this.#adoptedAt.get(machineId) ?? this.#started;
   }
 
-  /** True if the machine is offline although it has had time to connect. Commands for the machine then fail at once. */
+  /** True if the machine is offline although it has had time to connect. A command for this machine fails at once. */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;
   }
 
   /**
-   * True if each of these runs began before this broker owned the machine, and may have ended without a report from the
-   * machine so far.
+   * True if all of these runs began before this broker owned their machine, and may have ended without a report so far.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -108,12 +107,14 @@ export class Launcher {
     );
   }
 
-  /** Starts a run at its time. Resolves when the run, or the reason why there is none, is on disk. */
+  /** Starts a run at its due time. Resolves when the run, or the reason why there is no run, is on disk. */
   byClock(on: OnMachine, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
     return this.#byItself(on, newRun(on, trigger, at));
   }
 
-  /** Starts a run for changes of a watched path. Resolves when the run, or the reason why there is none, is on disk. */
+  /**
+   * Starts a run after changes of a watched path. Resolves when the run, or the reason why there is no run, is on disk.
+   */
   byChange(on: OnMachine, changes: Changes, also: Also): Promise<void> {
     return this.#byItself(on, newRun(on, changes.trigger, null), { also, env: changes.environment() });
   }
@@ -125,13 +126,13 @@ export class Launcher {
     const requester = { key_id: requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(machine_id);
     await this.#launch(on, run, { ...requester, ...waiting }, more).catch((error: unknown) => {
-      // A refusal is not thrown again, because #launch() has already stored it in the row of the run.
+      // A refusal is not thrown again, because #launch() has stored it as the reason of the run.
       if (!(error instanceof AppError)) throw error;
     });
   }
 
   /**
-   * Starts a run for a request. If its command is refused, stores the run as failed, and then throws the error that
+   * Starts a run for a request. If the run's command is refused, stores the run as failed, and throws the error that
    * POST /commands would give.
    */
   byHand(on: OnMachine, caller: Caller): Promise<AcceptedCommand> {
@@ -140,7 +141,7 @@ export class Launcher {
     return this.#launch(on, run, caller, { commit });
   }
 
-  /** Starts a run on each of these machines for a request, as a batch. Returns the batch's first command. */
+  /** Starts a run on each of these machines for a request, as one batch. Returns the first command of the batch. */
   async batchByHand(
     schedule: Schedule,
     machines: readonly MachineId[],
@@ -192,8 +193,8 @@ export class Launcher {
   }
 
   /**
-   * Returns how many milliseconds a command may wait for its machine; no queue_for if the machine is offline, and has
-   * had `returnMs` to connect.
+   * Returns how many milliseconds a command may wait for its machine. `queue_for` is absent if the machine is offline
+   * although it has had `returnMs` to connect.
    */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
@@ -203,8 +204,8 @@ export class Launcher {
 }
 
 /**
- * The saved command of a schedule with its parameters filled in, or the error if they do not fit. It is used until
- * `until`, a monotonic time.
+ * The saved command of a schedule with its parameters filled in, or the error if they do not fit. The result is reused
+ * until `until`, a monotonic time.
  */
 interface FilledIn {
   saved: SavedCommand;
@@ -214,19 +215,19 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which fillIn() reuses a result: enough for all machines of one due time, but not longer, because an
- * error may be temporary.
+ * Milliseconds for which fillIn() reuses a result. That is enough for all machines of one due time; a longer time would
+ * prolong errors that are temporary.
  */
 const filledInMs = 10_000;
 
 /**
- * Fills the parameters of a schedule into its saved command, once for all machines, because matching patterns takes
- * time.
+ * Fills the parameters of a schedule into its saved command. The result is reused for all machines, because matching
+ * patterns takes time.
  */
 function fillIn(schedule: Schedule, saved: SavedCommand): CommandParams {
   let known = filledIn.get(schedule);
   if (known?.saved !== saved || known.until <= monotonic()) {
-    // While the computer is busy, matching a parameter with its pattern can time out. This error is temporary.
+    // On a busy computer, matching a parameter with its pattern can time out. That error is temporary.
     const result = resultOf(() => commandWith(saved, schedule.parameters ?? {}));
     known = { saved, result, until: monotonic() + filledInMs };
     filledIn.set(schedule, known);

@@ -1,4 +1,5 @@
-// Computes a fingerprint of a path on a machine, to find changes that happened while the path was not watched.
+// Computes a fingerprint of a path on a machine. Two fingerprints differ if the path changed between them while it was
+// not watched.
 import { createHash } from 'node:crypto';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
@@ -7,7 +8,10 @@ import type { Schedule } from '../state/in-memory-state.ts';
 
 export type WatchedPath = Pick<NonNullable<Schedule['on_change']>, 'path' | 'recursive'>;
 
-/** Maximum number of entries of a directory that are compared. All larger directories have the same fingerprint. */
+/**
+ * Maximum number of entries of a directory that are compared. All directories with more entries have the same
+ * fingerprint.
+ */
 const mostEntries = 10_000;
 const deadline_ms = 120_000;
 
@@ -15,7 +19,10 @@ const deadline_ms = 120_000;
 export const isMissing = (error: unknown): boolean =>
   error instanceof AppError && (error.code === 'file_not_found' || error.code === 'not_a_directory');
 
-/** Returns `missing` if the path does not exist. Throws all other errors of reading the path. */
+/**
+ * Returns the fingerprint of a path, or `missing` if the path does not exist. Throws all other errors of reading the
+ * path.
+ */
 export async function fingerprintOf(
   stub: AgentStub,
   watched: WatchedPath,
@@ -57,10 +64,13 @@ async function* entriesIn(
   }
 }
 
-/** Returns a digest of an entry instead of its fields, because the names that a machine sends can be long. */
+/**
+ * Returns a digest of the fields of an entry. A digest has a fixed length, but the names that a machine sends can be
+ * long.
+ */
 function lineOf({ path, type, size, mode, owner, group, modified_at_ms }: FileEntry__Output): string {
   const isDirectory = type === 'FILE_TYPE_DIRECTORY';
-  // Entries that are not watched change the size and the time of a directory.
+  // The size and time of a directory are left out, because entries that are not watched also change them.
   const content = isDirectory ? [] : [size, modified_at_ms];
   return digestOf([path.toString('hex'), type, mode, owner, group, ...content]);
 }

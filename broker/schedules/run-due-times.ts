@@ -1,4 +1,4 @@
-// Runs each due time of a schedule once, and records the times that were skipped or missed.
+// Runs each due time of a schedule once, and records the due times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
@@ -10,28 +10,29 @@ import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
 import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
 
 /**
- * Longest wait in milliseconds between two checks of the clock. It is short because the clock can be set at any time.
+ * Longest wait between two checks of the clock, in milliseconds. The clock can be set at any time, so this wait is
+ * short.
  */
 const longestWaitMs = 1_000;
 /** Maximum number of schedules that are checked together, in one transaction. */
 const atOnce = 32;
-/** Maximum number of schedules that are checked together if they are far behind. Each of them may write many rows. */
+/**
+ * Maximum number of schedules that are checked together if they are far behind. Each check may then write many rows.
+ */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/**
- * Maximum number of successive missed due times of a schedule that get a row each. All further ones share one more
- * row.
- */
+/** Maximum number of successive missed due times of a schedule that get a row each. All further ones share one row. */
 const mostMissed = 1000;
 /**
- * Maximum number of rows for missed due times of all schedules, after a start of the broker or a change of the clock.
+ * Maximum number of rows that are written for missed due times of all schedules, after a start of the broker or a
+ * change of the clock.
  */
 const mostMissedInAll = 20_000;
-/** A row that stands for several missed due times gives their number up to this maximum. */
+/** A row that stands for several missed due times gives their exact number only up to this maximum. */
 const mostCounted = 200;
 /** Milliseconds after which a due time that waits for the end of an earlier run is checked again. */
 const openMs = 60_000;
-/** As `openMs`, if the earlier run may have ended but its machine has yet to report this. */
+/** Like `openMs`, but for an earlier run that may have ended although its machine has not reported that yet. */
 const unsureMs = 1_000;
 /** Milliseconds to wait after a failed write. */
 const retryMs = 5_000;
@@ -126,8 +127,8 @@ export class DueTimes {
   }
 
   /**
-   * Undoes what was stored for times after `to` while the clock was ahead. Rows of runs that took place remain, so no
-   * run is repeated.
+   * Undoes what was stored for times after `to` while the clock was ahead. Rows of runs that took place remain, so that
+   * these runs are not repeated.
    */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
@@ -138,7 +139,7 @@ export class DueTimes {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'the clock was set back, but the rows and marks of schedules that were written while it was ahead could not be removed',
+        'the clock was set back, but the rows and progress marks of schedules that were written while it was ahead could not be removed',
       ),
     );
   }
@@ -172,7 +173,7 @@ export class DueTimes {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // If the clock was set back, a due time comes again although it has run.
+    // If the clock was set back, a due time that has run comes a second time.
     if (!(await this.#ran(tracked, at))) {
       const decision = await this.#decideOverlap(tracked, trigger);
       if (typeof decision === 'number') return decision;
@@ -183,16 +184,16 @@ export class DueTimes {
   }
 
   /**
-   * Decides whether a due time runs or is skipped while earlier runs have not ended. A returned number means:
-   * wait this many milliseconds, then decide again.
+   * Decides whether a due time runs or is skipped while earlier runs have not ended. A number means: decide again after
+   * this many milliseconds.
    */
   async #decideOverlap(tracked: Tracked, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
     const { schedule, machine_id } = tracked;
-    // A manual run that starts during this read is not noticed. The due time then runs, as if the manual run had
-    // started a moment later.
+    // A manual run that starts during this read is not noticed. That is as if it had started a moment after this due
+    // time.
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
-    // A run on an offline machine does not wait for earlier runs: its command fails at once, and the row of the run has
-    // the reason.
+    // If the machine is offline, the run does not wait for earlier runs: its command fails at once, and its row has the
+    // reason.
     if (open.length === 0 || this.#launcher.isAway(machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -206,8 +207,8 @@ export class DueTimes {
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);
     if (most <= 0) return this.#recordRest(tracked, timetable, until);
     const passed = timetable.times(settledUntil, most, until);
-    // The rows are subtracted before the read, because checks of other schedules use `#missedRowsLeft` during the
-    // read.
+    // The rows are subtracted before the read, because checks of other schedules read `#missedRowsLeft` at the same
+    // time.
     this.#missedRowsLeft -= passed.length;
     const ran = await this.#context.records.ran(
       [schedule.id],
@@ -222,7 +223,7 @@ export class DueTimes {
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** Stores one row for all missed due times up to `until`. The row has the last due time that did not run. */
+  /** Stores one row for all missed due times up to `until`. The row has the time of the last one that did not run. */
   async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
@@ -256,10 +257,7 @@ export class DueTimes {
 const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/**
- * Describes the due times that share a row, for the end of the row's `reason`. Returns '' if there is only one due
- * time.
- */
+/** Returns the end of a row's `reason`: which due times share the row. Returns '' if there is only one due time. */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';
@@ -268,8 +266,8 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
 }
 
 /**
- * Sets `since` of these schedules, so that due times before `at` are neither run nor recorded as missed. Resolves when
- * that is on disk.
+ * Sets `since` of these schedules, so that due times before `at` neither run nor are recorded as missed. Resolves when
+ * this is on disk.
  */
 export async function countTimesFrom(
   state: State,

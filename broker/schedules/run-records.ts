@@ -1,5 +1,5 @@
-// Stores the runs of schedules in the history: a row for each due time and each manual run, and a progress mark for
-// each schedule on each machine.
+// Stores the runs of schedules in the history: a row for each due time and each manual run, and a progress mark (the
+// last handled due time) for each schedule on each machine.
 
 import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -27,7 +27,7 @@ type Times = 'scheduled_for' | 'started_at' | 'finished_at';
 export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   id: RunId;
   machine_id: MachineId;
-  /** The time at which the run was due; null for a manual run and after a change of a path. */
+  /** Due time of the run; null for a manual run, and for a run after a change of a path. */
   scheduled_for: number | null;
   started_at: number;
   finished_at: number | null;
@@ -42,16 +42,19 @@ export interface OnMachine {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/** next_run leaves out at most this many due times of a schedule that have run already, while the clock was ahead. */
+/**
+ * Maximum number of due times of a schedule that `next_run` leaves out because they ran already, while the clock was
+ * ahead.
+ */
 export const mostRan = 1000;
 
-/** The machines that a caller may use; undefined means all machines, including removed ones. */
+/** The machines that a caller may use; undefined for all machines, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR coalesce(reason, '') = 'machine_offline'))";
-/** Sorts ended runs, the worst first. A lost run is the worst, because its effects are unknown. */
+/** Sorts ended runs, the worst status first. `lost` is the worst, because the effects of a lost run are unknown. */
 const worstFirst =
   "CASE status WHEN 'lost' THEN 0 WHEN 'failed' THEN 1 WHEN 'timeout' THEN 2 WHEN 'cancelled' THEN 3 ELSE 4 END";
 /** Maximum number of marks that one transaction stores. */
@@ -68,7 +71,7 @@ interface RecordContext {
 export class ScheduleRecords {
   readonly #context: RecordContext;
   readonly #history: History;
-  /** Called when the end of a schedule's command is on disk. */
+  /** Called when the end of a run's command is on disk. */
   onEnd: (run: ScheduleRun) => void = () => {};
   readonly #watchers = new Set<(run: ScheduleRun) => void>();
 
@@ -77,10 +80,10 @@ export class ScheduleRecords {
     this.#history = context.history;
   }
 
-  /** Opens the tables. Deletes runs that were decided more than `keepMs` milliseconds ago. */
+  /** Opens the tables. Ended runs are deleted `keepMs` milliseconds after they were decided. */
   static async open(context: RecordContext, keepMs: number): Promise<ScheduleRecords> {
     const { history } = context;
-    // Version 0.1.0 created these tables in two steps. These are merged into one, which therefore has the number 2.
+    // Version 0.1.0 created these tables in two steps. Now one step creates them, and its number is therefore 2.
     await history.migrate('schedules', tables, 2);
     history.count(counted);
     const where = 'finished_at IS NOT NULL';
@@ -88,19 +91,19 @@ export class ScheduleRecords {
     return new ScheduleRecords(context);
   }
 
-  /** Stores a run. The same transaction creates the run's command. */
+  /** Stores a run, in the transaction that creates the run's command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, machine_id, scheduled_for: at } = run;
-    // A row for the same time is replaced. It exists if the clock was set back after the time was recorded as missed
-    // or skipped.
+    // A row for the same due time is replaced. Such a row exists if the clock was set back after the time was recorded
+    // as missed or skipped.
     const key = 'schedule_id, scheduled_for, machine_id';
     transaction.put('schedule_runs', key, { decided_at: now(), ...run });
-    // putMark() makes the write fail if another broker owns the machine. A batch by hand (`at` is null) may include
-    // machines of other brokers.
+    // putMark() makes the write fail if another broker owns the machine. For a batch by hand (`at` is null) it is not
+    // called, because the batch may include machines of other brokers.
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
-  /** Stores runs without a command. The last of them causes an event if the schedule is set to emit one. */
+  /** Stores runs without a command. The last of them causes an event if its schedule has `notify` set. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
@@ -128,7 +131,7 @@ export class ScheduleRecords {
     return (await this.#history.read(queries)).flat().map(fromRow);
   }
 
-  /** Stores the end of a run, in the transaction that stores the end of its command. */
+  /** Stores the end of a run. Called in the transaction that stores the end of the run's command. */
   readonly ended = async (command: Command, transaction: HistoryTransaction): Promise<void> => {
     if (command.schedule_id === null) return;
     const run = await this.#one('command_id = ? AND finished_at IS NULL', [command.id], transaction);
@@ -157,7 +160,6 @@ export class ScheduleRecords {
     return rows.map(toMark);
   }
 
-  /** Returns the marks of these schedules. */
   async marksOf(scheduleIds: readonly string[]): Promise<Mark[]> {
     const some = 'schedule_id IN (SELECT value FROM json_each(?))';
     const sql = `SELECT schedule_id, machine_id, at FROM schedule_marks WHERE ${some}`;
@@ -165,7 +167,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Earlier due times then do not count there.
+   * Stores marks for machines that have just got the tags of a schedule, so that earlier due times do not count on
+   * these machines.
    */
   async mark(marks: readonly Mark[]): Promise<void> {
     for (let from = 0; from < marks.length; from += marksAtOnce) {
@@ -175,7 +178,7 @@ export class ScheduleRecords {
     }
   }
 
-  /** Returns the last state of a watched path, as see() stored it; undefined if there is none. */
+  /** Returns the last state of a watched path that see() stored; undefined if there is none. */
   async seen({ schedule, machine_id }: OnMachine): Promise<string | undefined> {
     const sql = 'SELECT seen FROM schedule_marks WHERE schedule_id = ? AND machine_id = ?';
     const row = await this.#history.get(sql, schedule.id, machine_id);
@@ -183,8 +186,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Stores the state of a watched path. Each change before this state must have a run, or a row that says why there is
-   * none.
+   * Stores the state of a watched path. Every earlier change must already have a run, or a row that says why there is
+   * no run.
    */
   see(
     { schedule: { id: schedule_id }, machine_id }: OnMachine,
@@ -203,12 +206,12 @@ export class ScheduleRecords {
   }
 
   /**
-   * Called when the clock was set back to `to`. Moves later marks back, and deletes rows of later runs that did not
-   * take place.
+   * Must be called when the clock was set back to `to`. Sets later marks back to `to`, and deletes the rows of later
+   * due times that did not run.
    */
   rewind(to: number, transaction: HistoryTransaction): void {
     transaction.run('UPDATE schedule_marks SET at = ?1 WHERE at > ?1', to);
-    // Rows are selected by schedule, because there is no index by time alone.
+    // Rows are selected by schedule, because no index has only the time.
     transaction.run(
       `DELETE FROM schedule_runs WHERE schedule_id IN (SELECT schedule_id FROM schedule_marks)
        AND scheduled_for > ? AND ${neverRan}`,
@@ -250,7 +253,7 @@ export class ScheduleRecords {
     ]);
     const rows = await this.#history.all(
       `SELECT DISTINCT schedule_id, scheduled_for AS at FROM schedule_runs WHERE ${ran} ORDER BY schedule_id, at LIMIT ?`,
-      // One schedule may have more than `mostRan` due times, because the limit is for all schedules together.
+      // The limit is for all schedules together, so one of them may get more than `mostRan` due times.
       ...[...values, scheduleIds.length * mostRan],
     );
     const times = new Map<string, Set<number>>();
@@ -266,8 +269,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the last ended run of a schedule on the machines in `reach`; of several machines that ran together, the run
-   * with the worst status.
+   * Returns the last ended run of a schedule on the machines in `reach`. If several machines ran together, returns the
+   * run with the worst status.
    */
   async last({ id, tags }: Schedule, reach: Reach): Promise<ScheduleRun | undefined> {
     const ended: Condition[] = [
@@ -293,7 +296,7 @@ export class ScheduleRecords {
     return rows.map((row) => textIn(row, 'machine_id') as MachineId);
   }
 
-  /** Returns the machine of the run with this command. The command's own row may have been deleted. */
+  /** Returns the machine of the run with this command. The row of the command itself may have been deleted. */
   async machineOfCommand(commandId: string): Promise<MachineId | undefined> {
     return (await this.#one('command_id = ?', [commandId]))?.machine_id;
   }
@@ -302,8 +305,8 @@ export class ScheduleRecords {
     const findBy = input.command_id ? ['command_id', 'schedule_id'] : ['status', 'machine_id'];
     const page = await pageOfRows(
       this.#history,
-      // Runs that were decided at the same time are sorted by `rowid`. This is the order of their due times, because
-      // rows are written in that order.
+      // Runs that were decided at the same time are sorted by `rowid`, and so by due time, because rows are written in
+      // that order.
       { table: 'schedule_runs', columns, counted, tie: ['rowid'], findBy },
       [reachableOnly(reach), ...filtersOf(routes.history, input)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },
@@ -338,7 +341,7 @@ export class ScheduleRecords {
   }
 }
 
-/** Makes a run whose command will be created. `scheduled_for` is null for a run that was not due at a time. */
+/** Creates a run that will start a command. `scheduled_for` is null for a run without a due time. */
 export function newRun(
   { schedule, machine_id }: OnMachine,
   trigger: ScheduleRun['trigger'],
@@ -352,7 +355,7 @@ export function newRun(
   };
 }
 
-/** Returns the record of a run that ends before it has a command. */
+/** Returns the record of a run that ends without a command. */
 export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
   const at = now();
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };

@@ -1,7 +1,9 @@
 // The tables of schedule runs in the history, and the migration steps that create them.
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 
-/** Every due time of a schedule on a machine up to `at` has run, or is recorded as skipped or missed. */
+/**
+ * The progress mark of a schedule on a machine: every due time up to `at` has run, or is recorded as skipped or missed.
+ */
 export interface Mark {
   schedule_id: string;
   machine_id: string;
@@ -12,8 +14,8 @@ export const counted: CountedTable = {
   ...{ table: 'schedule_runs', time: 'decided_at', number: 'rowid' },
   ...{ columns: ['schedule_id', 'status', 'trigger'], scope: 'schedule_id' },
 };
-// Rows are sorted and deleted by decided_at, the broker's time. started_at is set by the machine, whose clock
-// can be wrong.
+// Rows are sorted and deleted by decided_at, a time of the broker's clock. started_at is a time of the machine's clock,
+// which can be wrong.
 export const tables = [
   `CREATE TABLE schedule_runs (
     id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT,
@@ -32,7 +34,7 @@ export const tables = [
   `${dropOldCounts('schedule_runs')}
   CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
   ${createCounts(counted)}`,
-  // A schedule with tags has rows of several machines for the same time. The table is copied, because SQLite cannot
+  // A schedule with tags has rows of several machines for the same due time. The table is copied, because SQLite cannot
   // change a UNIQUE constraint.
   `CREATE TABLE runs_by_machine (
     id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT, batch_id TEXT,

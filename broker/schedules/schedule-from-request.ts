@@ -1,4 +1,4 @@
-// Creates schedules from requests, applies changes to them, and checks that the key of a request may decide what a
+// Creates schedules from requests, applies changes to them, and checks whether the request's key may decide what a
 // schedule does.
 import { isDeepStrictEqual } from 'node:util';
 import type { Api, Caller, Input, Rights } from '../../shared/api/route-table.ts';
@@ -17,10 +17,7 @@ const defaults = {
   ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
 };
 
-/**
- * Throws forbidden for a key that may not run commands, because such a key must not decide what a schedule
- * runs.
- */
+/** Throws forbidden for a key that may not run commands, because such a key must not decide what a schedule runs. */
 export function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
   const required_scope = 'commands:execute';
@@ -36,7 +33,9 @@ export function assertMayRead({ may }: Pick<Rights, 'may'>): void {
   throw new AppError('forbidden', message, { required_scope });
 }
 
-/** Fields with which a key could expose the environment, because a command can print its environment. */
+/**
+ * Fields with which a request could expose the environment of a schedule, because a command can print its environment.
+ */
 const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
 /** True if a request changes where or what a schedule runs. */
@@ -64,13 +63,16 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   };
 }
 
-/** The fields that a request has set. They have the names and types of the document's fields, except notify. */
+/**
+ * Returns the fields that a request has set. Except for `notify`, they have the names and types of the document's
+ * fields.
+ */
 const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. Sets `since` to now if earlier due times or file changes must not start runs of the
- * changed schedule.
+ * Applies the changes of a request. Sets `since` to now if due times or file changes before the request must not start
+ * runs of the changed schedule.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
@@ -84,8 +86,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // A schedule with tags runs on the machines that `requested_by` may use. A request that changes only the cron must
-    // not add machines.
+    // A schedule with tags runs on the machines that the key `requested_by` may use. A request that changes, for
+    // example, only the cron expression must not change these machines.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

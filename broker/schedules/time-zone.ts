@@ -1,14 +1,13 @@
-// Converts between instants and the wall time of a time zone,
-// including changes to and from daylight saving time.
+// Converts between instants and the wall time of a time zone, including changes to and from daylight saving time.
 
 /**
- * The instants of a wall time. There are two if the clocks were turned back. A wall time that is skipped has
+ * The instants of a wall time. There are two if the clocks are turned back over it. If the clocks skip it, there is
  * none, only the `end` of the gap.
  */
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 
 const second = 1000;
-/** A time that is longer than the largest change of any zone's offset. */
+/** Longer than any change of a time zone's offset. */
 export const dayMs = 24 * 3_600_000;
 
 const zoneName = /^[A-Za-z][A-Za-z0-9_+\-/]{0,63}$/;
@@ -69,7 +68,7 @@ export class TimeZone {
     return { end: this.transition(late, early), gap: true };
   }
 
-  /** Returns the first second with another offset than at `from`. There must be one up to `to`. */
+  /** Returns the first second after `from` with another offset. The offset must change up to `to`. */
   transition(from: number, to: number): number {
     const offset = this.offsetAt(from);
     let [same, other] = [Math.floor(from / second), Math.ceil(to / second)];

@@ -1,5 +1,4 @@
-// Tracks the declared schedules on each of their machines: up to which time all due times are handled, and which due
-// time is next.
+// Tracks the declared schedules on each of their machines: the last due time that was handled, and the next one.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -17,15 +16,17 @@ export interface Tracked {
   settledUntil: number;
   /** The first due time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** Time at which the schedule is checked next: its next due time, or later. */
+  /** Time of the next check of the schedule: its next due time, or later. */
   checkAt: number;
-  /** False until the schedule's mark is read again, because another broker may have run the schedule meanwhile. */
+  /**
+   * False while the progress mark of the schedule must be read again, because another broker may have run the schedule.
+   */
   loaded: boolean;
   /** True while the schedule is being checked. */
   busy: boolean;
-  /** True while the next due time waits: an earlier run has not ended, or a failed write is about to be tried again. */
+  /** True while the next due time waits, because an earlier run has not ended or a failed write will be tried again. */
   waiting: boolean;
-  /** Number of missed due times that were recorded in succession. */
+  /** Number of successive missed due times that were recorded. */
   missed: number;
 }
 
@@ -68,12 +69,11 @@ export class TrackedSchedules {
     for (const watcher of this.#watchers) watcher();
   }
 
-  /** All schedules on all of their machines. */
+  /** Yields all schedules on all of their machines. */
   *all(): Generator<Tracked> {
     for (const some of this.#bySchedule.values()) yield* some.values();
   }
 
-  /** The schedules of one machine. */
   *on(machineId: string): Generator<Tracked> {
     for (const some of this.#bySchedule.values()) {
       const tracked = some.get(machineId);
@@ -82,8 +82,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Finds the schedule of a run on the run's machine. A schedule without tags is found even if it has moved to another
-   * machine.
+   * Finds the schedule of a run on the machine of the run. A schedule without tags is found even if it runs on another
+   * machine now.
    */
   of({ schedule_id, machine_id }: { schedule_id: string; machine_id: string }): Tracked | undefined {
     const some = this.#bySchedule.get(schedule_id);
@@ -105,8 +105,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Returns at most `count` next due times of a schedule. The times in `ran` are left out, because they ran
-   * while the clock was ahead.
+   * Returns the next due times of a schedule, at most `count`. Leaves out the times in `ran`, for which the schedule
+   * already ran while the clock was ahead.
    */
   nextOf(schedule: Schedule, count: number, ran: RanTimes): number[] {
     const times: number[] = [];
@@ -120,11 +120,11 @@ export class TrackedSchedules {
   }
 
   /**
-   * Returns undefined for a schedule that runs when a path changes, and for one with an invalid cron expression or time
-   * zone.
+   * Returns undefined for a schedule that runs when a path changes, and for a schedule whose cron expression or time
+   * zone is invalid.
    */
   timetableOf(schedule: Schedule): Timetable | undefined {
-    // A timetable takes some KiB. It is cached only for a schedule with tags, because many machines use the same one.
+    // A timetable needs some KiB of memory. It is cached only for a schedule with tags, because many machines use it.
     if (!schedule.tags) return this.#createTimetable(schedule);
     const made = this.#timetables.get(schedule);
     if (made !== undefined) return made ?? undefined;
@@ -146,8 +146,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Finds the next due time of a schedule. A schedule that is `busy` with a due time is skipped: it is planned after
-   * that.
+   * Finds the next due time of a schedule. A `busy` schedule is skipped, because it is planned when its present due
+   * time is handled.
    */
   plan(tracked: Tracked): void {
     const { schedule, settledUntil, busy } = tracked;
@@ -157,13 +157,13 @@ export class TrackedSchedules {
     tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
   }
 
-  /** Continues the schedules of these machines, which this broker owns from now on. */
+  /** Starts to run the schedules of these machines, which this broker owns from now on. */
   async adopt(machineIds: readonly string[]): Promise<void> {
     const owned = new Set(machineIds);
     await this.#load([...this.all()].filter(({ machine_id }) => owned.has(machine_id)));
   }
 
-  /** Reads up to which time other brokers have handled the due times of these schedules. */
+  /** Reads up to which due times other brokers have handled these schedules. */
   async #load(some: readonly Tracked[]): Promise<void> {
     for (const tracked of some) tracked.loaded = false;
     const marks = latestOf(
@@ -177,7 +177,7 @@ export class TrackedSchedules {
     this.#changed();
   }
 
-  /** Makes the tracked schedules equal to the declared schedules. Returns false if they were equal already. */
+  /** Updates the tracked schedules to the declared ones. Returns false if nothing has changed. */
   #sync(stored?: readonly Mark[]): boolean {
     const { schedules, machines, keys } = this.#context.state;
     const seen = this.#seen;
@@ -197,7 +197,7 @@ export class TrackedSchedules {
     return true;
   }
 
-  /** Reads the marks of schedules that moved to another machine. Tries again until the marks could be read. */
+  /** Reads the marks of schedules that have moved to another machine. Tries again until the marks can be read. */
   #loadMoved(moved: readonly Tracked[]): void {
     this.#load(moved).catch((err: unknown) => {
       if (this.#isStopped) return;
@@ -211,8 +211,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Tracks a schedule that has one machine. If this is another machine than before, returns the entry, so that the
-   * caller reads its mark again.
+   * Tracks a schedule that has one machine. If its machine has changed, returns the entry, so that the caller reads its
+   * mark again.
    */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
@@ -225,12 +225,12 @@ export class TrackedSchedules {
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
-    // The mark must be read again: the broker that owns the previous machine may have run the schedule since this
-    // broker last read it.
+    // The mark must be read again, because the broker of the previous machine may have run the schedule since the last
+    // read.
     return hasMoved ? [tracked] : [];
   }
 
-  /** Tracks a schedule on every machine with its tags. Returns the entries of machines that have no mark yet. */
+  /** Tracks a schedule on every machine with its tags. Returns the entries of the machines that have no mark yet. */
   #trackTagged(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const before = this.#bySchedule.get(schedule.id);
     const after = new Map<string, Tracked>();
@@ -255,16 +255,16 @@ export class TrackedSchedules {
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
     const mark = marks?.get(schedule.tags ? `${schedule.id} ${machine_id}` : schedule.id);
-    // Without a mark, due times count from now on for a machine that has just got the schedule's tags.
+    // A machine that has just got the tags of the schedule has no mark. Its due times count from now on.
     const from = mark ?? (schedule.tags && settledUntil === 0 ? now() : settledUntil);
-    // A mark that was written while the clock was ahead is in the future.
+    // A mark from a time when the clock was ahead is in the future, so it is limited to the present time.
     tracked.settledUntil = Math.min(Math.max(from, Date.parse(schedule.since)), now());
     return mark;
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Without a mark, due times while the broker is
-   * down are overlooked.
+   * Stores marks for machines that have just got the tags of a schedule. Otherwise due times on these machines would be
+   * overlooked while the broker is down.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
@@ -278,7 +278,7 @@ export class TrackedSchedules {
       .catch((err: unknown) =>
         this.#log.warn(
           { err },
-          'new machines match the tags of schedules, but the marks for these machines could not be stored; if the broker restarts soon, a due time there may be overlooked',
+          'new machines match the tags of schedules, but the progress marks for these machines could not be stored; if the broker restarts soon, a due time there may be overlooked',
         ),
       );
   }
@@ -290,7 +290,7 @@ export class TrackedSchedules {
       .catch((err: unknown) =>
         this.#log.warn(
           { err, schedule_id },
-          'a schedule’s tags no longer select some machines, but its marks for these machines could not be removed',
+          'a schedule’s tags no longer select some machines, but its progress marks for these machines could not be removed',
         ),
       );
   }
@@ -304,8 +304,8 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine on which earlier runs count; undefined for all machines. A schedule without tags may have moved
- * from another machine.
+ * Returns the machine whose earlier runs count; undefined if those of all machines count, because a schedule without
+ * tags may have moved from another machine.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;
@@ -314,7 +314,8 @@ export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefi
 type LatestMarks = ReadonlyMap<string, number>;
 
 /**
- * Returns the marks by schedule and machine, and also the latest mark of each schedule by the schedule's id alone.
+ * Returns the marks by the ids of schedule and machine, and also the latest mark of each schedule by the schedule's id
+ * alone.
  */
 function latestOf(marks: readonly Mark[]): LatestMarks {
   const latest = new Map<string, number>();

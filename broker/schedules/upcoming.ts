@@ -22,7 +22,7 @@ export async function dueRuns(
     if (at !== undefined && at < until) waiting.push({ schedule, at });
     if (n % sliceSize === sliceSize - 1) await nextTurn();
   }
-  // The latest run is first, so that pop() removes the next run.
+  // The list is sorted in descending order, so that pop() returns the earliest run.
   waiting.sort((a, b) => b.at - a.at);
   const runs: DueRun[] = [];
   for (let run = waiting.pop(); run && runs.length < limit; run = waiting.pop()) {

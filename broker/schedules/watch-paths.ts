@@ -1,5 +1,5 @@
-// Watches the paths of schedules with on_change on their machines. Starts a run when a path has changed, and then has
-// not changed for the time `settle`.
+// Watches the paths of schedules with on_change on their machines. Starts a run when a changed path has not changed
+// again for the time `settle`.
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import { after, monotonic, sleep } from '../../shared/clock.ts';
@@ -15,15 +15,20 @@ import { newRun, settledRun } from './run-records.ts';
 import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedules.ts';
 
 /**
- * Maximum number of paths that schedules watch on one machine. A machine has at most 32 watches, so the other 16 remain
- * for requests that watch files.
+ * Maximum number of paths that schedules watch on one machine. A machine allows 32 watches, so 16 remain for requests
+ * that watch files.
  */
 export const mostWatches = 16;
 export const tooManyWatches = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
-/** Milliseconds until a path is watched again: `soonMs` after a watch has ended or failed once, otherwise `laterMs`. */
+/**
+ * Milliseconds until a path is watched again: `soonMs` after the end or the first failure of a watch, otherwise
+ * `laterMs`.
+ */
 const soonMs = 1_000;
 const laterMs = 30_000;
-/** Milliseconds after which a run that waits for the end of another run is tried again, if no end is reported. */
+/**
+ * A run that waits for the end of another run is tried again after this number of milliseconds, if no end is reported.
+ */
 const openMs = 60_000;
 
 /** The watch of one schedule on one of its machines. */
@@ -32,23 +37,26 @@ interface PathWatch {
   /** The schedule as it was last declared. */
   schedule: Schedule;
   on_change: NonNullable<Schedule['on_change']>;
-  /** Ends the call to the agent; undefined while the machine is offline or the path may not be watched. */
+  /** Ends the call to the agent; undefined while the machine is offline or the key may not watch the path. */
   link: AbortController | undefined;
-  /** True while the agent watches, or has been asked to. */
+  /** True while the agent watches the path, or has been asked to. */
   open: boolean;
-  /** Changes for which no run was started yet. */
+  /** Changes for which no run has started yet. */
   changes: Changes | undefined;
   /** True while a run is being started. */
   busy: boolean;
-  /** True while `changes` start no run yet, because an earlier run of the schedule has not ended. */
+  /** True while `changes` must wait until an earlier run of the schedule has ended. */
   waiting: boolean;
-  /** Number of attempts in a row that failed. */
+  /** Number of failed attempts in a row. */
   failures: number;
-  /** True if the machine has stayed linked since the last watch, so that no change happened while it was offline. */
+  /**
+   * True if the machine has stayed linked since the last watch, so that no change can have happened while it was
+   * offline.
+   */
   wasLinked: boolean;
-  /** The reason why the path is not watched, as it was last recorded. */
+  /** The last recorded reason why the path is not watched. */
   problem: string | undefined;
-  /** Time on the monotonic clock at which a directory was last created at the path. */
+  /** Monotonic time at which a directory was last created at the path. */
   renewedAt: number;
   cancelTimer(): void;
 }
@@ -61,7 +69,7 @@ export class PathWatches {
   readonly #tracked: TrackedSchedules;
   readonly #log: Logger;
   readonly #watches = new Map<string, PathWatch>();
-  /** Limits how many paths are read for fingerprints at once, because thousands of machines may link at once. */
+  /** Limits how many fingerprints are computed at once, because thousands of machines may link at once. */
   readonly #readings = new Semaphore(16);
   readonly #stops: (() => void)[];
   #stopped = false;
@@ -91,7 +99,7 @@ export class PathWatches {
     for (const watch of this.#watches.values()) end(watch);
   }
 
-  /** Begins and ends watches, so that they match the declared schedules. */
+  /** Starts and ends watches, so that they match the declared schedules. */
   #follow(): void {
     const gone = new Set(this.#watches.keys());
     for (const tracked of this.#tracked.all()) {
@@ -108,7 +116,7 @@ export class PathWatches {
     this.#watches.delete(key);
   }
 
-  /** Begins or ends the watch of one schedule on one machine. */
+  /** Starts or ends the watch of one schedule on one machine. */
   #update(tracked: Tracked): void {
     const { schedule, machine_id } = tracked;
     const { on_change, enabled, since, requested_by } = schedule;
@@ -154,13 +162,13 @@ export class PathWatches {
       for await (const { changes, path: absolute } of stub.watchFiles(request, options)) {
         if (watched === undefined) {
           watched = absolute;
-          // This first answer means that the agent now watches the path, so no later change is missed. Earlier
+          // The first answer means that the agent now watches the path, so it reports all later changes. Earlier
           // changes are found by comparing the path with its stored state.
           await this.#compare(watch, signal);
           succeeded(watch);
         }
         if (changes.length > 0) this.#add(watch, changes);
-        // If a directory has been created at the path, a new watch is needed to follow the entries of the directory.
+        // A new directory at the path needs a new watch, which follows the entries of this directory.
         if (changes.some((one) => isNewDirectory(one) && watched?.equals(one.path)))
           return waitBeforeRenewal(watch);
       }
@@ -176,10 +184,10 @@ export class PathWatches {
     throw new AppError('unavailable', tooManyWatches);
   }
 
-  /** Handles a watch that could not begin, or has failed. Returns the milliseconds until the next attempt. */
+  /** Handles a watch that could not start or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // The agent cannot watch this path before its directory exists (version 0.1.0: before the path exists). Until
+      // The agent cannot watch a path whose directory does not exist (version 0.1.0: a path that does not exist). Until
       // then the path is compared every `laterMs`.
       try {
         await this.#compare(watch, signal);
@@ -190,13 +198,16 @@ export class PathWatches {
       return laterMs;
     }
     watch.failures += 1;
-    // The first failure is not recorded, because it may come from a link that is just ending.
+    // The first failure is not recorded, because a link that is just ending may have caused it.
     if (watch.failures === 1) return soonMs;
     await this.#report(watch, error);
     return laterMs;
   }
 
-  /** Records a failed run with the reason why a path is not watched, unless it is recorded already. Never rejects. */
+  /**
+   * Records a failed run with the reason why a path is not watched, unless the reason is recorded already. Never
+   * rejects.
+   */
   async #report(watch: PathWatch, error: unknown): Promise<void> {
     const { history, records } = this.#context;
     const { schedule, machine_id } = watch.tracked;
@@ -229,12 +240,12 @@ export class PathWatches {
     const before = await records.seen(tracked);
     if (signal.aborted) return;
     if (watch.changes) {
-      // Changes were not reported while no watch was open, so the collected paths are not complete.
+      // No changes were reported while no watch was open, so the collected paths are incomplete.
       watch.changes.forgetPaths();
       return this.#settle(watch);
     }
     if (before === seen) return;
-    // Without an earlier state, or with one from before a change of the schedule, there is nothing to compare with.
+    // There is nothing to compare with if no state is stored, or only one from before a change of the schedule.
     if (!before?.startsWith(schedule.since))
       return history.write((transaction) => records.see(tracked, seen, transaction));
     if (watch.wasLinked) return this.#begin(watch, 'change');
@@ -247,8 +258,8 @@ export class PathWatches {
   }
 
   /**
-   * Returns the state of the path as a text: the schedule's `since` and a fingerprint. States with another `since`
-   * are not compared, because changes before `since` do not count.
+   * Returns the state of the path as a text: the schedule's `since` and a fingerprint. States with another `since` are
+   * not compared, because changes before `since` do not count.
    */
   async #lookAt(watch: PathWatch, signal: AbortSignal): Promise<string> {
     const { stub } = this.#context.presence.get(watch.tracked.machine_id);
@@ -268,14 +279,14 @@ export class PathWatches {
     if (!watch.waiting) this.#settle(watch);
   }
 
-  /** Begins to collect changes, if a comparison has found that something changed, but not which paths. */
+  /** Starts to collect changes after a comparison has found a change, without knowing which paths changed. */
   #begin(watch: PathWatch, trigger: 'change' | 'catch_up'): void {
     watch.changes = new Changes(trigger);
     watch.changes.forgetPaths();
     this.#settle(watch);
   }
 
-  /** Sets the timer that starts the run when no change has come for the time `settle`. */
+  /** Sets the timer that starts the run once no change has come for the time `settle`. */
   #settle(watch: PathWatch): void {
     if (watch.changes) this.#arm(watch, watch.changes.wait(watch.on_change.settle));
   }
@@ -285,12 +296,12 @@ export class PathWatches {
     watch.cancelTimer = after(ms, () => void this.#fire(watch));
   }
 
-  /** Starts a run for the collected changes, or waits for the end of an earlier run. Never rejects. */
+  /** Starts a run for the collected changes, or waits until an earlier run has ended. Never rejects. */
   async #fire(watch: PathWatch): Promise<void> {
     if (watch.busy) return this.#arm(watch, soonMs);
     const { changes, link } = watch;
-    // While the machine is offline no run starts. When the machine is linked again, #compare() finds the changes and
-    // starts it.
+    // No run starts while the machine is offline. When the machine is linked again, #compare() finds the changes and
+    // starts the run.
     if (!changes || !link) return;
     watch.busy = true;
     try {
@@ -308,13 +319,13 @@ export class PathWatches {
     }
   }
 
-  /** True if an earlier run must end first. The changes then wait for its end. */
+  /** True if an earlier run must end first. The collected changes then wait. */
   async #mustWait(watch: PathWatch): Promise<boolean> {
     const { schedule, tracked } = watch;
     watch.waiting = schedule.overlap === 'skip';
     if (!watch.waiting) return false;
-    // The timer is set before the read. If the open run ends during the read, a shorter timer is set, which this one
-    // must not replace.
+    // The timer is set before the read. If the open run ends during the read, a shorter timer is set, which must not be
+    // replaced.
     this.#arm(watch, openMs);
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     watch.waiting = open.length > 0;
@@ -352,8 +363,8 @@ function succeeded(watch: PathWatch): void {
 }
 
 /**
- * Returns the milliseconds to wait before the path is watched again. Limits the load from an agent that reports new
- * directories all the time.
+ * Returns the milliseconds to wait before the path is watched again. The wait limits the load from an agent that keeps
+ * reporting new directories.
  */
 function waitBeforeRenewal(watch: PathWatch): number {
   const passed = monotonic() - watch.renewedAt;
@@ -361,7 +372,7 @@ function waitBeforeRenewal(watch: PathWatch): number {
   return passed < soonMs ? soonMs : 0;
 }
 
-/** Ends the call to the agent. The changes that the agent has reported are not dropped. */
+/** Ends the call to the agent. Changes that the agent has already reported are not dropped. */
 function disconnect(watch: PathWatch): void {
   watch.link?.abort();
   watch.link = undefined;

@@ -16,9 +16,9 @@ export interface AttachParams {
   offset?: number | undefined;
 }
 
-/** Milliseconds after which a client without a connection is detached. */
+/** Milliseconds after which an attached client is detached if it has not connected. */
 export const unusedMs = 30_000;
-/** Milliseconds that a client may take to read the rest of the output after the end of the session. */
+/** Milliseconds after the end of a session in which a client may read the rest of the output. */
 const drainMs = 30_000;
 
 /**
@@ -68,7 +68,7 @@ export function recordDetached(
   emitEvent(transaction, 'session.client_detached', session, context, { client_id, mode });
 }
 
-/** A client from its attachment until it is detached. */
+/** A client of a session, from its attachment until it is detached. */
 export class Attachment {
   readonly attached: Attached;
   readonly session: OpenSession;
@@ -82,8 +82,8 @@ export class Attachment {
   #left: Promise<void> | undefined;
   #stopWatchingRights = (): void => {};
   /**
-   * Cancels the timer that detaches a client which never connects, or which reads too slowly after the end of
-   * its session.
+   * Cancels the timer. The timer detaches a client that does not connect, or that reads too slowly after the end of its
+   * session.
    */
   #cancelTimer = (): void => {};
 
@@ -106,8 +106,8 @@ export class Attachment {
   }
 
   /**
-   * Starts the timeout for the connection, and watches the rights of the key. Call begin() when the record of the
-   * client is on disk.
+   * Starts the timeout for the client's connection, and watches the rights of its key. Must be called when the record
+   * of the client is on disk.
    */
   begin(): void {
     const { key_id } = this.attached;
@@ -147,10 +147,7 @@ export class Attachment {
     this.#cancelTimer = after(drainMs, () => void this.#close(endOf(this.session)));
   }
 
-  /**
-   * Writes an action to the audit log. A failed write is only logged, because a full disk must not stop a
-   * terminal.
-   */
+  /** Writes an action to the audit log. A failed write is only logged, because a full disk must not stop a terminal. */
   audit(action: string, result: string): void {
     const { log, history } = this.#context;
     history
@@ -163,7 +160,7 @@ export class Attachment {
       );
   }
 
-  /** Ends the client. Only the reason of the first call counts. */
+  /** Detaches the client. Only the reason of the first call counts. */
   #close(reason: CloseReason): Promise<void> {
     this.#reason ??= reason;
     this.#end.abort();
@@ -177,7 +174,7 @@ export class Attachment {
     const { attached, session } = this;
     const { history, log } = this.#context;
     session.clients.delete(attached.client_id);
-    // If another broker owns the machine now, that broker records the end of the client.
+    // If another broker now owns the machine, that broker records that the client was detached.
     if (!history.owns(session.record.machine_id)) return;
     try {
       await history.write((transaction) => {

@@ -34,7 +34,7 @@ export class Sessions {
       const session = await this.#store(params, caller);
       const { shell = '', args = [], cwd = '', env = {}, cols, rows, grace_period, machine_id } = params;
       const spec = { program: shell, args, cwd, env, size: { cols, rows }, grace_ms: grace_period };
-      // The machine may have been removed while the session was being written.
+      // The machine may have been removed while the session was written to the disk.
       if (!this.#context.state.machines.has(machine_id)) void session.end({ reason: 'machine_removed' });
       else session.open(spec, caller);
       await session.until(() => session.written !== 'PENDING', answerMs, caller.signal);
@@ -90,7 +90,9 @@ export class Sessions {
   };
   readonly #context: SessionContext;
   readonly #publicUrl: () => string;
-  /** Clients that were attached by a request and have not opened their WebSocket yet, by the hash of their tickets. */
+  /**
+   * Clients that a request has attached, but that have not opened their WebSocket yet, by the hashes of their tickets.
+   */
   readonly #tickets = new Map<string, Attachment>();
   readonly #stopping = new AbortController();
   readonly #stops: (() => void)[];
@@ -119,7 +121,7 @@ export class Sessions {
     ];
   }
 
-  /** Resolves when the sessions that an earlier broker left open are recovered. */
+  /** Resolves when the sessions that an earlier broker process left open are recovered. */
   static async open(
     services: SessionServices,
     { keepMs, publicUrl }: SessionSettings,
@@ -138,7 +140,7 @@ export class Sessions {
     return sessions;
   }
 
-  /** Finds the machine of a session: `open` for a session in memory, `stored` for a session in the history. */
+  /** Finds the machine of a session: `open` looks in memory, `stored` in the history. */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#context.sessions.get(id)?.record.machine_id,
     stored: async (id: string): Promise<MachineId | undefined> =>
@@ -175,7 +177,8 @@ export class Sessions {
   }
 
   /**
-   * Sets the new link of a machine's sessions. Ends each terminal that the agent still runs without an open session.
+   * Gives the new link of a machine to the machine's sessions. Ends each terminal that the agent still runs without an
+   * open session.
    */
   #relink(machineId: string): void {
     const { sessions } = this.#context;
@@ -187,8 +190,8 @@ export class Sessions {
   }
 
   /**
-   * Recovers the sessions that another broker process has left open, on all machines or on these. The sessions wait
-   * for their machines, and all of their clients are detached.
+   * Recovers the sessions that another broker process left open, on all machines or on these. The sessions wait for the
+   * links of their machines, and all of their clients are detached.
    */
   async #load(machineIds?: readonly string[]): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;
@@ -218,8 +221,8 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to disk. The session counts toward the machine's limit while it is being written. Throws if
-   * the machine cannot have another session.
+   * Writes a new session to the disk. It counts toward the machine's limit from the start of the write. Throws if the
+   * machine cannot have another session.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
@@ -256,7 +259,7 @@ export class Sessions {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
     machineFacts.assertAllows(machine_id, ['terminal']);
-    // An agent that cannot load node-pty does not list this method, because it cannot open terminals.
+    // An agent that cannot load node-pty leaves this method out of its list, because it cannot open terminals.
     const method = 'OpenTerminal';
     const message = `the agent on machine ${machine_id} cannot open terminals; update or reinstall it`;
     if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });
@@ -281,7 +284,7 @@ export class Sessions {
     return { ...this.#serialize(open?.record ?? (await records.get(session_id))), attached_clients };
   }
 
-  /** Converts a record for REST. For an open session, the newest values from memory are used. */
+  /** Converts a record to the JSON of the REST API. For an open session, the newest values are in memory. */
   #serialize(stored: Session) {
     const open = this.#context.sessions.get(stored.id);
     const { instance_id: _, ending: __, ...record } = open?.record ?? stored;
@@ -299,7 +302,7 @@ export class Sessions {
     };
   }
 
-  /** Finds a session that has not ended. Nothing is awaited here, because the session could end meanwhile. */
+  /** Finds a session that has not ended. This method is synchronous, because the session could end during an await. */
   #open(session_id: string): OpenSession | undefined {
     const session = this.#context.sessions.get(session_id);
     return session?.stored && !session.ended ? session : undefined;

@@ -1,5 +1,5 @@
-// Serves one attached client of a terminal. Although links may be lost, the client gets each byte once, and
-// its input arrives at most once.
+// Serves one attached client of a terminal. Across lost links, the client gets each byte of output once, and its input
+// reaches the terminal at most once.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
 import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
@@ -16,7 +16,7 @@ import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';
 import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.ts';
 
-/** A client that is attached to a session, and that a Conversation serves. */
+/** A client that is attached to a session, for Conversation. */
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;
@@ -32,19 +32,19 @@ interface ServedClient {
 /** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
 /**
- * Above this number of bytes on their way to a client, the broker stops reading. The agent normally pauses at half of
- * this number.
+ * If more than this number of bytes are on their way to a client, the broker stops reading from the agent. The agent
+ * normally pauses at half of this number.
  */
 const mostUnreceived = 2 * terminalReplayBytes;
-/** A message to the client without output, such as a change of status, counts as this many bytes. */
+/** A message without output, such as a change of status, counts as this number of bytes. */
 const noticeBytes = 256;
-/** If a linked agent refuses a call, the call is tried again after this number of milliseconds. */
+/** If a linked agent refuses a call, the broker calls it again after this number of milliseconds. */
 const retryMs = 1_000;
 
-/** Errors of an agent whose terminal has ended and has no output left. */
+/** Errors of a call for a terminal that has ended and has no output left. */
 const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
-/** Serves one client. After each new link the agent needs a new call, so one client may use several calls. */
+/** Serves one client. Each new link needs a new call to the agent, so one client may use several calls. */
 export class Conversation {
   readonly #client: ServedClient;
   readonly #session: OpenSession;
@@ -55,7 +55,7 @@ export class Conversation {
   /** Offset of the next byte to send to the client. If it is undefined, the agent decides where the output begins. */
   #position: number | undefined;
   #ready = false;
-  /** Bytes on their way to the client: sent, but not received yet. */
+  /** Bytes that were sent to the client, but that it has not received yet. */
   #unreceived = 0;
   readonly #received = new Wake();
   /** True when the terminal has ended and the client got all of its output. */
@@ -72,7 +72,7 @@ export class Conversation {
   }
 
   /**
-   * Serves the client until the session is over, the signal fires, or the agent no longer has the next byte.
+   * Serves the client until the session is over, the signal fires, or the agent no longer has the next byte of output.
    * Never rejects.
    */
   async run(): Promise<CloseReason> {
@@ -88,10 +88,7 @@ export class Conversation {
     }
   }
 
-  /**
-   * Reads the client's actions as fast as the agent accepts them. While the agent is offline no action is
-   * read.
-   */
+  /** Reads the client's actions as fast as the agent accepts them. While the agent is offline, no action is read. */
   async #listen(): Promise<void> {
     for await (const action of this.#port.actions) {
       if (this.#signal.aborted) return;
@@ -110,7 +107,7 @@ export class Conversation {
   }
 
   /**
-   * Records that a client has typed, or that an observer has tried to. The input itself is private and not
+   * Records that the client has typed, or that an observer has tried to. The input itself is private, and is not
    * recorded.
    */
   #audit(result: 'ok' | 'forbidden'): void {
@@ -140,7 +137,7 @@ export class Conversation {
       if (link && !this.#drained && (record.status === 'CONNECTED' || ended)) {
         const reason = await this.#attach(link);
         if (reason) return reason;
-        // Waits `retryMs` before the next call to the agent. A change of the link or the session ends the wait early.
+        // The next call to the agent waits for `retryMs`, unless the link or the session changes earlier.
         const another = (): boolean => this.#drained || session.link !== link || session.ended !== ended;
         await session.until(another, retryMs, this.#signal);
       } else if (session.over) return endOf(session);
@@ -149,7 +146,7 @@ export class Conversation {
     return { why: 'detached' };
   }
 
-  /** Makes one call to the agent and follows it until the output or the link ends. */
+  /** Makes one call to the agent, and forwards its output until the output or the link ends. */
   async #attach(link: Link): Promise<CloseReason | undefined> {
     const session = this.#session;
     const { client_id, request_id } = this.#client.attached;
@@ -168,8 +165,8 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The agent ends the output only if the session has ended or this client was detached. If the session has ended,
-      // this broker learns that in a moment.
+      // The agent ends the output only when the session has ended or this client was detached. The broker learns of the
+      // end of the session in a moment.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
@@ -194,7 +191,7 @@ export class Conversation {
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
     const lost = this.#input.begin({ offset, input_taken, known });
-    // No program reads the input of a session that has ended, so the client gets no warning about lost input.
+    // A session that has ended has no program that reads input, so the client gets no warning about lost input.
     if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
@@ -220,8 +217,8 @@ export class Conversation {
   }
 
   /**
-   * Adds bytes to `#unreceived` until `taken` resolves. Waits while more than `mostUnreceived` bytes are unreceived: a
-   * slow client could otherwise fill the memory.
+   * Counts these bytes as unreceived until `taken` resolves. Waits while more than `mostUnreceived` bytes are
+   * unreceived, because a slow client could otherwise fill the memory.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;
@@ -255,11 +252,14 @@ export function endOf({ record: { exit_code, signal, reason } }: OpenSession): C
 }
 
 /**
- * Maximum number of bytes of input that may be unacknowledged; no more input is sent until the agent acknowledges
+ * Maximum number of unacknowledged bytes of input. Beyond it, the broker sends no input until the agent acknowledges
  * some.
  */
 const mostUnacknowledged = 64 * 1024;
-/** Largest piece of input in bytes. The agent also gets an acknowledgement after this number of bytes of output. */
+/**
+ * Largest piece of input, in bytes. The broker also reports to the agent each time the client has received this many
+ * bytes of output.
+ */
 const pieceBytes = 32 * 1024;
 
 /** The agent's first answer to a call: the offsets at which output and input continue. */
@@ -273,17 +273,14 @@ interface Beginning {
 }
 
 /**
- * Unacknowledged input of one client, which is sent again after a lost link. Offsets of input continue from one call to
- * the next.
+ * The unacknowledged input of one client, which is sent again after a lost link. Offsets of input continue across
+ * calls.
  */
 class UnacknowledgedInput {
   readonly #changed = new Wake();
-  /** The client's next action. It waits here while too much input is unacknowledged. */
+  /** The next action of the client, which waits while too much input is unacknowledged. */
   #waiting: Action | undefined;
-  /**
-   * All input after byte `#acknowledged`, in one buffer, because many small buffers would take far more
-   * memory.
-   */
+  /** All input after byte `#acknowledged`, in one buffer. Many small buffers would need far more memory. */
   #input: Buffer = Buffer.alloc(0);
   #acknowledged = 0;
   /** Offset of the next byte of input to send. */
@@ -291,15 +288,15 @@ class UnacknowledgedInput {
   /** True once the agent has reported at which offsets of output and input this call begins. */
   #begun = false;
   /**
-   * `#taken` is the offset up to which the client has received the output. `#reported` is the last such
-   * offset that was sent to the agent.
+   * `#taken` is the offset up to which the client has received the output. `#reported` is the last such offset that the
+   * agent got.
    */
   #taken = 0;
   #reported = 0;
 
   /**
    * Resolves when a call to the agent has taken the action, or when `signal` fires. After a lost link, only input is
-   * sent again.
+   * sent again, no other action.
    */
   async send(action: Action, signal: AbortSignal): Promise<void> {
     this.#waiting = action;
@@ -307,13 +304,11 @@ class UnacknowledgedInput {
     while (this.#waiting && !signal.aborted) await this.#changed.wait(signal);
   }
 
-  /**
-   * Handles the first answer of a call. Returns how many bytes of input may be lost. Throws machine_error.
-   */
+  /** Handles the first answer to a call. Returns how many bytes of input may be lost. Throws machine_error. */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that has forgotten the client cannot report which input arrived. The input counts as lost: sending it
-    // again could run a command twice.
+    // An agent that has forgotten the client does not know which input arrived. The input counts as lost, because a
+    // command that is sent twice could run twice.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -330,10 +325,7 @@ class UnacknowledgedInput {
     return lost;
   }
 
-  /**
-   * Drops input that the agent has acknowledged.
-   * Throws machine_error when `input_taken` is more than was sent.
-   */
+  /** Drops input that the agent has acknowledged. Throws machine_error if `input_taken` is more than was sent. */
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {
       const details = { sent: this.#next, reported: input_taken };
@@ -357,7 +349,7 @@ class UnacknowledgedInput {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // No input is sent before the agent has reported how much of the client's input it already has.
+      // Input must wait until the agent has reported how much of it the agent already has.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);
@@ -382,7 +374,7 @@ class UnacknowledgedInput {
     return waiting;
   }
 
-  /** Appends as much of the client's input to the buffer as fits. The rest waits. */
+  /** Appends as much of the input to the buffer as fits. The rest waits in `#waiting`. */
   #append(input: Uint8Array): void {
     const free = mostUnacknowledged - this.#input.length;
     this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);

@@ -27,7 +27,7 @@ export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_c
   ending: boolean;
 }
 
-/** An attached client of any transport. The fields are the columns of the table. */
+/** An attached client, of any transport. The fields are the columns of the table. */
 export interface Attached {
   client_id: string;
   session_id: SessionId;
@@ -57,14 +57,11 @@ const tables = [
   )`,
 ];
 
-/**
- * The columns of a session. They are listed because "SELECT *" would include the row number in PostgreSQL.
- */
+/** The columns of a session. They are listed, because "SELECT *" would include the row number in PostgreSQL. */
 export const columns = `id, machine_id, machine_hostname, shell, status, created_at, connected_at, last_heartbeat_at,
   grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows, requested_by, instance_id, ending`;
 const clientColumns = 'client_id, session_id, key_id, key_name, mode, attached_at, request_id';
 
-/** Reads and writes the two tables: sessions, and their attached clients. */
 export class SessionRecords {
   readonly #history: History;
 
@@ -111,7 +108,7 @@ export class SessionRecords {
     transaction.run('DELETE FROM session_clients WHERE client_id = ?', clientId);
   }
 
-  /** Returns the clients that were still attached when their broker stopped: all, or those on some machines. */
+  /** Returns the clients that were still attached when their broker stopped, on all machines or on these. */
   async attached(machineIds?: readonly string[]): Promise<Attached[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const ofThese = `session_id IN (SELECT id FROM sessions WHERE ${where})`;

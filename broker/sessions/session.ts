@@ -1,5 +1,5 @@
-// A session that is open, or whose clients still read its last output: stores its changes, and supervises the terminal
-// on the agent.
+// A session that is open, or whose clients still read its last output. Stores the changes of the session, and
+// supervises its terminal on the agent.
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
@@ -26,7 +26,7 @@ export interface SessionContext extends SessionServices {
   log: Logger;
 }
 
-/** An attached client, as its session sees it. */
+/** An attached client, as far as its session uses it. */
 interface SessionClient {
   readonly attached: Attached;
   /** Detaches the client. Resolves when that is on disk. Never rejects. */
@@ -56,7 +56,7 @@ const killGraceMs = 2_000;
  * ends the session.
  */
 const overdueMs = 15_000;
-/** If a linked agent does not answer a call, the call is repeated after this number of milliseconds. */
+/** If a linked agent does not answer a call, the broker calls it again after this number of milliseconds. */
 const retryMs = 1_000;
 
 export class OpenSession {
@@ -67,7 +67,7 @@ export class OpenSession {
   written: Status;
   /** The link to the agent that runs the terminal; undefined while the agent is offline. */
   link: Link | undefined;
-  /** True when the session has ended. Its end may not be on disk yet; see `over`. */
+  /** True when the session has ended. `over` says whether the end is also on disk. */
   ended = false;
   /** True when the end of the session is on disk. */
   over = false;
@@ -75,7 +75,7 @@ export class OpenSession {
   /** Wakes waiting code when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
-  /** True when the agent has reported the exit of the terminal. There is then nothing left to kill. */
+  /** True when the agent has reported the exit of the terminal, so that there is nothing left to kill. */
   #exited = false;
   #cancelGrace = (): void => {};
   #cancelResize = (): void => {};
@@ -103,12 +103,12 @@ export class OpenSession {
   }
 
   /**
-   * Requests the end of the terminal and its process tree, now or when its agent is online again. Resolves
-   * when the request is on disk.
+   * Requests the end of the terminal and its process tree, now or when its agent is online again. Resolves when the
+   * request is on disk.
    */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
-    // `ending` is set before the write begins. Otherwise another change could write the record without it meanwhile.
+    // `ending` is set before the write, because another change could write the record without `ending` meanwhile.
     this.record = { ...this.record, ending: true };
     const written = this.#context.history.write((transaction) => {
       if (!this.ended) this.#context.records.put(this.record, transaction);
@@ -124,7 +124,8 @@ export class OpenSession {
   #close(requester?: Requester): void {
     if (!this.link) return void this.end({ reason: 'ended' });
     this.#kill(requester);
-    // This timeout is needed because an agent that never reports the end would otherwise leave the session open.
+    // An agent that never reports the end must not leave the session open, so the broker ends the session after this
+    // time.
     after(overdueMs, () => {
       if (!this.#context.stopping.aborted) void this.end({ reason: 'ended' });
     });
@@ -137,7 +138,7 @@ export class OpenSession {
     if (link && !this.link && !this.ended) this.#supervise(link);
   }
 
-  /** Handles the loss of the link to the agent. The agent leaves the terminal open for the grace period. */
+  /** Handles the loss of the link to the agent. The agent keeps the terminal open for the grace period. */
   awaitLink(): void {
     this.link = undefined;
     this.changed.wake();
@@ -145,7 +146,7 @@ export class OpenSession {
     const { status, ending, grace_period, grace_period_started_at } = this.record;
     if (ending) return void this.end({ reason: 'ended' });
     const began = grace_period_started_at ?? now();
-    // A clock that was set back must not extend the grace period.
+    // The grace period must not become longer if the clock was set back.
     const left = Math.min(Math.max(0, began + grace_period - now()), grace_period);
     this.#cancelGrace();
     this.#cancelGrace = after(left, () => void this.end({ reason: 'grace_period_over' }));
@@ -163,8 +164,8 @@ export class OpenSession {
   }
 
   /**
-   * Ends the session. Only the first call counts. Resolves when the end is on disk, or when the broker stops.
-   * Never rejects.
+   * Ends the session. Only the first call counts. Resolves when the end is on disk, or when the broker stops. Never
+   * rejects.
    */
   async end({ exit_code = null, signal = null, reason }: End): Promise<void> {
     if (this.ended) return;
@@ -193,7 +194,8 @@ export class OpenSession {
   }
 
   /**
-   * Stops all work on the session, because another broker owns its machine. Its clients attach again at that broker.
+   * Stops all work on the session, because another broker now owns its machine. The clients must attach again at that
+   * broker.
    */
   drop(): void {
     this.ended = true;
@@ -204,7 +206,7 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** If the session is over and has no clients any more, removes it from memory and from its agent. */
+  /** If the session is over and has no clients left, removes it from memory and from its agent. */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
@@ -215,7 +217,7 @@ export class OpenSession {
     else acknowledgements.add(machine_id, [id]);
   }
 
-  /** Detaches every client and writes pending changes, because the broker stops. Never rejects. */
+  /** Detaches all clients and writes pending changes, because the broker stops. Never rejects. */
   async stop(): Promise<void> {
     this.#cancelTimers();
     this.changed.wake();
@@ -231,8 +233,8 @@ export class OpenSession {
   }
 
   /**
-   * Records the events of a call that opens or keeps a terminal. If the call ends before the terminal, makes another on
-   * the same link.
+   * Handles the events of a call that opens or keeps a terminal. If the call ends before the terminal does, makes
+   * another call on the same link.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -281,8 +283,8 @@ export class OpenSession {
   }
 
   /**
-   * Writes a change of the session. A failed write is only logged, because the next change or the end writes
-   * the whole record again.
+   * Writes a change of the session. A failed write is only logged, because the next change or the end writes the whole
+   * record again.
    */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };
@@ -338,17 +340,14 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
   return presence.online(machineId) ? presence.get(machineId) : undefined;
 }
 
-/**
- * Ends a terminal that the agent still has although its session is over, or although the broker does not know
- * it.
- */
+/** Ends a terminal that the agent still runs, but whose session is over or unknown to the broker. */
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
     .catch((err: unknown) =>
       context.log.debug({ err, session_id: id }, 'a terminal whose session is over could not be killed'),
     );
-  // The agent may delete its result of the terminal once the terminal has ended.
+  // Once the terminal has ended, the agent may delete the terminal's result.
   context.acknowledgements.add(machineId, [id]);
 }
 
@@ -366,22 +365,22 @@ function endOf({ outcome, exit_code, ...exit }: ProcessExit__Output, session: Se
 }
 
 /**
- * Returns the outcome for a terminal that the agent no longer has. Terminals end with the agent process that
- * opened them.
+ * Returns the outcome of a session whose terminal the agent no longer has. A terminal ends with the agent process that
+ * opened it.
  */
 function lostOn({ instance_id }: Session, { instanceId }: Link): End {
   return { reason: instance_id === instanceId ? 'lost' : 'agent_restarted' };
 }
 
 /**
- * Decides after a refused call. Returns the session's outcome if the terminal did not start or no longer exists.
- * Returns undefined if the call should be repeated.
+ * Decides what to do after a refused call. Returns the outcome of the session if the terminal did not start or no
+ * longer exists, and undefined if the call should be repeated.
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After one of these errors the terminal may exist all the same, so the call is repeated.
+  // The terminal may exist in spite of these errors, so the call is repeated.
   const unsure = ['machine_offline', 'machine_timeout'];
-  // If the call that opens the terminal gets `unavailable`, no terminal was opened.
+  // After `unavailable`, a terminal that was to be opened does not exist.
   if (!unopened) unsure.push('unavailable');
   if (unsure.includes(error.code)) return undefined;
   return unopened ? { reason: `${error.code}: ${error.message}` } : lostOn(session, link);

@@ -1,4 +1,4 @@
-// A client of a terminal, independent of its transport: a WebSocket or a gRPC stream.
+// A client of a terminal over any transport: a WebSocket or a gRPC stream.
 import { actionMessage } from '../../shared/api/terminal.ts';
 import { fieldError } from '../../shared/errors.ts';
 
@@ -23,7 +23,7 @@ export function actionOf(message: unknown): Action {
 
 /** A message to a client other than terminal output. */
 export type Notice =
-  /** The terminal is ready. Sent once, before any output. An offline machine delays this notice. */
+  /** The terminal is ready. Sent once, before any output. If the machine is offline, the notice waits for it. */
   | {
       type: 'ready';
       client_id: string;
@@ -32,8 +32,8 @@ export type Notice =
       cols: number;
       rows: number;
       /**
-       * Maximum number of bytes that are sent beyond what the client has reported as processed; absent if the client
-       * cannot report this.
+       * Maximum number of bytes that are sent beyond those that the client has reported as processed; absent if the
+       * client cannot report them.
        */
       window?: number;
     }
@@ -41,7 +41,7 @@ export type Notice =
   | { type: 'status'; status: string }
   /** The size of the terminal has changed. */
   | { type: 'size'; cols: number; rows: number }
-  /** An action of the client was refused, or its input may be lost. `message` has the reason. */
+  /** An action of the client was refused, or its input may be lost. `message` gives the reason. */
   | { type: 'refused'; message: string };
 
 /** Why a client is closed. */
@@ -50,19 +50,13 @@ export type CloseReason =
   /** `forbidden`: the key lost the right to attach. `stopping`: the broker stops, or another owns the machine. */
   | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
 
-/**
- * The connection of one client. A session reads `actions`, and calls close() at the end unless `gone` has
- * fired.
- */
+/** The connection of one client. A session reads `actions`, and calls close() at the end unless `gone` has fired. */
 export interface ClientPort {
   /** Sends output. Resolves when the client has received enough for more to be sent. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;
   /** Sends a notice. Resolves and never rejects, like output(). */
   notify(notice: Notice): Promise<void>;
-  /**
-   * The client's actions in order. If they are read slowly, the client is slowed down. Ends when the client
-   * disconnects.
-   */
+  /** The actions of the client in order. Slow reading slows the client down. Ends when the client disconnects. */
   actions: AsyncIterable<Action>;
   /** Fires when the client disconnects. */
   gone: AbortSignal;
