@@ -91,7 +91,7 @@ export class ScheduleRecords {
     return new ScheduleRecords(context);
   }
 
-  /** Stores a run, in the transaction that creates the run's command. */
+  /** Stores a run. If the run has a command, the same transaction creates it. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, machine_id, scheduled_for: at } = run;
     // A row for the same due time is replaced. Such a row exists if the clock was set back after the time was recorded

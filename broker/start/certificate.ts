@@ -1,5 +1,4 @@
-// The TLS certificate of the REST API: read from files, or issued by the broker's own certificate authority
-// (CA).
+// The TLS certificate of the REST API: read from files, or issued by the broker's own certificate authority (CA).
 import { X509Certificate } from 'node:crypto';
 import { readFile, stat } from 'node:fs/promises';
 import { hostname, userInfo } from 'node:os';
@@ -18,20 +17,21 @@ interface Pair {
   key: string;
 }
 
-/** The TLS certificate of the REST API. */
 interface ServerCertificate {
   context: SecureContextOptions;
-  /** `sha256//BASE64` of the key if the broker's own CA issued the certificate, otherwise empty. */
+  /**
+   * `sha256//BASE64` of the certificate's public key if the broker's own CA issued the certificate, otherwise empty.
+   */
   pin: string;
   /** True if browsers trust the certificate. */
   isPublic: boolean;
-  /** Calls `apply` with each newer certificate. No connection is dropped. Call the returned function to stop. */
+  /** Calls `apply` with each newer certificate; open connections stay open. The returned function stops it. */
   follow(apply: Apply): () => void;
 }
 
 /**
- * Returns the certificate that the settings choose; undefined without TLS. Changes of files are found every `checkMs`
- * milliseconds. Throws StartError.
+ * Returns the certificate that the settings choose; undefined without TLS. Files are checked for changes every
+ * `checkMs` milliseconds. Throws StartError.
  */
 export async function certificateOf(
   settings: BrokerSettings,
@@ -49,10 +49,7 @@ export async function certificateOf(
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
-/**
- * Returns the expiry times of the certificate of --tls-cert, if there is one, and of the certificate of the broker's
- * own authority.
- */
+/** Returns the expiry times of the CA's certificate and, if it is set, of the certificate of --tls-cert. */
 export async function expiryDates(
   { tls_cert }: BrokerSettings,
   authority: Authority,
@@ -118,8 +115,8 @@ async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
 }
 
 /**
- * Returns a text that changes whenever one of the two files changes. Symbolic links are followed, because
- * certificate programs use them. A missing file also yields a text.
+ * Returns a text that changes whenever one of the two files changes or disappears. Symbolic links are followed, because
+ * certificate programs replace the targets of such links.
  */
 async function versionOf({ cert, key }: Pair): Promise<string> {
   const versions = [cert, key].map(async (file) => {
@@ -129,7 +126,7 @@ async function versionOf({ cert, key }: Pair): Promise<string> {
   return (await Promise.all(versions)).join(', ');
 }
 
-/** Returns the message of OpenSSL or of the system, or a clearer one for common mistakes. */
+/** Returns a clear message for a common mistake, otherwise the message of OpenSSL or of the system. */
 function reasonOf(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
   if (errnoOf(error) === 'EACCES')

@@ -1,5 +1,4 @@
-// Creates the parts of a broker in the order in which they depend on each other, and registers how each is
-// closed.
+// Creates the parts of a broker, each after the parts that it depends on, and registers how each is closed.
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -53,8 +52,7 @@ import { createStores } from './open-state-and-history.ts';
 import { createPeerClients } from './peer-clients.ts';
 
 /**
- * Settings for tests and benchmarks: shorter times, other name resolution,
- * and access to the stores before the start.
+ * Settings for tests and benchmarks: shorter times, other name resolution, and access to the stores before the start.
  */
 export interface Tuning {
   link?: Partial<LinkSettings>;
@@ -65,18 +63,20 @@ export interface Tuning {
   stalledMs?: number;
   /** Directory of the built console. */
   console?: string;
-  /** Limits of the HTTP port: connections, and time for the headers of a first request. */
+  /** Limits of the HTTP port: the number of connections, and the time for the headers of a first request. */
   connections?: ConnectionLimits;
   silentMs?: number;
   /** Delays of notifications about alerts. */
   alerts?: Partial<DigestTimes>;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
-  /** For tests of several brokers without a shared database: the owners of machines, and the peer port. */
+  /**
+   * For tests of several brokers without a shared database: the owners of machines, and the address of the peer port.
+   */
   cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 
-/** Functions that close the parts created so far. They are called in reverse order. */
+/** Functions that close the parts that exist so far, called in reverse order. */
 export type Closers = (() => unknown)[];
 
 /** The stores that all kinds of resources share. */
@@ -94,7 +94,7 @@ interface Stores {
 type Nouns = Awaited<ReturnType<typeof createNouns>> & { deliveries: Deliveries; webhooks: Webhooks };
 export type Parts = Awaited<ReturnType<typeof createParts>>;
 
-/** The settings and hooks with which the parts of a broker are created. */
+/** What the parts of a broker are created from. */
 export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;
@@ -104,8 +104,8 @@ export interface Opening {
 }
 
 /**
- * Maximum number of bytes of large file contents that are sent as JSON at the same time. Each byte needs about five
- * bytes of memory while it is processed.
+ * Maximum number of bytes of large file contents that are being sent as JSON at any time. Each of these bytes takes
+ * about five bytes of memory.
  */
 const maxContents = 64 * 1024 * 1024;
 
@@ -126,8 +126,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes what is left in the outbox to the history. Events, machine facts and idempotency, which write
-  // their own entries, must be open before.
+  // createNouns() writes the entries that are left in the outbox to the history. Events, machine facts and idempotency
+  // must be open before, because some of the entries are theirs.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -162,7 +162,7 @@ export async function createParts(opening: Opening) {
   };
 }
 
-/** Updates machine facts, events and presence after changes at other brokers, such as a new link of a machine. */
+/** Updates machine facts, events and presence after changes at other brokers, such as a new link. */
 function followOthers(
   cluster: Cluster,
   { state, events, presence, machineFacts }: Stores,
@@ -171,15 +171,15 @@ function followOthers(
   machineFacts.followOthers(log);
   events.expectOthers();
   cluster.follow(() => events.refresh());
-  // Parts drop a machine in the order in which they joined. The links join last, because a machine's work must be
-  // dropped before its link.
+  // A lost machine is dropped by the parts in the order in which they joined. The links join last, because a machine's
+  // work must be dropped before its link.
   cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);
   });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
   cluster.watch(() => presence.changedElsewhere());
-  // This broker reads the facts of other brokers' machines at intervals, but those of a new machine at once.
+  // The facts of other brokers' machines are read at intervals, but those of a new machine at once.
   state.watch(() => {
     const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));
     const problem =
@@ -191,8 +191,8 @@ function followOthers(
 }
 
 /**
- * Other brokers can add deliveries for webhooks and channels to which this broker delivers. Reads these deliveries into
- * this broker's queues.
+ * Other brokers can add deliveries for the webhooks and channels to which this broker delivers. This function reads
+ * such deliveries into the queues of this broker.
  */
 async function followDeliveries(
   cluster: Cluster,
@@ -205,7 +205,7 @@ async function followDeliveries(
     last = next;
     for (const queue of queues) queue.lookAgain(ids);
   });
-  // follow() finds only new deliveries. A redelivery changes an existing one, and is found by this regular check.
+  // follow() finds only new deliveries. A redelivery changes an existing delivery, which only this regular check finds.
   cluster.claims.regularly(async (names) => {
     await store.readFailed();
     for (const queue of queues) queue.lookAgain(names);
@@ -223,7 +223,7 @@ async function deliveriesOf({ settings, tuning, closers }: Opening, history: His
   return deliveries;
 }
 
-/** A channel is never disabled by failures, so it gets more attempts than a webhook. */
+/** Failures never disable a channel, so a channel gets more attempts than a webhook. */
 function retryOfAlerts({ webhook_attempts, webhook_retry }: BrokerSettings): RetrySettings {
   return { attempts: Math.max(10, webhook_attempts), waits: webhook_retry };
 }
@@ -266,8 +266,8 @@ async function createNouns(
   const inventories = await Inventories.open(stores, log);
   const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
-  // This must come before any schedule runs, because changes of an earlier broker process may not be in the
-  // history yet.
+  // The outbox must be written before any schedule runs, because the history may lack changes of an earlier broker
+  // process.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
@@ -282,7 +282,7 @@ async function createNouns(
     },
     log,
   );
-  // With --local no agent can connect, so schedules wait for the next normal start.
+  // With --local no agent can connect, so schedules wait for the next start without --local.
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
   const certificates = () => expiryDates(settings, authority);
@@ -330,14 +330,14 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
   const { alerts, commands, schedules, sessions, upgrades, webhooks } = nouns;
   return {
-    // The facts of a removed machine are not deleted, so that lists can still be filtered by its id.
+    // The facts of a removed machine are still stored, so that its id can filter lists.
     machine: {
       present: (id, { machines }, filters) =>
         machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     },
     command: {
       present: (id) => belongingTo(commands.machineOf.open(id)),
-      // A run still has the id of its command when the command has been deleted. So lists can be filtered by this id.
+      // A run keeps the id of its command after the command was deleted, so that this id can filter lists.
       async stored(id, filters) {
         const { machine, directory } = (await commands.whereIs(id)) ?? {};
         const found = belongingTo(machine ?? (filters ? await schedules.machineOfCommand(id) : undefined));

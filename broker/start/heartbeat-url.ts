@@ -1,4 +1,4 @@
-// Reports to a URL that this broker is alive, so that a service elsewhere notices if the broker fails.
+// Calls a URL while this broker is alive, so that a monitoring service elsewhere notices when the broker fails.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { version } from '../../shared/version.ts';
@@ -12,8 +12,8 @@ interface HeartbeatParts {
 }
 
 /**
- * Calls the URL at once, then every `ms` milliseconds, but only while the broker is alive. Returns a function
- * that stops the calls.
+ * Calls the URL at once, then every `ms` milliseconds, but only while the broker is alive. The returned function stops
+ * the calls.
  */
 export function reportAlive(url: string, ms: number, { sender, alive, log }: HeartbeatParts): () => void {
   const ending = new AbortController();
@@ -24,7 +24,7 @@ export function reportAlive(url: string, ms: number, { sender, alive, log }: Hea
     const { delivered, aborted, status_code, error } = await sender.send(url, request, ending.signal);
     if (aborted || delivered === !failing) return;
     failing = !delivered;
-    // Only the origin is logged, because the path of such a URL is a secret.
+    // Only the origin is logged, because the path of such a URL is often a secret.
     const what = { origin: new URL(url).origin, status_code, reason: error };
     if (failing) log.warn(what, '--heartbeat-url does not answer; trying again');
     else log.info(what, '--heartbeat-url answers again');

@@ -1,5 +1,4 @@
-// Starts a broker: creates its parts, connects them and opens its ports. Also closes everything in reverse
-// order.
+// Starts a broker: creates its parts, connects them and opens its ports. Closes everything in reverse order.
 
 import { once } from 'node:events';
 import { chmod, rm } from 'node:fs/promises';
@@ -45,28 +44,25 @@ export interface Broker {
   /** True if the broker serves requests and its history database answers. */
   alive(): Promise<boolean>;
   /**
-   * Stops accepting work, asks agents to reconnect,
-   * flushes data and releases the directory. Takes at most 10 s.
+   * Stops accepting work, asks agents to reconnect, writes all data and releases the data directory. Takes at most 10
+   * s.
    */
   close(): Promise<void>;
 }
 
 const proofMs = 5_000;
-/**
- * Milliseconds in which a new agent can send its first bytes before it may be disconnected in favour of newer
- * connections.
- */
+/** Milliseconds that a new agent has to send its first bytes. After that, newer connections may displace it. */
 const firstBytesMs = 2_000;
-/** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
+/** Pings on gRPC connections. A client that does not answer is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * Milliseconds for which a gRPC client may neither read nor send during a file transfer. After that the call
- * is ended, as over HTTP.
+ * Milliseconds for which a gRPC client may neither read nor send during a file transfer. After that the call is ended,
+ * as it is over HTTP.
  */
 const stalledMs = 70_000;
-/** Agents that are asked to reconnect do so at random times within this period. */
+/** Milliseconds in which agents that are asked to reconnect do so, each at a random time. */
 const returnSpreadMs = 5_000;
-/** Milliseconds in which the headers of a first request must arrive. */
+/** Milliseconds within which the headers of the first request on a connection must arrive. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
 /** Maximum number of bytes of large JSON bodies that may be arriving at once. */
@@ -133,10 +129,10 @@ async function startParts(
   /** Functions that stop the listening servers. */
   const stops = [stopperOf(local)];
   closers.push(() => rm(socket, { force: true }));
-  // The stop of the servers is registered before any server listens, so that a failed start releases everything too.
+  // The stop of the servers is registered before any server listens, so that a failed start also stops the servers.
   closers.push(async () => {
     status.ready = false;
-    // The lease is given up first, so that other brokers claim this broker's machines while its parts stop.
+    // This broker gives up its lease first, so that other brokers take over its machines while its parts stop.
     await parts.cluster?.leave();
     for (const part of [alerts, upgrades, schedules, streams, events, live, commands]) part.stop();
     const leaving = sessions.stop();
@@ -184,11 +180,11 @@ async function startServers(
     closers.push(certificate.follow((one) => server.setSecureContext(one)));
   stops.push(stopperOf(server));
   await listen(server, http, '--http', address(http.host, http.port));
-  // A server that listens on a host and port has an address of this type.
+  // The cast is safe: a server that listens on a host and port has an address of this type.
   const { port } = server.address() as AddressInfo;
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
-  // The ports of this broker are protected: webhooks and alert channels may not call them.
+  // Webhooks and alert channels must not call the ports of this broker.
   app.deliveries.guard.protect([port, agents.port]);
   await app.webhooks.start();
   await app.alerts.start();
@@ -218,7 +214,7 @@ function address(host: string, port: number): string {
   return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
 }
 
-/** Makes a server listen. Throws StartError, whose message has the setting `what` and the address `where`. */
+/** Makes a server listen. Throws a StartError whose message names the setting `what` and the address `where`. */
 async function listen(server: Server, options: ListenOptions, what: string, where: string): Promise<void> {
   const listening = once(server, 'listening');
   server.listen({ backlog, ...options });
@@ -231,9 +227,7 @@ function cannotListen(error: unknown, what: string, where: string): StartError {
   return new StartError(`${what} ${reasonOf(error, where)}`, 1, { cause: error });
 }
 
-/**
- * Returns a function that stops a server. It closes the connections of requests that do not finish in time.
- */
+/** Returns a function that stops a server, and closes the connections whose requests do not finish in time. */
 function stopperOf(server: Server): () => Promise<void> {
   const sockets = new Set<Socket>();
   server.on('connection', (socket: Socket) => {
@@ -243,13 +237,12 @@ function stopperOf(server: Server): () => Promise<void> {
   return async () => {
     const closed = new Promise<void>((resolve) => server.close(() => resolve()));
     server.closeIdleConnections();
-    // closeIdleConnections() leaves connections open that never sent a byte, because Node counts them as
-    // busy.
+    // Node counts a connection that never sent a byte as busy, so closeIdleConnections() leaves it open.
     for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
     const waiting = new AbortController();
     await Promise.race([closed, sleep(finishRequestsMs, waiting.signal)]);
     waiting.abort();
-    // Connections that became WebSockets do not belong to the server any more, so they are closed here.
+    // Connections that became WebSockets no longer belong to the server, so they are closed here.
     for (const socket of sockets) socket.destroy();
     await closed;
   };

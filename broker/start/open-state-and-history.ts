@@ -14,7 +14,7 @@ import { openState, State } from '../state/in-memory-state.ts';
 
 interface Opening {
   settings: BrokerSettings;
-  /** Functions that close what was opened, called in reverse order. */
+  /** Functions that close what was opened; called in reverse order. */
   closers: (() => unknown)[];
   log: Logger;
 }
@@ -22,20 +22,20 @@ interface Opening {
 interface OpenedStores {
   state: State;
   history: History;
-  /** True if the state never contained a document, as at a first start. */
+  /** True if the state has never contained a document, as at the first start of a broker. */
   untouched: boolean;
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Cluster | undefined;
   /**
-   * Runs the SQL with which all brokers together count the requests of a key (--rate-limit); undefined with a single
-   * broker.
+   * Runs the SQL with which all brokers on the database together count the requests of a key (--rate-limit); undefined
+   * with a single broker.
    */
   countTogether?: CountTogether;
   /** Lets other brokers start. Must be called once all tables exist. */
   started?: () => Promise<void>;
 }
 
-/** Opens the stores and registers how they are closed. Throws StartError. */
+/** Opens the stores, and registers how they are closed. Throws StartError. */
 export function createStores(opening: Opening): Promise<OpenedStores> {
   const { database_url: url, peer_listen, peer_url } = opening.settings;
   if (url === undefined && (peer_listen || peer_url))
@@ -50,7 +50,8 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // `since` is set first. With a new history and the old `since`, a start after a crash would repeat earlier runs.
+  // `since` is set before the history is created. Otherwise a crash between the two would leave an empty history with
+  // the old `since`, and the next start would repeat earlier runs.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -102,8 +103,8 @@ async function createInDatabase(
 }
 
 /**
- * Returns the URL of the peer port that other brokers get at first. It is replaced once the port listens and its number
- * is known.
+ * Returns the first URL that other brokers get for the peer port. When the port listens, the URL with its actual number
+ * replaces this one.
  */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};

@@ -7,8 +7,8 @@ import type { Authority } from '../link/certificate-authority.ts';
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
 /**
- * Milliseconds between two checks whether the brokers that still have to answer HTTP requests can be reached. gRPC
- * connections need no such check: gRPC sends pings of its own.
+ * Milliseconds between two checks whether the other brokers that have yet to answer an HTTP request can be reached. For
+ * gRPC connections, gRPC's own pings check this.
  */
 const checkMs = 4_000;
 
@@ -18,7 +18,7 @@ interface Opening {
   log: Logger;
 }
 
-/** Creates the clients of other brokers. Their code is loaded only here, because most brokers have no others. */
+/** Creates the clients of other brokers. Their code is loaded only here, because most brokers are the only one. */
 export async function createPeerClients({ closers, log }: Opening, authority: Authority, owners: Owners) {
   const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
     import('../cluster/peers/forward-http-to-peer.ts'),

@@ -1,4 +1,4 @@
-// Connects a broker with the other brokers of its database: the client and the server of the peer port.
+// Connects a broker with the other brokers on its database, through the clients and the server of the peer port.
 import { handOverWhenCutOff } from '../cluster/hand-over-when-cut-off.ts';
 import type { Owners, Peer } from '../cluster/peers/owner-lookup.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
@@ -19,7 +19,7 @@ type Services = Pick<
 > & {
   owners: Owners;
   clients: PeerClients;
-  /** Agents that are asked to reconnect do so at random times within this number of milliseconds. */
+  /** Milliseconds in which agents that are asked to reconnect do so, each at a random time. */
   spreadMs: number;
 };
 

@@ -18,8 +18,8 @@ import {
 import type { OutboxEntry } from '../history/history.ts';
 
 /**
- * Tags are trimmed when they are read, because version 0.1.0 stored white space around them. Later versions trim them
- * in requests.
+ * Version 0.1.0 stored tags with white space around them, so tags are trimmed here. Later versions trim the tags of
+ * requests.
  */
 const tags = z
   .array(z.string())
@@ -33,7 +33,7 @@ const machine = z.strictObject({
   public_key: z.string(),
   join_token_id: joinTokenId,
   created_at: z.string(),
-  /** The only version that upgrades may install. If it is absent, they may install any version. */
+  /** The only version that upgrades may install. If the field is absent, they may install any version. */
   agent_pin: z.string().optional(),
   /** Present if upgrades skip the machine. */
   agent_hold: z.literal(true).optional(),
@@ -73,8 +73,8 @@ const login = z.strictObject({
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Present only if the login was made with a secret of the key that has been replaced: time until which this secret,
-   * and so the login, is valid.
+   * Present only if the client logged in with a secret of the key that has been replaced. At this time the secret, and
+   * so the login, becomes invalid.
    */
   secret_until: z.string().optional(),
 });
@@ -138,7 +138,9 @@ const schedule = z.strictObject({
   command: z.string().nullable(),
   saved_command_id: savedCommandId.nullable().default(null),
   parameters: z.record(z.string(), parameterValue).nullable().default(null),
-  /** The schedule runs either by a cron expression or after changes of a path. Older files have no `on_change`. */
+  /**
+   * The schedule has either a cron expression, or a path after whose changes it runs. Older files have no `on_change`.
+   */
   cron: z.string().nullable(),
   on_change: z
     .strictObject({ path: z.string(), recursive: z.boolean(), settle: z.number() })
@@ -155,13 +157,13 @@ const schedule = z.strictObject({
   user: z.string().nullable(),
   cwd: z.string().nullable(),
   env: z.record(z.string(), z.string()).nullable(),
-  /** Id of the key whose rights the schedule has. */
+  /** Id of the key with whose rights the schedule runs. */
   requested_by: keyId,
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Due times and changes of the path before this time start no run. Set, for example, when `cron`, the path or
-   * `enabled` changes.
+   * Due times and changes of the path before this time start no run. For example, a change of `cron`, of the path or of
+   * `enabled` sets this field.
    */
   since: z.string(),
 });
@@ -174,16 +176,16 @@ const webhook = z.strictObject({
   /** The encrypted secret (deliveries/secret-vault.ts). */
   secret: z.string().nullable(),
   /**
-   * True if the user has enabled the webhook. The history records whether the webhook has failed too often since then.
+   * True if the user has enabled the webhook. Whether the webhook has failed too often since then is in the history.
    */
   enabled: z.boolean(),
   /**
-   * Number of times that the webhook was enabled. The history stores a failure with this number, so the failure no
-   * longer counts once the webhook is enabled again.
+   * Number of times that the webhook was enabled. A failure is stored with this number, so it no longer counts when the
+   * webhook is enabled again.
    */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
-  /** Id of the key that owns the webhook. The webhook gets only events that this key may read. */
+  /** Id of the key that owns the webhook. The webhook sends only events that this key may read. */
   key_id: keyId,
   created_at: z.string(),
   updated_at: z.string(),
@@ -201,7 +203,10 @@ const alertRule = z.strictObject({
   for: z.number(),
   /** Milliseconds before an expiry at which the rule opens an alert. */
   before: z.number().nullable(),
-  /** The rule is about these machines and those with one of these tags; about all if both are null. */
+  /**
+   * The rule is about these machines and about those with one of these tags; if both fields are null, about all
+   * machines.
+   */
   machine_ids: z.array(machineId).nullable(),
   tags: tags.nullable(),
   repeat_every: z.number().nullable(),
@@ -217,7 +222,7 @@ const alertChannel = z.strictObject({
   id: channelId,
   name: z.string(),
   type: z.enum(channelTypes),
-  /** The URL without the parts that are a secret. */
+  /** The URL without its secret parts. */
   url: z.string(),
   /** The encrypted URL and secret, as JSON (deliveries/secret-vault.ts). */
   sealed: z.string(),
@@ -226,8 +231,8 @@ const alertChannel = z.strictObject({
   to: z.array(z.string()).nullable(),
   enabled: z.boolean(),
   /**
-   * Number of times that the channel was enabled. The delivery queue requires this number of all its receivers,
-   * channels and webhooks, but it matters only for webhooks.
+   * Number of times that the channel was enabled. The delivery queue needs this number from all receivers, but only
+   * uses it for webhooks.
    */
   armed: z.int(),
   /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */
@@ -241,8 +246,8 @@ const maintenanceWindow = z.strictObject({
   id: windowId,
   name: z.string(),
   /**
-   * The window holds back alerts about these machines and about those with one of these tags; about all machines if
-   * both are null.
+   * The window holds back alerts about these machines and about those with one of these tags; if both fields are null,
+   * about all machines.
    */
   machine_ids: z.array(machineId).nullable(),
   tags: tags.nullable(),
@@ -257,12 +262,12 @@ const maintenanceWindow = z.strictObject({
 });
 export type MaintenanceWindow = z.output<typeof maintenanceWindow>;
 
-/** Version of the format. Version 1, written by 0.1.0, is the same without a checksum. */
+/** Version of the format. Version 1, which Farhand 0.1.0 wrote, differs only in that it has no checksum. */
 export const version = 2;
 const file = z.strictObject({
   /**
-   * Checksum of the text (see serialize-state.ts). It is checked and then removed when the file is read, so documents
-   * in memory have none.
+   * Checksum of the text of the file (see serialize-state.ts). After the check, this field is removed from the
+   * documents in memory.
    */
   checksum: z.string().optional(),
   version: z.literal([1, version]),
@@ -320,5 +325,5 @@ export const names = [
   'saved_commands',
 ] as const;
 export type Name = (typeof names)[number];
-/** The declared documents by id: those of the last commit or, within a change, those that the change started from. */
+/** The declared documents by id: those of the last commit or, within a change, those from which the change started. */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

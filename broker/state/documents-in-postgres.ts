@@ -1,5 +1,5 @@
-// Stores the declared documents in PostgreSQL, one row per document. A change first reads what other brokers have
-// changed, and commits its history entries too.
+// Stores the declared documents in PostgreSQL, one row per document. A change first reads the changes of other brokers,
+// and commits its entries for the history in the same transaction.
 import { randomBytes } from 'node:crypto';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
@@ -15,8 +15,8 @@ import { type Declared, type Documents, documents, names, newDocuments } from '.
 import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
- * A broker that is more generations (commits) behind than this compares all ids, because the list of removed documents
- * may be incomplete.
+ * A broker that is behind by more than this number of generations (commits) compares all ids, because the list of
+ * removed documents may be incomplete.
  */
 export const knownGenerations = 10_000;
 
@@ -30,7 +30,7 @@ export class PostgresStore implements StateStore {
     this.documents = stored;
   }
 
-  /** Reads the documents. In a database without an installation, a new one is created. Throws StartError. */
+  /** Reads the documents. In an empty database, creates a new installation. Throws StartError. */
   static async open(history: History): Promise<PostgresStore> {
     const installation = await history.get('SELECT id, generation FROM installation');
     if (installation) return new PostgresStore(history, await read(history, textIn(installation, 'id')));
@@ -67,12 +67,12 @@ export class PostgresStore implements StateStore {
     return result;
   }
 
-  /** Does not wait for writes, because a revoked key must be refused soon even if writes take long. */
+  /** Does not wait for writes, because a revoked key must soon be refused even while writes take long. */
   async refresh(current: Version): Promise<Version> {
     const { committed } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');
-    // #newest() may also return documents that are newer than this generation. That does no harm: the next refresh
-    // starts from this generation, and reads these documents again.
+    // #newest() may also return documents of later generations. That does no harm, because the next refresh starts from
+    // this generation and reads them again.
     return await this.#newest(current, Number(row?.generation), committed);
   }
 
@@ -94,8 +94,8 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, declared[name]];
       const all = new Map<string, object>(declared[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // A document that was removed between the two reads is in both results. The document is gone, because no id is
-      // used twice.
+      // A document that is removed between the two reads is in both results. It stays removed, because no id is used
+      // twice.
       for (const id of gone) all.delete(id);
       return [name, all];
     });
@@ -103,7 +103,7 @@ export class PostgresStore implements StateStore {
     return { declared: Object.fromEntries(next) as Declared, generation: reached };
   }
 
-  /** Does nothing, because a commit in PostgreSQL includes the entries for history. */
+  /** Does nothing, because a commit in PostgreSQL already includes the entries for the history. */
   async finish(): Promise<void> {}
 
   async drainTo(): Promise<void> {}

@@ -11,7 +11,7 @@ import { type Declared, type Documents, names, newDocuments } from './document-t
 import { commandBack, StateFile } from './state-file.ts';
 import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 
-/** Files that a broker creates. If one of them exists but state.json does not, state.json was lost. */
+/** Files that a broker creates. If one of them exists without state.json, then state.json was lost. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
 
 export class FileStore implements StateStore {
@@ -19,10 +19,7 @@ export class FileStore implements StateStore {
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
-  /**
-   * Number of outbox entries in the file that are already in history.
-   * The next write removes them from the file.
-   */
+  /** Number of outbox entries in the file that the history already has. The next write removes them from the file. */
   #applied = 0;
 
   private constructor(file: StateFile, data: Documents) {

@@ -1,5 +1,5 @@
-// Provides the declared documents (machines, keys, schedules and so on) from memory, and commits changes to a store in
-// groups.
+// Provides the declared documents (machines, keys, schedules and so on) from memory. Changes that arrive together are
+// committed to the store as a group.
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
@@ -23,12 +23,12 @@ export type {
 } from './document-types.ts';
 
 interface Pending {
-  /** Makes the change. The returned function resolves the caller's promise with the result. */
+  /** Makes the change. The returned function resolves the promise of the caller with the result. */
   edit(transaction: StateTransaction): () => void;
   reject(error: unknown): void;
 }
 
-/** Milliseconds after which a failed write of the outbox, or a failed undo of a commit, is tried again. */
+/** Milliseconds until a failed write of the outbox, or a failed undo of a commit, is tried again. */
 const againMs = 2_000;
 
 /**
@@ -39,7 +39,7 @@ export async function openState(directory: string, acceptEdit = false): Promise<
   return new State(await FileStore.open(directory, acceptEdit));
 }
 
-/** The committed documents. Each change replaces their collections; a collection is never edited in place. */
+/** The committed documents. A change replaces whole collections; a collection is never edited in place. */
 export class State implements Declared {
   readonly machines!: Declared['machines'];
   readonly keys!: Declared['keys'];
@@ -55,7 +55,7 @@ export class State implements Declared {
   readonly #watchers = new Set<() => void>();
   #committed: Version;
   #queue: Pending[] = [];
-  /** The refresh that waits for the end of the running refresh; undefined if no refresh waits. */
+  /** The refresh that starts when the running refresh has ended; undefined if none is waiting. */
   #nextRefresh: PromiseWithResolvers<void> | undefined;
   #isRefreshing = false;
   #running: Promise<void> | undefined;
@@ -81,8 +81,8 @@ export class State implements Declared {
   }
 
   /**
-   * Resolves with the result of `edit` when the change is on disk; its outbox may reach the history later. If the edit
-   * or the commit fails, nothing is changed.
+   * Resolves with the result of `edit` when the change is on disk; the history may get the change's outbox entries
+   * later. If `edit` or the commit fails, nothing is changed.
    */
   change<T>(edit: (transaction: StateTransaction) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
@@ -100,8 +100,8 @@ export class State implements Declared {
   }
 
   /**
-   * Reads what other brokers have changed. Does not wait for commits of this broker. Resolves at once if no other
-   * broker can use the documents.
+   * Reads the changes of other brokers, without waiting for commits of this broker. Resolves at once if no other broker
+   * can use the store.
    */
   refresh(): Promise<void> {
     if (!this.#store.isReady) return Promise.reject(databaseUnavailable());
@@ -125,8 +125,8 @@ export class State implements Declared {
   }
 
   /**
-   * Sets the function that writes the outbox to history. Then writes the entries that an earlier run left in
-   * the outbox.
+   * Sets the function that writes the outbox to the history. Then writes the entries that an earlier broker process
+   * left in the outbox.
    */
   async drainTo(apply: Apply): Promise<void> {
     await this.#store.drainTo(apply);
@@ -140,8 +140,8 @@ export class State implements Declared {
   }
 
   /**
-   * Rejects the waiting changes and the waiting refresh when the store stops answering. A running commit or refresh
-   * ends when the store answers again.
+   * Rejects the waiting changes and the waiting refresh when the store stops answering. A commit or refresh that is
+   * running ends when the store answers again.
    */
   #rejectWaiting(): void {
     const rejects = this.#queue.map((member) => member.reject);
@@ -204,10 +204,7 @@ export class State implements Declared {
     }
   }
 
-  /**
-   * Sets the committed documents, unless a refresh or commit at the same time has set newer ones. Returns true if the
-   * documents changed.
-   */
+  /** Sets the committed documents, unless newer ones have been set meanwhile. Returns true if the documents changed. */
   #replace(next: Version): boolean {
     const { declared, generation } = this.#committed;
     if (next.generation <= generation) return false;
@@ -221,8 +218,8 @@ export class State implements Declared {
   }
 
   /**
-   * Undoes a failed commit, if there is one, and writes the outbox to the history. If either fails, both are tried
-   * again later.
+   * Undoes the last commit if it failed, and writes the outbox to the history. If either fails, both are tried again
+   * later.
    */
   async #finish(): Promise<void> {
     this.#cancelAgain();
@@ -237,8 +234,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction. An edit that throws is rejected without a change. Functions that resolve the
- * other edits go to `done`.
+ * Runs each edit in a transaction of its own. An edit that throws is rejected, and changes nothing. For each other
+ * edit, adds a function to `done` that resolves its promise.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;
@@ -257,16 +254,16 @@ function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]
 }
 
 /**
- * Edits the documents. To change a document, put a new object. Never change the old object, because the committed state
- * refers to it.
+ * Edits the documents. To change a document, put a new object: the old object belongs to the committed state, and must
+ * stay unchanged.
  */
 export class StateTransaction implements Journal {
   /**
-   * The documents that this change starts from. They include the earlier changes of the same commit. Rights are
-   * checked against them.
+   * The documents from which this change starts, including earlier changes of the same commit. Rights are checked
+   * against these documents.
    */
   readonly before: Declared;
-  /** Entries for history that are committed with this change. */
+  /** Entries for the history that are committed with this change. */
   readonly entries: OutboxEntry[] = [];
   /** The documents after this change. */
   after: Declared;
@@ -307,8 +304,8 @@ export class StateTransaction implements Journal {
 }
 
 /**
- * Returns the documents as they were before the change of the state that `journal` belongs to. Returns undefined if
- * `journal` is a transaction of the history alone.
+ * Returns the documents from which the change of `journal` starts. Returns undefined if `journal` is a transaction of
+ * the history alone.
  */
 export function foundBy(journal: Journal): Declared | undefined {
   return journal instanceof StateTransaction ? journal.before : undefined;

@@ -1,5 +1,4 @@
-// Serializes state.json: JSON whose first member is a checksum. Documents that have not changed are not
-// serialized again.
+// Serializes state.json: JSON whose first member is a checksum. Unchanged documents are not serialized again.
 import { crc32 } from 'node:zlib';
 import { type Documents, type Name, names } from './document-types.ts';
 
@@ -9,16 +8,13 @@ interface Block {
   json: Buffer;
 }
 
-/**
- * Number of documents in a block. If one of them changes, its whole block is serialized again, which takes
- * 0.1 ms.
- */
+/** Number of documents in a block. A change of one document serializes the whole block again, which takes 0.1 ms. */
 const blockDocuments = 256;
 
 export class StateJson {
   readonly #blocks = new Map<Name, Block[]>();
 
-  /** Returns the bytes of the file. Its first member is a checksum of the text without this member. */
+  /** Returns the bytes of the file. Their first member is a checksum of the text without this member. */
   bytesOf(data: Documents): Buffer {
     const { version, install_id, generation, outbox } = data;
     const head = Buffer.from(JSON.stringify({ version, install_id, generation }).slice(1, -1));
@@ -30,10 +26,7 @@ export class StateJson {
     return Buffer.concat([Buffer.from(`{"checksum":"${hexOf(checksum)}",`), ...rest]);
   }
 
-  /**
-   * A block is used again if its documents are the same objects as before, because a changed document is a
-   * new object.
-   */
+  /** A block is reused if its documents are the same objects as before, because a changed document is a new object. */
   #blocksOf(name: Name, all: readonly object[]): Buffer[] {
     const before = this.#blocks.get(name) ?? [];
     const first = `${name === names[0] ? '' : ']'},"${name}":[`;
@@ -61,10 +54,7 @@ const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0
 
 const start = /^\{"checksum":"([0-9a-f]{8})",/;
 
-/**
- * Compares the checksum with the bytes and not with decoded text, because a decoder would replace invalid
- * bytes.
- */
+/** Checks the checksum of the bytes, not that of decoded text, because a decoder would replace invalid bytes. */
 export function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
   const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
   if (found === undefined) return 'missing';

@@ -1,4 +1,5 @@
-// An adapter of lowdb that reads state.json and writes it durably. Its errors contain the commands for recovery.
+// An adapter of lowdb that reads state.json and writes it durably. Its error messages contain the commands for
+// recovery.
 import { existsSync, readFileSync } from 'node:fs';
 import { link, readFile, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -9,9 +10,7 @@ import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './document-types.ts';
 import { checksumOf, StateJson } from './serialize-state.ts';
 
-/**
- * Reads and writes the file, with mode 0600. A write is atomic even in a crash, and on disk when it resolves.
- */
+/** Reads and writes state.json, with mode 0600. A write is atomic even in a crash, and is on disk when it resolves. */
 export class StateFile implements Adapter<Documents> {
   /** True if a failed write may have replaced the file. */
   mayHoldFailed = false;
@@ -19,15 +18,15 @@ export class StateFile implements Adapter<Documents> {
   readonly #acceptEdit: boolean;
   readonly #json = new StateJson();
 
-  /** If `acceptEdit` is true, a missing or wrong checksum is accepted, as after an edit by hand. */
+  /** If `acceptEdit` is true, a missing or wrong checksum is accepted. An edit by hand leaves the checksum wrong. */
   constructor(directory: string, acceptEdit: boolean) {
     this.#file = join(directory, 'state.json');
     this.#acceptEdit = acceptEdit;
   }
 
   /**
-   * Reads the documents; null if the file does not exist. Adds a missing checksum.
-   * Throws StartError for a damaged file.
+   * Reads the documents; null if the file does not exist. If the file has no checksum, adds one. Throws StartError for
+   * a damaged file.
    */
   async read(): Promise<Documents | null> {
     if (!existsSync(this.#file)) return null;
@@ -35,8 +34,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Each write saves the previous file as state.json.last. So it takes two writes until both files have a checksum.
-    // From then on, a file without a checksum is refused.
+    // Each write saves the previous file as state.json.last, so both files have a checksum only after two writes. From
+    // then on, a file without a checksum is refused.
     await this.write(data);
     return data;
   }
@@ -59,8 +58,8 @@ export class StateFile implements Adapter<Documents> {
   }
 
   /**
-   * If a failed write may have replaced state.json, puts state.json.last back in its place. Call revert() again if it
-   * throws.
+   * If a failed write may have replaced state.json, puts state.json.last back in its place. If revert() throws, it must
+   * be called again.
    */
   async revert(): Promise<void> {
     if (!this.mayHoldFailed) return;
@@ -72,13 +71,13 @@ export class StateFile implements Adapter<Documents> {
 
 const lastOf = (file: string): string => `${file}.last`;
 
-/** Makes `to` a second name of the file `from`. A file that has that name is replaced. */
+/** Makes `to` a second name (hard link) of the file `from`, and replaces a file of that name. */
 async function linkOver(from: string, to: string): Promise<void> {
   const beside = `${to}.new`;
   await rm(beside, { force: true });
   await link(from, beside);
   await rename(beside, to);
-  // rename(2) does nothing if both names already belong to one file, so the temporary name is removed here.
+  // rename(2) does nothing if both names already belong to the same file, so the temporary name is removed here.
   await rm(beside, { force: true });
 }
 
@@ -110,7 +109,8 @@ function jsonIn(bytes: Buffer, file: string): unknown {
 function mustHaveOne(data: Documents, file: string): boolean {
   // Version 0.1.0 of the broker wrote format version 1 without a checksum.
   if (data.version !== 1) return true;
-  // If state.json.last has a checksum, a newer broker has written it, so this file must have a checksum too.
+  // A state.json.last with a checksum was written by a newer broker, which would also have written a checksum to this
+  // file.
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';
 }
 

@@ -3,10 +3,10 @@
 import type { OutboxEntry } from '../history/history.ts';
 import type { Declared, Documents } from './document-types.ts';
 
-/** Writes the outbox to the history. It may be called a second time with the same entries. */
+/** Writes the outbox to the history. It may be called twice with the same entries. */
 export type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
-/** The result of a group of changes: the new documents, and the entries for history. */
+/** The result of a group of changes: the new documents, and the entries for the history. */
 export interface Edited {
   next: Declared;
   entries: readonly OutboxEntry[];
@@ -19,27 +19,27 @@ export interface Version {
 }
 
 export interface StateStore {
-  /** The documents as they were read when the store was opened, or as this broker stored them later. */
+  /** The documents as they were when the store was opened, or as this broker last stored them. */
   readonly documents: Documents;
-  /** False while the store may still contain a change whose commit failed. finish() removes that change. */
+  /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
   readonly isUndone: boolean;
   /** False while the store does not answer. Changes that begin then reject at once. */
   readonly isReady: boolean;
   /** Calls `listener` each time the store stops answering. */
   onUnavailable(listener: () => void): void;
   /**
-   * Calls `edit` once with the newest documents, and stores its changes. Resolves with the documents after these
-   * changes. `current` is any version that change() or refresh() has returned.
+   * Calls `edit` once with the newest documents, and stores the result. Resolves with the stored documents. `current`
+   * is any version that change() or refresh() has returned.
    */
   change(current: Version, edit: (newest: Declared) => Edited): Promise<Version>;
   /**
-   * Returns the newest version: `current` itself unless another broker has changed a document. Does not wait for
-   * change().
+   * Returns the newest version, which is `current` itself unless another broker has changed a document. Does not wait
+   * for change().
    */
   refresh(current: Version): Promise<Version>;
   /**
-   * Completes the last commit: undoes it if it failed, and writes the entries of the outbox to the history. If
-   * finish() throws, it is called again later.
+   * Completes the last commit: undoes it if it failed, and writes the entries of the outbox to the history. After
+   * finish() throws, it must be called again.
    */
   finish(): Promise<void>;
   /** Sets the function that writes the entries of the outbox to the history, and calls it if there are entries. */

@@ -1,4 +1,4 @@
-// Upgrades: another version of the agent for many machines, a wave at a time.
+// The REST handlers of upgrades. An upgrade installs another version of the agent on many machines, a wave at a time.
 
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
@@ -34,7 +34,7 @@ export class Upgrades {
   readonly #services: UpgradeServices;
   readonly #records: UpgradeRecords;
   readonly #rollout: Rollout;
-  /** Upgrades are stored one after another, so that a machine is in one open upgrade at most. */
+  /** Upgrades are stored one after another, so that no machine gets into two open upgrades. */
   readonly #storing = new Semaphore(1);
 
   private constructor(services: UpgradeServices, records: UpgradeRecords, log: Logger) {
@@ -44,8 +44,7 @@ export class Upgrades {
   }
 
   /**
-   * Opens the stored upgrades. An upgrade is deleted `keepMs` milliseconds after it began, or when it ends if that is
-   * later.
+   * Opens the stored upgrades. An upgrade is deleted `keepMs` milliseconds after it began, but not before it has ended.
    */
   static async open(services: UpgradeServices, keepMs: number, log: Logger): Promise<Upgrades> {
     return new Upgrades(services, await UpgradeRecords.open(services, keepMs), log);
@@ -151,7 +150,10 @@ export class Upgrades {
     return this.#serialize(upgrade, caller);
   }
 
-  /** Makes the list of machines of a new upgrade. Machines that cannot be upgraded are marked as skipped at once. */
+  /**
+   * Creates the list of the machines of a new upgrade. Machines that cannot be upgraded get the status `skipped` at
+   * once.
+   */
   #members(
     upgrade_id: UpgradeId,
     machines: readonly MachineId[],
@@ -168,8 +170,8 @@ export class Upgrades {
       const facts = machineFacts.of(machine_id);
       const found = packageFor(machine, facts, version, catalog);
       const message = 'another upgrade of this machine has not ended: wait for it, or cancel it';
-      // Only the broker that owns a machine has the machine's facts. So a machine of another broker is not refused
-      // here: its owner checks it when its wave begins.
+      // Only the broker that owns a machine has the current facts of the machine. Machines of other brokers are
+      // therefore not refused here; their owners check them when the wave begins.
       const isElsewhere = cluster?.ownerElsewhere(machine_id) !== undefined;
       const refused =
         isRefusal(found) && !isElsewhere
@@ -185,7 +187,7 @@ export class Upgrades {
   }
 }
 
-/** Divides the machines that can be upgraded into waves. Returns the number of waves. */
+/** Divides the machines that can be upgraded into waves, and returns the number of waves. */
 function divide(members: Member[], wave: string): number {
   const upgraded = members.filter(({ status }) => status === 'waiting');
   const amount = Number.parseInt(wave, 10);

@@ -1,4 +1,4 @@
-// Sends a package to one machine by the rpc StageUpgrade, and reports how far the machine is.
+// Sends a package to one machine through the rpc StageUpgrade, and yields the machine's progress.
 import { open } from 'node:fs/promises';
 import type { StageUpgradeRequest } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
@@ -8,12 +8,15 @@ import type { Upgrade } from './upgrade-tables.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** A machine's report. `busy`: the machine has the package, and waits for this number of commands and terminals. */
+/**
+ * The progress of a machine. `busy`: it has the package, and waits until this number of commands and terminals have
+ * ended.
+ */
 export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
 
 /**
- * Yields the progress of a machine until the new version starts. After a lost link it is unknown whether the machine
- * has taken the package.
+ * Yields the progress of a machine until it starts the new version. After a lost link, it is unknown whether the
+ * machine has taken the package.
  */
 export async function* sendPackage(
   stub: AgentStub,
@@ -44,13 +47,13 @@ async function* requests(
       kind: kind === 'deb' ? 'PACKAGE_KIND_DEB' : 'PACKAGE_KIND_TAR_GZ',
       signature: signature ? { ...signature, key_changes: [...signature.key_changes] } : null,
       running: running === 'end' ? 'RUNNING_PROCESSES_END' : 'RUNNING_PROCESSES_WAIT',
-      // `wait_ms` is at least 1, because the agent takes 0 for its default.
+      // `wait_ms` is at least 1, because 0 stands for the agent's default.
       ...{ wait_ms: Math.max(1, wait_for), link_timeout_ms: probe_timeout },
     },
   };
   await using file = await open(found.path);
   for (let at = 0; at < size; ) {
-    // Each chunk has a buffer of its own, because it may wait to be sent.
+    // Each chunk needs a buffer of its own, because it may have to wait before it is sent.
     const { buffer, bytesRead } = await file.read(Buffer.allocUnsafe(chunkBytes), 0, chunkBytes, at);
     if (bytesRead === 0)
       throw new AppError('io_error', `the package ${found.file} is shorter than its signature says`);

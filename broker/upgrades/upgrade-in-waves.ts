@@ -1,5 +1,5 @@
-// Upgrades machines a wave at a time. The history stores every step, so that a broker that was killed can continue the
-// upgrade.
+// Upgrades machines a wave at a time. Every step is stored in the history, so that a broker can continue the upgrade
+// after a crash.
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -9,7 +9,7 @@ import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
 
-/** What upgrades need in addition if there are several brokers. */
+/** Additional services for several brokers on one database. */
 interface Peers {
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
@@ -21,11 +21,11 @@ const sendAtOnce = 16;
 /** Milliseconds until a failed step is tried again. */
 const retryMs = 5_000;
 
-/** An upgrade as it is at present, and the timer of its next wave. */
+/** An upgrade in its present state, and the timer of its next wave. */
 interface Plan {
   upgrade: Upgrade;
   cancelTimer: () => void;
-  /** True if the upgrade was cancelled or has failed, and the work on its waiting machines was stopped. */
+  /** True if the upgrade was cancelled or has failed, and work on the waiting machines was stopped for that reason. */
   isStopped: boolean;
 }
 
@@ -35,11 +35,14 @@ export class Rollout {
   readonly #log: Logger;
   /** The upgrades that have not ended. */
   readonly #open = new Map<UpgradeId, Plan>();
-  /** The machines whose wave has begun and which are not done. */
+  /** Machines whose wave has begun, and whose own upgrade has not ended. */
   readonly #members = new Map<MachineId, MachineUpgrade>();
   #unanswered = new Map<string, UpgradeId>();
   readonly #slots = new Semaphore(sendAtOnce);
-  /** Upgrades whose next step is being stored. The value is true if another step must be stored afterwards. */
+  /**
+   * Upgrades whose next step is being stored. The value is true if advance() was called meanwhile, so that another step
+   * follows.
+   */
   readonly #advancing = new Map<UpgradeId, boolean>();
   #stops: (() => void)[] = [];
   #isStopped = false;
@@ -91,8 +94,8 @@ export class Rollout {
   }
 
   /**
-   * If the present wave of an upgrade is done, begins the next wave or ends the upgrade. Calls while it works make it
-   * run once more.
+   * If the present wave of an upgrade is done, begins the next wave or ends the upgrade. A call while another is
+   * running makes that one run once more.
    */
   advance(id: UpgradeId): void {
     if (this.#isStopped) return;
@@ -132,7 +135,7 @@ export class Rollout {
     this.advance(id);
   }
 
-  /** Ends the work on the machines of a stopped upgrade, except machines that have already taken the package. */
+  /** Stops the work on the machines of a stopped upgrade. Machines that have already taken the package continue. */
   #leave({ id, status }: Upgrade): void {
     const plan = this.#open.get(id);
     if (!plan || plan.isStopped) return;
@@ -153,7 +156,7 @@ export class Rollout {
     if (open) open.cancelTimer = after(Math.max(0, until - now()), () => this.advance(id));
   }
 
-  /** Reads which upgrades other brokers have begun or ended. */
+  /** Reads which upgrades other brokers have started or ended. */
   async #follow(): Promise<void> {
     const open = await this.#records.open();
     const ids = new Set(open.map(({ id }) => id));
@@ -208,7 +211,7 @@ export class Rollout {
     else if (this.#unanswered.has(machineId)) void this.#lookLate(machineId);
   }
 
-  /** Corrects the stored outcome of a machine that did not report in time but reports now. */
+  /** Corrects the stored outcome of a machine that reports its outcome only after the time limit. */
   async #lookLate(machineId: MachineId): Promise<void> {
     const last = this.#services.machineFacts.of(machineId)?.installation?.last_upgrade;
     const upgradeId = this.#unanswered.get(machineId);

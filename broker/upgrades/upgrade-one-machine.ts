@@ -34,25 +34,25 @@ interface Context extends UpgradeServices {
   log: Logger;
   /** Called after the end of the machine's upgrade has been stored. */
   ended(member: Member): void;
-  /** Called when the machine no longer delays its wave. */
+  /** Called when the wave no longer waits for the machine. */
   left(): void;
 }
 
 /**
- * A machine must report the outcome of its upgrade within twice the upgrade's `probe_timeout` plus this number of
+ * A machine must report the outcome of its upgrade within twice the upgrade's `probe_timeout`, plus this number of
  * milliseconds.
  */
 const outcomeMs = 180_000;
-/** Milliseconds in which machines link again after a start of the broker. */
+/** Milliseconds after a start of the broker in which machines can link again. */
 const returnMs = 60_000;
 /**
- * A call to a machine is given up after `wait_for` plus this number of milliseconds. This time is enough to transfer
+ * A call to a machine ends after `wait_for` plus this number of milliseconds. The number leaves enough time to transfer
  * the package over a slow link.
  */
 const sendMs = 1_800_000;
-/** Milliseconds before a failed write is tried again, or a call that the machine was not ready for. */
+/** Milliseconds until a failed write is tried again, or a call that the machine was not ready for. */
 const retryMs = 5_000;
-/** Maximum number of times that the package is sent to a machine that loses its link during the transfer. */
+/** Maximum number of times that the package is sent to a machine whose link is lost during the transfer. */
 const mostAttempts = 5;
 
 /** The reason why a machine is skipped. */
@@ -67,12 +67,9 @@ export class MachineUpgrade {
   #member: Member;
   readonly #plan: { readonly upgrade: Upgrade };
   readonly #context: Context;
-  /** Ends the running call of StageUpgrade. */
+  /** Aborts the running call of StageUpgrade. */
   #call: AbortController | undefined;
-  /**
-   * The reason why this machine shall not be upgraded any more. It has no effect once the machine has taken the
-   * package.
-   */
+  /** The reason to stop the upgrade of this machine. It has no effect once the machine has taken the package. */
   #leaving: Why | undefined;
   #attempts = 0;
   #cancelTimer = (): void => {};
@@ -80,10 +77,9 @@ export class MachineUpgrade {
   #isActing = false;
   #looksAgain = false;
 
-  /** `plan.upgrade` is read at each use, because each change of the upgrade replaces it. */
+  /** `plan.upgrade` must be read at each use, because each change of the upgrade replaces it. */
   constructor(member: Member, plan: { readonly upgrade: Upgrade }, context: Context) {
-    // The deadline of the machine may have passed while the broker was down, so the machine gets some more time to
-    // link.
+    // The machine's deadline may have passed while the broker was down. The machine gets some more time to link.
     const until = member.until === null ? null : Math.max(member.until, now() + returnMs);
     this.#member = { ...member, until };
     this.#plan = plan;
@@ -94,33 +90,33 @@ export class MachineUpgrade {
     return this.#plan.upgrade;
   }
 
-  /** Ends the work without a write, because this broker stops or another broker owns the machine now. */
+  /** Ends the work without a write, because this broker stops or another broker now owns the machine. */
   close(): void {
     this.#isClosed = true;
     this.#cancelTimer();
     this.#call?.abort(new AppError('unavailable', 'the broker stops'));
   }
 
-  /** Stops the upgrade of this machine, unless it has taken the package already. */
+  /** Stops the upgrade of this machine, unless the machine has already taken the package. */
   leave(why: Why): void {
     this.#leaving ??= why;
     this.#call?.abort(new AppError('unavailable', 'the upgrade of this machine was cancelled'));
     this.look();
   }
 
-  /** Stops the upgrade of this machine if the rights of the key, a hold or a pin forbid it now. */
+  /** Stops the upgrade of this machine if the rights of the upgrade's key, a hold or a pin now forbid it. */
   checkAgain(): void {
     const { status, machine_id } = this.#member;
     const machine = this.#context.state.machines.get(machine_id);
-    // A machine that is not getting the package yet is checked before the transfer.
+    // If the machine is not getting the package yet, #check() does this check right before the transfer.
     if (!machine || !(this.#call || status === 'staging' || status === 'busy')) return;
     const forbidden = this.#forbidden(machine);
     if (forbidden) this.leave(forbidden);
   }
 
   /**
-   * Takes the next step that is possible now. Called when the machine links or reports an outcome, or when a wait is
-   * over.
+   * Takes the next step that is possible now. Called when the machine links, when it reports an outcome, and when a
+   * wait is over.
    */
   look(): void {
     this.#looksAgain = true;
@@ -161,7 +157,7 @@ export class MachineUpgrade {
     return status === 'staging' || status === 'busy' ? this.#awaitReturn() : this.#awaitLink();
   }
 
-  /** Waits for a machine that is offline. Other machines do not wait for it. */
+  /** Waits for a machine that is offline. The wave continues without it. */
   async #awaitLink(): Promise<void> {
     const { status, until } = this.#member;
     if (status !== 'offline' || until === null) {
@@ -177,7 +173,7 @@ export class MachineUpgrade {
   }
 
   /**
-   * Waits for a machine that lost its link while it got the package. The wave waits as well, because the machine may be
+   * Waits for a machine whose link was lost while it got the package. The wave waits too, because the machine may be
    * upgrading.
    */
   async #awaitReturn(): Promise<void> {
@@ -190,7 +186,7 @@ export class MachineUpgrade {
     this.#lookAtEnd();
   }
 
-  /** Waits until the machine reports the outcome of the upgrade, after it has taken the package. */
+  /** Waits until the machine, which has taken the package, reports the outcome of the upgrade. */
   async #awaitOutcome(): Promise<void> {
     const { status, until } = this.#member;
     if (status !== 'switching')
@@ -204,7 +200,8 @@ export class MachineUpgrade {
   }
 
   #outcomeUntil(): number {
-    // If the new agent does not connect within `probe_timeout`, the machine goes back to the old agent.
+    // The old and the new agent each get up to `probe_timeout` to connect: if the new agent does not connect in that
+    // time, the machine returns to the old one.
     return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
   }
 
@@ -217,8 +214,8 @@ export class MachineUpgrade {
     const call = new AbortController();
     this.#call = call;
     let release = (): void => {};
-    // A slot is freed right after the transfer of the package, because the machine may then wait for hours until its
-    // running commands have ended.
+    // The slot is freed right after the transfer of the package. The machine may then wait for hours until its running
+    // commands have ended.
     const free = (): void => {
       release();
       release = () => {};
@@ -241,8 +238,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Returns the package to send, or the reason why the machine cannot be upgraded. Returns undefined if the machine
-   * was removed meanwhile.
+   * Returns the package to send, or the reason why the machine cannot be upgraded. Returns undefined if the machine was
+   * removed or is offline.
    */
   #check(): AgentPackage | Skip | undefined {
     const { state, presence, machineFacts, packages } = this.#context;
@@ -253,7 +250,10 @@ export class MachineUpgrade {
     return this.#forbidden(machine) ?? packageFor(machine, facts, this.upgrade.version, packages.catalog());
   }
 
-  /** Returns why the rights of the key, or a hold or pin of the machine, forbid the upgrade; undefined otherwise. */
+  /**
+   * Returns why the machine may not be upgraded: its hold or pin, or the rights of the upgrade's key. Otherwise
+   * undefined.
+   */
   #forbidden(machine: Machine): Skip | undefined {
     const rights = this.#context.rightsOf(this.upgrade.requested_by);
     if (rights?.may('machines:write') && rights.reaches(machine.id))
@@ -288,13 +288,13 @@ export class MachineUpgrade {
     const known = error instanceof AppError ? error : new AppError('internal_error', 'see the broker’s log');
     if (known !== error) this.#context.log.error({ err: error, machine_id }, 'a package could not be sent');
     const { reason } = known.details;
-    // The machine took the package in an earlier call, but the answer to that call was lost.
+    // An earlier call has delivered the package, but its answer was lost.
     if (reason === 'already_taken') return this.#awaitOutcome();
     if (this.#leaving) return this.look();
     const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
     if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
-    // After a lost link, only the machine knows whether it has taken the package. look() waits for the machine's next
-    // hello, which reports it.
+    // After a lost link, only the machine knows whether it has taken the package. The machine reports that in its next
+    // hello, for which look() waits.
     if (known.code === 'machine_offline') this.look();
     else this.#lookIn(retryMs);
   }
@@ -329,8 +329,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Stores a step. Returns false if the upgrade of this machine has ended meanwhile, for example because another
-   * broker cancelled it.
+   * Stores a step. Returns false if the upgrade of this machine has already ended, for example because another broker
+   * cancelled it.
    */
   async #step(change: Partial<Member>): Promise<boolean> {
     const next = { ...this.#member, ...change };
@@ -341,7 +341,7 @@ export class MachineUpgrade {
   }
 }
 
-/** Returns the final status of a machine that has refused the package. */
+/** Returns the final status of a machine after a failed attempt to send the package. */
 function endOf({ code, message, details }: AppError): End {
   const skipped = skipReasons[String(details.reason)] ?? skipReasons[code];
   if (skipped) return { status: 'skipped', reason: skipped, message };
@@ -349,8 +349,8 @@ function endOf({ code, message, details }: AppError): End {
 }
 
 /**
- * Reasons and error codes with which an agent refuses an upgrade although nothing went wrong on its machine. The
- * machine then counts as skipped, not as failed.
+ * Reasons and error codes with which an agent refuses an upgrade although nothing is wrong on its machine. Such a
+ * machine is skipped, not failed.
  */
 const skipReasons: Readonly<Record<string, Refusal['reason'] | 'busy' | 'in_other_upgrade'>> = {
   processes_running: 'busy',

@@ -1,5 +1,4 @@
-// Stores upgrades and their machines in the history. Every step of a machine is committed together with the event that
-// reports the step.
+// Stores upgrades and their machines in the history. A step of a machine and the event about it are committed together.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
@@ -22,7 +21,9 @@ import {
 
 type Served = Reply<Api['upgrades']['get']>;
 
-/** Milliseconds after which an upgrade that is not stored completely is removed at the next start. */
+/**
+ * An upgrade that is not stored completely after this number of milliseconds is removed at the next start of a broker.
+ */
 const incompleteMs = 600_000;
 /** Number of machines that are written in one transaction. */
 const sliceSize = 250;
@@ -42,7 +43,7 @@ export class UpgradeRecords {
     this.history = context.history;
   }
 
-  /** Opens the tables. An upgrade is deleted `keepMs` milliseconds after it began, or when it ends if that is later. */
+  /** Opens the tables. An upgrade is deleted `keepMs` milliseconds after it began, but not before it has ended. */
   static async open(context: RecordContext, keepMs: number): Promise<UpgradeRecords> {
     const { history } = context;
     await history.migrate('upgrades', tables);
@@ -55,7 +56,7 @@ export class UpgradeRecords {
   }
 
   /**
-   * Stores an upgrade with its machines in slices, the upgrade itself with the last slice. `commit` is called with the
+   * Stores the machines of an upgrade in slices, and the upgrade itself with the last slice. Calls `commit` with the
    * machines of each slice.
    */
   async insert(
@@ -87,10 +88,10 @@ export class UpgradeRecords {
     }
   }
 
-  /** After a crash, removes the machines of upgrades that were not stored completely. */
+  /** Removes the machines of upgrades that were not stored completely because of a crash. */
   async #removeIncomplete(): Promise<void> {
     const rows = await this.history.all(
-      // Only old rows are removed: young ones may belong to an upgrade that another broker is storing at this moment.
+      // Only old rows are removed: newer ones may belong to an upgrade that another broker is just storing.
       `SELECT DISTINCT upgrade_id FROM upgrade_machines WHERE finished_at IS NULL AND created_at < ?
        AND upgrade_id NOT IN (SELECT id FROM upgrades)`,
       now() - incompleteMs,
@@ -103,14 +104,13 @@ export class UpgradeRecords {
     await this.history.write((transaction) => transaction.run(remove, id));
   }
 
-  /** Finds an upgrade. Throws upgrade_not_found. */
   async get(id: string): Promise<Upgrade> {
     const row = await this.history.get(`SELECT ${upgradeColumns} FROM upgrades WHERE id = ?`, id);
     if (row) return upgradeFromRow(row);
     throw new AppError('upgrade_not_found', `no upgrade has the id ${id}`, { upgrade_id: id });
   }
 
-  /** Finds a machine of an upgrade; undefined if the upgrade does not include it. */
+  /** Finds a machine of an upgrade; undefined if the machine is not part of the upgrade. */
   async member(id: UpgradeId, machineId: MachineId): Promise<Member | undefined> {
     const sql = `SELECT ${memberColumns} FROM upgrade_machines WHERE upgrade_id = ? AND machine_id = ?`;
     const row = await this.history.get(sql, id, machineId);
@@ -131,7 +131,7 @@ export class UpgradeRecords {
     return rows.map((row) => textIn(row, 'machine_id') as MachineId);
   }
 
-  /** Returns the machines whose upgrade has not ended, in all upgrades. */
+  /** Returns the machines whose upgrade has not ended. */
   async busyMachines(): Promise<Set<string>> {
     const sql = 'SELECT machine_id FROM upgrade_machines WHERE finished_at IS NULL';
     const [rows = []] = await this.history.read([{ sql, values: [] }]);
@@ -139,7 +139,7 @@ export class UpgradeRecords {
   }
 
   /**
-   * Returns the machines whose wave has begun and whose upgrade has not ended; with `machineIds`, only those of them.
+   * Returns the machines whose wave has begun and whose upgrade has not ended, either all or those among `machineIds`.
    */
   async started(machineIds?: readonly string[]): Promise<Member[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
@@ -153,8 +153,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Returns the machines whose outcome is unknown, with their upgrade. A machine reports its outcome when it links
-   * again.
+   * Returns the machines whose outcome is unknown, with their upgrades. Such a machine reports its outcome when it
+   * links again.
    */
   async unanswered(): Promise<Map<string, UpgradeId>> {
     const sql = `SELECT machine_id, upgrade_id FROM upgrade_machines WHERE reason = 'no_answer' ORDER BY created_at`;
@@ -163,8 +163,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Writes a step of a machine. If its upgrade has ended already, for example because another broker cancelled it,
-   * returns false and writes nothing.
+   * Writes a step of a machine. Returns false, and writes nothing, if the machine's upgrade has already ended, for
+   * example because another broker cancelled it.
    */
   step(member: Member, upgrade: Upgrade): Promise<boolean> {
     const { upgrade_id, machine_id, status, reason, message, from_version } = member;
@@ -191,8 +191,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * If the wave of an upgrade is done, begins the pause or the next wave, or ends the upgrade. Every broker may call
-   * this at any time.
+   * If the present wave of an upgrade is done, starts the pause or the next wave, or ends the upgrade. Any broker may
+   * call this at any time.
    */
   advance(id: UpgradeId): Promise<Upgrade | undefined> {
     return this.history.write(async (transaction) => {
@@ -248,8 +248,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Cancels an upgrade that has not ended, and its machines that have not begun. Each of its other machines is
-   * cancelled by the broker that owns the machine.
+   * Cancels an upgrade that has not ended, and its machines that have not begun. Every other machine is cancelled by
+   * the broker that owns it.
    */
   cancel(id: UpgradeId, commit: (transaction: HistoryTransaction) => void): Promise<void> {
     return this.history.write((transaction) => {
@@ -273,7 +273,10 @@ export class UpgradeRecords {
     return { ...none, upgraded: 0, failed: 0, skipped: 0, cancelled: 0, ...found };
   }
 
-  /** Returns true if an upgrade has machines that are not in `machines`. Undefined means all machines. */
+  /**
+   * True if an upgrade has machines that are not in `machines`; false if `machines` is undefined, which means all
+   * machines.
+   */
   async hasOthers(id: string, machines: readonly MachineId[] | undefined): Promise<boolean> {
     if (!machines) return false;
     return totalOf(await this.counts(id)) > totalOf(await this.counts(id, machines));
@@ -288,8 +291,8 @@ export class UpgradeRecords {
     const { id: upgrade_id, version, status, current_wave: wave, waves } = upgrade;
     const id = member?.machine_id;
     const machine = id && (this.#context.state.machines.get(id) ?? { id, name: '' });
-    // An event of a machine has no wave, because a key limited to this machine may read it, and waves would reveal how
-    // many other machines there are.
+    // The event of one machine has no wave: a key limited to this machine may read the event, and waves would reveal
+    // how many other machines there are.
     const of = member
       ? {
           from_version: member.from_version,
@@ -305,8 +308,8 @@ export class UpgradeRecords {
 const totalOf = (counts: Served['counts']): number => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 /**
- * Converts an upgrade to the JSON of the REST API, without waves for a key that must not learn how many machines there
- * are.
+ * Converts an upgrade to the JSON of the REST API. A key that must not learn the number of other machines gets no
+ * waves.
  */
 export function upgradeToJson(
   { failures: _, created_at, finished_at, next_wave_at, current_wave, waves, ...upgrade }: Upgrade,

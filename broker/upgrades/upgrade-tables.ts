@@ -1,4 +1,4 @@
-// The tables of upgrades and of their machines, and what a row of each contains.
+// The tables of upgrades and of their machines, and the types of their rows.
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import type { MachineUpgradeStatus, UpgradeReason } from '../../shared/api/upgrades.ts';
@@ -45,7 +45,7 @@ export interface Member {
   finished_at: number | null;
 }
 
-/** SQL that creates the tables, one element for each version of them. */
+/** SQL that creates the tables, one element for each migration step. */
 export const tables = [
   `CREATE TABLE upgrades (
     id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, version TEXT NOT NULL, wave TEXT NOT NULL, pause INTEGER NOT NULL,

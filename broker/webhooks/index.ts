@@ -1,5 +1,5 @@
-// Webhooks: connects the parts that record, queue and send deliveries. Deliveries are sent at least once, and
-// only to allowed addresses.
+// Webhooks: connects the parts that record, queue and send deliveries. Deliveries are sent at least once, and only to
+// allowed addresses.
 import type { Logger } from '../../shared/logger.ts';
 import { DeliveryQueue, type QueueParts, type RetrySettings } from '../deliveries/delivery-queue.ts';
 import type { Deliveries } from '../deliveries/index.ts';
@@ -12,7 +12,7 @@ import { WebhookHandlers } from './webhook-handlers.ts';
 
 export type Webhooks = ReturnType<typeof createWebhooks>;
 
-/** Creates all parts of webhooks. From then on each event is stored with its deliveries. */
+/** Creates all parts of webhooks. Once this returns, every new event is stored with its deliveries. */
 export function createWebhooks(
   given: {
     state: State;

@@ -1,4 +1,4 @@
-// Decides which webhooks get an event. This is checked again before every attempt to send it.
+// Decides which webhooks get an event. The decision is checked again before every attempt to send the event.
 import { names, scopeOfType } from '../../shared/api/events.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Receivers } from '../deliveries/delivery-queue.ts';
@@ -63,10 +63,7 @@ export class Subscriptions implements Receivers<Webhook> {
     );
   }
 
-  /**
-   * Returns why the broker delivers nothing to a webhook that its user has enabled; null if the broker
-   * delivers to it.
-   */
+  /** Returns why a webhook gets no deliveries although its user has enabled it; null if it gets deliveries. */
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';
     if (webhook.secret !== null && !this.signerOf(webhook)) return 'secret_unreadable';
@@ -78,8 +75,8 @@ export class Subscriptions implements Receivers<Webhook> {
   }
 
   /**
-   * Returns the reason why a webhook must not send an event: it is not subscribed, or its key may not read
-   * the event.
+   * Returns the reason why a webhook must not send an event: the webhook does not subscribe to it, or its key may not
+   * read it.
    */
   obstacle(webhook: Webhook, { type, machineId }: EventKind): 'not_subscribed' | 'not_permitted' | undefined {
     const { key_id, events, machine_ids } = webhook;

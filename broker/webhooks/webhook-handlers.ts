@@ -35,11 +35,11 @@ type Editor = Rights & Pick<Caller, 'key_id'>;
 /** Maximum number of webhooks. Each event is compared with every webhook. */
 const maxWebhooks = 1_000;
 /**
- * Maximum number of test deliveries at the same time: of one key, and in all. Each may use a connection until its
- * deadline.
+ * Maximum number of test deliveries at the same time, for one key and for all keys together. Each may use a connection
+ * until its deadline.
  */
 const [maxTestsOfKey, maxTests] = [4, 32];
-/** Maximum number of events that one transaction redelivers. */
+/** Maximum number of events that are redelivered in one transaction. */
 const eventStep = 500;
 
 export class WebhookHandlers implements Routes {
@@ -169,7 +169,7 @@ export class WebhookHandlers implements Routes {
   readonly redeliverSince: Routes['redeliverSince'] = async ({ webhook_id, since: wanted }, caller) => {
     const { history, queue, store, subscriptions } = this.#parts;
     const webhook = this.#findEnabled(webhook_id, caller);
-    // Events before the creation of the webhook are not sent to it.
+    // A webhook gets no events from before its creation.
     const since = new Date(Math.max(wanted.getTime(), Date.parse(webhook.created_at)));
     let redelivered = 0;
     for (let after: number | undefined, more = true; more; more = after !== undefined) {
@@ -189,8 +189,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that a webhook sends. Other callers must not redirect the events to a URL
-   * of their own.
+   * True if the caller may read every event that the webhook sends. Any other caller must not be able to redirect these
+   * events to a URL of its own.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
@@ -231,8 +231,8 @@ export class WebhookHandlers implements Routes {
       updated_at: iso(),
     };
     if (secret !== undefined) webhook.secret = secret === null ? null : vault.encrypt(id, secret);
-    // A webhook belongs to the key that sets its URL. If that key was revoked or has expired, it belongs to
-    // the key that enables it again.
+    // A webhook belongs to the key that sets its URL. If that key is revoked or expired, the key that enables the
+    // webhook again becomes its owner.
     const changesOwner =
       webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, transaction.before));
     if (changesOwner) webhook.key_id = caller.key_id;
@@ -257,7 +257,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The last delivery may be of an event type that the webhook no longer sends and that the caller may not read.
+    // The last delivery may be of an event type to which the webhook no longer subscribes, and which the caller may not
+    // read.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
@@ -265,7 +266,6 @@ export class WebhookHandlers implements Routes {
   }
 }
 
-/** The message of a test delivery. */
 function testMessage(): Message {
   const [eventId, type] = ['evt_test', 'test'];
   const data = { message: 'This is a test delivery of your webhook.' };
@@ -273,7 +273,7 @@ function testMessage(): Message {
   return { id: newId('delivery'), eventId, type, body };
 }
 
-/** Returns the first scope that these events need and the reader does not have. */
+/** Returns the first scope that these events need and that the reader does not have. */
 function missingScope({ may }: Pick<Rights, 'may'>, events: readonly string[]) {
   const scopes = typesOf(events).map((type) => scopeOfType.get(type));
   return scopes.find((scope) => scope && !may(scope));
@@ -293,7 +293,7 @@ function assertReaches({ reaches }: Pick<Rights, 'reaches'>, machines: readonly 
   throw new AppError('forbidden', message, { machine_id });
 }
 
-/** Returns a function that checks whether the caller may read an event at this moment. */
+/** Returns a function that checks whether the caller may currently read an event. */
 function readerOf(caller: Caller): (event: EventKind) => boolean {
   const machines = caller.reachable();
   return ({ type, machineId }) => {
