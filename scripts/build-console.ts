@@ -1,5 +1,5 @@
 // Builds the console for browsers: index.html, and scripts and styles with hashed names, each also compressed.
-// Usage: node scripts/build-console.ts [DIRECTORY], by default generated/console.
+// Usage: node scripts/build-console.ts [DIRECTORY]; the default is generated/console.
 import {
   chmodSync,
   mkdirSync,
@@ -20,7 +20,8 @@ const source = join(root, 'broker/console');
 export const consoleFolder = join(root, 'generated/console');
 
 /**
- * Loads an icon of lucide-static as a list of its elements, because the page's policy forbids parsing markup.
+ * Loads each icon of lucide-static as a list of its elements, because the page's Content-Security-Policy forbids
+ * parsing markup.
  */
 const icons: Plugin = {
   name: 'icons',
@@ -41,23 +42,26 @@ const icons: Plugin = {
   },
 };
 
-/** Returns code that runs `once` at the end of the browser's task, a single time, however often the code is called. */
+/**
+ * Returns code that runs `once` at the end of the browser's current task: a single time, however often the code is
+ * called.
+ */
 const onceATask = (once: string): string => `{this._soon||=!queueMicrotask(()=>{this._soon=!1;${once}})}`;
 
 const scrolled = 'this._onScroll.fire({position:this._bufferService.buffer.ydisp})';
 
-/** Changes in the code of xterm, as pairs of the old text and the new text. */
+/** Changes to the code of xterm.js, as pairs of the old text and the new text. */
 const emulatorChanges: readonly (readonly [was: string, is: string])[] = [
-  // xterm.js sets colours in a style attribute, which the console's Content-Security-Policy forbids. The changed code
-  // sets them in the element's `style` object.
+  // xterm.js sets colours in a style attribute, which the console's Content-Security-Policy forbids. The new code sets
+  // them in the element's `style` object.
   [
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.setAttribute("style",`${t.getAttribute("style")||""}${e};`)',
     // biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
     't.style.cssText+=`${e};`',
   ],
-  // xterm.js updates its scroll bar for each printed line. One update in each task of the browser halves the time for
-  // printing many short lines.
+  // xterm.js updates its scroll bar for each printed line. With one update in each task of the browser, printing many
+  // short lines takes half the time.
   [
     `this._bufferService.onScroll(()=>{${scrolled},`,
     `this._bufferService.onScroll(()=>{(()=>${onceATask(scrolled)})(),`,
@@ -86,8 +90,8 @@ const changedEmulator: Plugin = {
 const main = join(source, 'main.tsx');
 
 /**
- * Makes each script that is loaded later import the main script. Otherwise esbuild splits shared code into more files,
- * which the first page needs.
+ * Makes each script that is loaded later import the main script. Otherwise esbuild splits shared code into further
+ * files, which the first page would have to load.
  */
 function partsImportMain(): Plugin {
   const parts = new Set<string>();
@@ -107,9 +111,7 @@ function partsImportMain(): Plugin {
   };
 }
 
-/**
- * Builds the console into a directory, which is replaced as a whole. `fast` leaves out the slow compression.
- */
+/** Builds the console into a directory, whose old content is replaced. `fast` leaves out the slow compression. */
 export async function buildConsole(target = consoleFolder, { fast = false } = {}): Promise<Metafile> {
   mkdirSync(dirname(target), { recursive: true });
   const fresh = mkdtempSync(`${target}.new-`);

@@ -1,4 +1,5 @@
-// Bundles programs for tests and measurements: node scripts/bundle-programs.ts DIR [PROGRAM... | sdk] writes to DIR/lib.
+// Bundles programs for tests and measurements into DIR/lib.
+// Usage: node scripts/bundle-programs.ts DIR [PROGRAM... | sdk]
 import { cpSync } from 'node:fs';
 import { join } from 'node:path';
 import { bundleLibrary, bundlePrograms, type Entry } from './package/bundles.ts';

@@ -1,7 +1,7 @@
-// Checks the length of the README and of sentences in the docs, and counts words to avoid.
+// Checks the length of the README and of the sentences in the docs, and counts words that should be avoided.
 //
-//   node scripts/check-words.ts                fails if this checkout breaks a limit
-//   node scripts/check-words.ts DIRECTORY      prints the same about another checkout, and never fails
+//   node scripts/check-words.ts                fails if this checkout exceeds a limit
+//   node scripts/check-words.ts DIRECTORY      prints the same for another checkout, and never fails
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 
@@ -16,17 +16,17 @@ interface Avoided {
   /** Matches the word, also as a part of an identifier. */
   pattern: RegExp;
   /**
-   * How often the word may occur in agent, broker, shared, scripts and test together. Lower this number whenever the
-   * count falls.
+   * How often the word may occur in agent, broker, shared, scripts and test together. Lower this number when the count
+   * falls.
    */
   ceiling: number;
 }
 
-/** Words that docs must not contain, and that should become fewer in the code. */
+/** Words that the docs must not contain, and that the code may contain at most `ceiling` times. */
 const avoided: Avoided[] = [
   { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 0 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
-  // The pattern leaves out the Linux user of this name.
+  // The user of this name on Linux does not count.
   { name: 'nobody', pattern: /(?<!['"]|user |belongs to )\bnobody\b/g, ceiling: 0 },
   { name: 'wish', pattern: /\b(?:wish|wishes|wished|wishing)\b/g, ceiling: 0 },
   { name: 'shown', pattern: /\bshown\b/g, ceiling: 0 },
@@ -35,7 +35,10 @@ const avoided: Avoided[] = [
   { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 0 },
 ];
 
-/** Allowed names that begin with "open". They open a thing, name a thing that has not ended, or are names of Node. */
+/**
+ * Names that begin with "open" and are allowed: they open a thing, name a thing that has not ended, or are names of
+ * Node.
+ */
 const allowed = new Set([
   'open as blob',
   'open command',
@@ -71,10 +74,7 @@ function filesBelow(folder: string, ending: RegExp): string[] {
 
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
-/**
- * Returns a path and its text with identifiers split into words: `startQuietSystem` becomes `start quiet
- * system`.
- */
+/** Returns a path and its text, with identifiers split into words: `startQuietSystem` becomes `start quiet system`. */
 function wordsOf(path: string, text: string): string {
   return `${path}\n${text}`
     .replaceAll(/([a-z0-9])([A-Z])/g, '$1 $2')
@@ -85,7 +85,9 @@ function wordsOf(path: string, text: string): string {
 const occurrences = ({ pattern }: Avoided, text: string): number =>
   [...text.matchAll(pattern)].filter(([word]) => !allowed.has(word)).length;
 
-/** Yields paragraphs, list items and table cells with their first line numbers, except code blocks. */
+/**
+ * Yields the paragraphs, list items and table cells of a page with their first line numbers. Leaves out code blocks.
+ */
 function* paragraphsOf(page: string): Generator<{ line: number; text: string; isCell?: boolean }> {
   let line = 0;
   let paragraph = { line: 1, text: '' };
@@ -122,8 +124,7 @@ const wordCount = (text: string): number => [...text.matchAll(/[\p{L}\p{N}][^\s]
 const allWords = (text: string): number => text.split(/\s+/).filter(Boolean).length;
 
 /**
- * Returns the sentences of a page that are longer than the limit. In a table cell a semicolon also ends a
- * sentence.
+ * Returns the sentences of a page that are longer than the limit. In a table cell, a semicolon also ends a sentence.
  */
 function longSentences(path: string): string[] {
   return [...paragraphsOf(read(path))].flatMap(({ line, text, isCell }) =>

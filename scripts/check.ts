@@ -1,4 +1,4 @@
-// Generates the types of the protos, then runs all static checks at once. Prints their results, the count of
+// Generates the types of the protos, then runs all static checks at the same time. Prints their results, the counts of
 // words to avoid, and the output of failed checks.
 import { join } from 'node:path';
 import { execa } from 'execa';
@@ -7,7 +7,7 @@ const root = join(import.meta.dirname, '..');
 
 type Check = [name: string, command: string, args: string[]];
 
-// This command runs before the checks, because they read the types that it writes.
+// Must run before the checks, because they read the types that it generates.
 const first: Check = ['generated types', process.execPath, ['scripts/generate-proto-types.ts']];
 const checks: Check[] = [
   ['types', 'tsc', ['--noEmit']],

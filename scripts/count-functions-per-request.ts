@@ -1,4 +1,5 @@
-// Counts the functions and files of broker and agent that run for a request but not while both are idle.
+// Counts the functions and files of broker and agent that a request runs. Functions that also run while both are idle
+// do not count.
 //
 //   node scripts/count-functions-per-request.ts [--list] [DIRECTORY OF A CHECKOUT]
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
@@ -15,13 +16,13 @@ const ours = new RegExp(`^${base}(agent|broker|shared)/`);
 
 type Entered = Map<string, string>;
 
-/** Returns the functions that ran since the last call: names by file and position. */
+/** Returns the names of the functions that ran since the last call, by file and position. */
 async function entered(session: Session): Promise<Entered> {
   const { result } = await session.post('Profiler.takePreciseCoverage');
   const own = result.filter(({ url }) => ours.test(url));
   return new Map(
     own.flatMap(({ url, functions }) =>
-      // V8 reports a file itself as the function at offset 0, which is left out.
+      // V8 also reports each file as a function at offset 0. These are left out.
       functions
         .filter(({ ranges: [range] }) => range && range.count > 0 && range.startOffset > 0)
         .map(({ functionName, ranges: [range] }): [string, string] => [
@@ -68,7 +69,7 @@ async function measure(session: Session, place: Place): Promise<void> {
     await sleep(1_000);
     const idle = await entered(session);
     await send(place, name);
-    // Waits, so that functions that run for the request after its answer are counted too.
+    // Waits for functions that run for the request after its answer.
     await sleep(200);
     const found = [...(await entered(session))].filter(([key]) => !idle.has(key));
     const files = Map.groupBy(found, ([key]) => key.slice(0, key.lastIndexOf(':')));
@@ -87,7 +88,7 @@ async function main(): Promise<void> {
   await session.post('Profiler.enable');
   await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
   const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
-  // The casts are safe if the modules of the other checkout have the same exports as this checkout's.
+  // The casts are safe if the modules of the other checkout have the same exports as those of this checkout.
   const { brokerSettings } = (await load(
     'broker/settings-schema.ts',
   )) as typeof import('../broker/settings-schema.ts');

@@ -1,4 +1,4 @@
-// Counts lines of code per module, without blank lines and comments, and lists long functions and files.
+// Counts the lines of code of each module, without blank lines and comments. Lists long functions and files.
 // Usage: node scripts/count-lines.ts [DIRECTORY OF A CHECKOUT]
 import { readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';

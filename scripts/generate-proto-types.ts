@@ -1,4 +1,4 @@
-// Generates TypeScript types of the protos into proto/types. No program needs them to run.
+// Generates the TypeScript types of the protos into proto/types. They are needed for type checks, not to run a program.
 import { execFileSync } from 'node:child_process';
 import { globSync, mkdtempSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -16,7 +16,7 @@ try {
     [...options.split(' '), '-I', 'proto', '-O', fresh, ...protos],
     { cwd: root, stdio: 'inherit' },
   );
-  // Unchanged files are not replaced, because another process may be reading them.
+  // Unchanged files stay, because another process may be reading them.
   if (textIn(fresh) !== textIn(target)) {
     rmSync(target, { recursive: true, force: true });
     renameSync(fresh, target);

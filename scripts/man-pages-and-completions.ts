@@ -1,4 +1,5 @@
-// Makes manual pages from the programs' help, and shell completions, in DIR: node scripts/man-pages-and-completions.ts DIR.
+// Creates manual pages from the help of the programs, and shell completions.
+// Usage: node scripts/man-pages-and-completions.ts DIR
 import { execFile } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -12,7 +13,9 @@ const root = join(import.meta.dirname, '..');
 const mains = { 'farhand-agent': 'agent/main.ts', 'farhand-broker': 'broker/main.ts' } as const;
 type Name = 'farhand' | keyof typeof mains;
 
-/** Writes manual pages and completions for /usr/share into `folder`. Returns the pages' paths in it. */
+/**
+ * Writes manual pages and completions into `folder`, in the layout of /usr/share. Returns the paths of the pages in it.
+ */
 export async function addShare(folder: string, names: readonly Name[]): Promise<string[]> {
   const files: Record<string, string> = {};
   for (const name of names)
@@ -98,7 +101,7 @@ function afterHelp(command: Command): string {
   return text.slice(command.helpInformation().length).trim();
 }
 
-/** Returns an object with the manual page of agent or broker: path → text. The page contains what --help prints. */
+/** Returns the manual page of agent or broker, by its path. The page consists of what --help prints. */
 async function pageOf(name: keyof typeof mains): Promise<Record<string, string>> {
   const help = async (...args: string[]): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, mains[name]), ...args, '--help'])).stdout.trim();

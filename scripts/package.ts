@@ -1,4 +1,4 @@
-// Makes the packages in dist/, and the keys that sign them. `npm run package -- --help` prints the flags.
+// Creates the packages in dist/, and the keys that sign them. `npm run package -- --help` prints the flags.
 import { linkSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -19,8 +19,8 @@ const help = `Usage: npm run package -- [flags]
   --to DIR           directory of the packages (default: dist)
   --fast             compress less: larger packages in a third of the time
   --sign-key FILE    private key that signs the agents' packages
-  --make-key FILE    make a private key in FILE, and no packages
-  --old-key FILE     with --make-key: the key before, which signs the new key
+  --make-key FILE    create a private key in FILE, and no packages
+  --old-key FILE     with --make-key: the previous key, which signs the new key
   --help             print this help
 `;
 const options = {
@@ -68,7 +68,7 @@ async function main(): Promise<void> {
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
     if (kinds.includes('npm')) {
-      // The types of the npm package refer to the generated types of the protos, which a fresh clone lacks.
+      // The types of the npm package refer to the generated types of the protos, which do not exist in a fresh clone.
       await run(process.execPath, ['scripts/generate-proto-types.ts']);
       printFile(await makeNpm(scratch, dist));
     }
@@ -84,7 +84,7 @@ async function main(): Promise<void> {
   }
 }
 
-/** Makes the agents before the brokers, because brokers contain the agents' packages. */
+/** Creates the packages of the agents first, because the packages of the brokers contain them. */
 async function makePrograms(scratch: string, signer: Signer | undefined): Promise<void> {
   const agents: AgentPackage[] = [];
   for (const arch of wanted) agents.push(...(await make('farhand-agent', arch, scratch, signer)));
@@ -114,7 +114,7 @@ interface AgentPackage {
   kind: SignedPackage['kind'];
 }
 
-/** Makes a program's packages. An agent always gets a tar.gz too, because the broker's install.sh needs it. */
+/** Creates the packages of a program. An agent always gets a tar.gz, because install.sh of the broker needs it. */
 async function make(
   name: Program,
   arch: Arch,
@@ -124,7 +124,7 @@ async function make(
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);
   if (name === 'farhand-broker') addPackages(program, packages);
-  // A machine that trusts no key yet will trust this key once the package is installed there.
+  // A machine that trusts no key yet trusts this key once the package is installed there.
   else if (signer) writeFileSync(join(program, 'trusted-key.pem'), signer.publicPem);
   const made: AgentPackage[] = [];
   const file = join(dist, `${basename(program)}.tar.gz`);
@@ -148,7 +148,7 @@ function printFile(file: string): void {
 }
 
 await main().catch((error: unknown) => {
-  // Wrong flags, keys and passphrases need no stack. Any other error is a fault of the build.
+  // Wrong flags, keys and passphrases are no fault of the build, so they need no stack.
   if (error instanceof StartError) refuse(error);
   throw error;
 });

@@ -1,6 +1,6 @@
-// Makes the pictures of the console in docs/, from a real broker with five agents on this machine.
+// Takes the pictures of the console in docs/, from a real broker with five agents on this machine.
 //
-//   node scripts/screenshots.ts     11 minutes; needs Debian's chromium
+//   node scripts/screenshots.ts     takes 11 minutes; needs Debian's package chromium
 import { mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -24,8 +24,8 @@ const machines = [
   ['edge-1', 'edge,us'],
 ] as const;
 /**
- * Milliseconds to wait before the pictures, so that each graph of the last hour has two points: the broker stores a
- * point every 5 minutes.
+ * Milliseconds to wait before the pictures are taken. Each graph of the last hour then has two points, because the
+ * broker stores one every 5 minutes.
  */
 const graphsMs = 630_000;
 /** Maximum number of bytes of a picture in the repository. */
@@ -92,7 +92,7 @@ function checkSize(path: string, most: number): void {
 
 // ---- The recording
 
-/** Waits for each prompt of a shell and types a line. */
+/** Types each line when the shell prints a prompt. */
 async function typeInTerminal(page: Page, lines: readonly string[]): Promise<void> {
   const prompts = page.locator('.xterm-rows > div').filter({ hasText: /^\S+[#$]/ });
   for (const [index, line] of lines.entries()) {
@@ -110,7 +110,7 @@ async function openTerminal(page: Page): Promise<void> {
   await typeInTerminal(page, typed);
 }
 
-/** What happens before each picture of the recording. */
+/** The actions before each picture of the recording. */
 const scenes: ((page: Page, system: System) => Promise<unknown>)[] = [
   (page) => page.getByRole('link', { name: 'web-2' }).waitFor(),
   async (page) => {
@@ -140,7 +140,10 @@ const sceneSeconds = 2.5;
 const mostRecordingBytes = 400_000;
 const recordingQuality = 60;
 
-/** Takes the pictures of a recording and writes them as one SVG. Viewers that avoid motion show the first picture. */
+/**
+ * Takes the pictures of a recording, and writes them as one animated SVG. If the viewer prefers reduced motion, only
+ * the first picture is visible.
+ */
 async function record(page: Page, system: System): Promise<void> {
   const client = await page.context().newCDPSession(page);
   const pictures: string[] = [];

@@ -1,4 +1,4 @@
-// `npm start`: runs a broker and one agent on this machine, and prints a key and a first call to paste.
+// `npm start`: runs a broker and one agent on this machine, and prints an API key and a first call to paste.
 //
 // - With `--watch` (npm run dev), a program is restarted when its sources change.
 // - All other flags are passed to the broker.
@@ -60,7 +60,7 @@ function print(text: string): void {
   process.stderr.write(`npm start: ${text}\n`);
 }
 
-/** Waits until `look` returns a value. Throws after `patienceMs`, or when this program stops. */
+/** Repeats `look` until it returns a value. Throws after `patienceMs`, or when this program stops. */
 async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   const deadline = Date.now() + patienceMs;
   while (!stopping && Date.now() < deadline) {
@@ -80,13 +80,11 @@ interface OwnKey {
   key: string;
 }
 
-/**
- * Returns the key of the last start if it is still valid, so that schedules created with it continue to work.
- */
+/** Returns the key of the last start if it is still valid, so that the schedules that it created continue to work. */
 async function lastKey(baseUrl: string, ca: string[]): Promise<OwnKey | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
-  // The certificate must be this broker's. Its host name is not checked, because the broker runs on the same
+  // Only the certificate of this broker is accepted. Its host name is not checked, because the broker runs on the same
   // machine.
   const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
   const dispatcher = new Agent({ connect });
@@ -109,7 +107,7 @@ function fileOf(path: string | undefined): string[] {
   return path === undefined ? [] : [readFileSync(path, 'utf8')];
 }
 
-/** Creates an API key. Revokes keys of the same name first, so that they do not accumulate. */
+/** Creates an API key. Revokes older keys of the same name, so that they do not accumulate. */
 async function freshKey(client: Farhand): Promise<OwnKey> {
   const { items } = await client.keys.list({ limit: 100 });
   for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
@@ -131,8 +129,7 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // Calls the broker over its socket file and not over its HTTP address: if the broker has ended, another program may
-  // listen on that address.
+  // Calls the broker through its socket file. If the broker has ended, another program may listen on its HTTP address.
   const asked = <T>(use: Parameters<typeof withSocket<T>>[1]): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
@@ -149,7 +146,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
-  // The token is passed by an environment variable, because every user of the machine can read arguments.
+  // The token is passed in an environment variable, because every user of the machine can read arguments.
   const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
   const variables = { ...agentVariables, FARHAND_JOIN_TOKEN: token };
   run('agent/main.ts', agentArgs, { flags: agentFlags, variables });
@@ -172,7 +169,7 @@ async function buildPages(): Promise<void> {
 }
 
 function greeting(url: string, ticket: string, pin: string | null, key: string, machineId: string): string {
-  // The address is local, because only a browser on this machine can use a ticket.
+  // The address is local, because the ticket works only in a browser on this machine.
   const local = url.replace(/\/\/(0\.0\.0\.0|::|\[::\]):/, '//127.0.0.1:');
   return `
 Farhand is up.
@@ -199,7 +196,7 @@ function curlLine(url: string, pin: string | null, key: string, machineId: strin
   return `curl -s${pinned} -w '\\n' -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
 }
 
-/** Returns the same call as curlLine(), but by this checkout's CLI, for a machine without curl. */
+/** Returns the call of curlLine() for a machine without curl, with the CLI of this checkout. */
 function cliLine(url: string, pin: string | null, key: string, machineId: string): string {
   const settings = [`FARHAND_URL=${url}`, `FARHAND_API_KEY=${key}`, ...(pin ? [`FARHAND_PIN=${pin}`] : [])];
   return `${settings.join(' ')} npx node broker/cli/main.ts machines status ${machineId}`;
@@ -218,7 +215,7 @@ process.once('SIGTERM', () => stop(0));
 if (isHelp) run('broker/main.ts', argv);
 else
   main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
-    // If the program is already stopping, the reason was printed before.
+    // If the program is already stopping, the reason has been printed.
     if (!stopping) print(error instanceof Error ? error.message : String(error));
     stop(1);
   });

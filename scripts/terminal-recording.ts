@@ -1,4 +1,4 @@
-// Makes docs/recording.svg, the README's animated terminal, by running real commands against three agents.
+// Creates docs/recording.svg, the animated terminal in the README, by running real commands against three agents.
 // Usage: node scripts/terminal-recording.ts
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
@@ -12,7 +12,7 @@ const root = join(import.meta.dirname, '..');
 const target = join(root, 'docs/recording.svg');
 const startMs = 30_000;
 
-/** The recorded commands. `farhand` is this checkout's CLI; /tmp/site stands for a temporary folder. */
+/** The recorded commands. `farhand` is the CLI of this checkout; /tmp/site stands for a temporary directory. */
 const typed = [
   'farhand machines list',
   "farhand exec --tag web -- 'uname -sr; nproc'",
@@ -101,15 +101,15 @@ async function record(folder: string): Promise<{ command: string; output: string
 const letter = { width: 7.83, height: 19, size: 13 };
 const margin = 18;
 const barHeight = 30;
-/** Seconds per typed character, before an output, between commands, and before the animation repeats. */
+/** Seconds per typed character, before an output, between two commands, and before the animation starts again. */
 const pace = { letter: 0.035, answer: 0.45, command: 0.9, rest: 6 };
 
 const escaped = (line: string): string =>
   line.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 
 /**
- * Returns an SVG with all lines. The animation hides each line until its time; a still picture contains all
- * of them.
+ * Returns an SVG with all lines. The animation hides each line until its time; without animation, all lines are
+ * visible.
  */
 function picture(steps: readonly { command: string; output: string[] }[]): string {
   const rows: { text: string; at: number; typed?: number }[] = [];

@@ -23,7 +23,7 @@ const reportSchema = z.object({
 });
 type TestFile = z.output<typeof reportSchema>['testResults'][number];
 
-/** Names of the tests that passed in the reports so far, with their files. */
+/** The tests that passed in the reports so far, as their file and name. */
 const passedBefore = new Set<string>();
 
 const [first = '', ...rest] = process.argv.slice(2);
@@ -48,7 +48,7 @@ if (first === 'tests') {
   console.log(`${totals.passed} passed, ${totals.failed} failed, ${totals.skipped} skipped`);
 }
 
-/** Cuts off what is before `test/` in a path, because the tests may have run in another copy of the checkout. */
+/** Cuts off the path before `test/`, because the tests may have run in another copy of the checkout. */
 function inCheckout(path: string): string {
   return path.replace(/^.*\/(?=test\/)/, '');
 }
@@ -73,7 +73,7 @@ function hasPassed(file: TestFile): boolean {
   return file.status === 'passed' && file.assertionResults.every((test) => test.status === 'passed');
 }
 
-/** Prints the names of failed and skipped tests. A test that passed in the second run counts as passed. */
+/** Prints the names of failed and skipped tests. A test that passed when it was run again counts as passed. */
 function summarize(report: string): { passed: number; failed: number; skipped: number } {
   const run = basename(report);
   const counts = { passed: 0, failed: 0, skipped: 0 };
@@ -109,7 +109,7 @@ function summarize(report: string): { passed: number; failed: number; skipped: n
       }
     }
   }
-  // A run in which no test passed is a failure.
+  // A report without a passed test counts as a failure.
   if (counts.passed === 0) counts.failed += 1;
   return counts;
 }

@@ -1,4 +1,5 @@
-// A receiver of webhooks: checks the signature over the raw body, answers at once, and then recognizes repeated events.
+// An example receiver of webhooks. It checks the signature of the raw body, answers at once, and then recognizes
+// repeated events.
 //
 //   SECRET=… npx node scripts/examples/receiver.ts 9000     receives at http://127.0.0.1:9000/
 //
@@ -16,7 +17,7 @@ interface Event {
 const secret = process.env.SECRET ?? '';
 const port = Number(process.argv[2] ?? 9000);
 const largest = 1024 * 1024;
-/** Ids of received events, because a delivery may arrive twice. A real receiver stores them in a database. */
+/** Ids of received events, because an event may be delivered twice. A real receiver stores the ids in a database. */
 const seen = new Set<string>();
 
 async function bodyOf(request: IncomingMessage): Promise<Buffer> {
@@ -49,7 +50,7 @@ async function answer(request: IncomingMessage, response: ServerResponse): Promi
       response.writeHead(401).end();
       return;
     }
-    // The answer is sent first, because a delivery that takes longer than 15 seconds is retried.
+    // The answer is sent before the work, because a delivery without an answer after 15 seconds is retried.
     response.end();
     work(JSON.parse(body.toString('utf8')) as Event);
   } catch {

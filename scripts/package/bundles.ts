@@ -10,25 +10,25 @@ import { manifestSchema, readJson, root } from './shared-by-packaging-steps.ts';
 
 const require = createRequire(import.meta.url);
 
-/** Source of each program by its name. Its bundle is lib/NAME.js. */
+/** The source file of each program. Its bundle is lib/NAME.js. */
 const entries = {
   'farhand-agent': 'agent/main.ts',
   'farhand-broker': 'broker/main.ts',
   farhand: 'broker/cli/main.ts',
 };
 export type Entry = keyof typeof entries;
-/** Programs that agent and broker run as a separate process or thread. */
+/** Programs that the agent or the broker runs as a separate process or thread. */
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Defines names that CommonJS libraries need. `/src` is added because the gRPC libraries load protos from
- * `__dirname/../../proto`, which is then beside lib/.
+ * Defines names that CommonJS libraries need. The gRPC libraries load protos from `__dirname/../../proto`; because of
+ * the added `/src`, this directory is beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
 
-/** Leaves out zod's error texts in languages besides English. They would be a third of the agent's code. */
+/** Leaves out zod's error texts in languages other than English. They would be a third of the agent's code. */
 const oneLanguage: Plugin = {
   name: 'one language',
   setup(esbuild) {
@@ -38,7 +38,10 @@ const oneLanguage: Plugin = {
   },
 };
 
-/** Puts the protos into the bundle already parsed. Parsing at runtime would need a parser, which would stay in memory. */
+/**
+ * Puts the protos into the bundle in parsed form. Otherwise each program would need a parser, which would stay in
+ * memory.
+ */
 const protosParsed: Plugin = {
   name: 'protos parsed',
   setup(esbuild) {
@@ -50,7 +53,7 @@ const protosParsed: Plugin = {
   },
 };
 
-/** Makes the gRPC client import the SDK's file, so that both throw the same class FarhandError. */
+/** Makes the gRPC client import the file of the SDK, so that both throw the same class FarhandError. */
 const sdkBeside: Plugin = {
   name: 'the SDK beside',
   setup(esbuild) {
@@ -63,7 +66,7 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // Shorter syntax and no spaces halve the source text that V8 keeps in memory. Names and line breaks remain, because
+  // Shorter syntax and fewer spaces halve the source text that V8 keeps in memory. Names and line breaks stay, because
   // stack traces print them.
   minifySyntax: true,
   minifyWhitespace: true,
@@ -87,8 +90,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // Only the broker needs this library, for its health check. The library grpc-js also imports it, for a feature
-    // that no program uses.
+    // The library grpc-js imports this library for a feature that no program uses. Only the broker needs it, for its
+    // health check.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
@@ -114,7 +117,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 
-/** Writes bin/NAME.js, which starts a program with the user's own Node, or prints that this Node is too old. */
+/** Writes bin/NAME.js, which runs a program with the user's own Node, or prints that this Node is too old. */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {
     const contents = `import { nodeIsGood, wrongNode } from './shared/program-start-and-end.ts';
@@ -126,7 +129,7 @@ else {
     await build({
       ...shape,
       stdin: { contents, resolveDir: root },
-      // A Node that is too old for lib/ must still be able to parse bin/NAME.js.
+      // Even a Node that is too old for lib/ must be able to parse bin/NAME.js.
       target: 'node12.20',
       external: ['../lib/*'],
       platform: 'node',

@@ -1,4 +1,4 @@
-// Makes a Debian package of a program: its directory in /usr/lib, and its launchers in /usr/bin.
+// Creates a Debian package of a program: its directory in /usr/lib, and its launchers in /usr/bin.
 import {
   chmodSync,
   cpSync,
@@ -20,7 +20,7 @@ export function debName(name: Program, arch: Arch): string {
   return `${name}_${version}_${debianArch[arch]}.deb`;
 }
 
-/** Makes the package in `file` from the directory `program`. `level`: compression level of gzip. */
+/** Creates the package in `file` from the directory `program`. `level` is the compression level of gzip. */
 export async function makeDeb(
   name: Program,
   arch: Arch,
@@ -29,7 +29,7 @@ export async function makeDeb(
   const { program, scratch, file, level } = from;
   mkdirSync(join(scratch, 'DEBIAN'), { recursive: true });
   mkdirSync(join(scratch, 'usr/bin'), { recursive: true });
-  // Files are linked instead of copied, because Node is large.
+  // Files are hard-linked instead of copied, because Node is large.
   mkdirSync(join(scratch, 'usr/lib'));
   await run('cp', ['-al', program, join(scratch, 'usr/lib', name)]);
   for (const entry of programs[name].entries) {
@@ -54,7 +54,7 @@ export async function makeDeb(
   ]);
 }
 
-/** Moves manual pages and completions to the system's folders. Compresses the pages, as Debian requires. */
+/** Moves manual pages and completions to the directories of the system. Compresses the pages, as Debian requires. */
 async function moveShare(from: string, to: string): Promise<void> {
   await run('cp', ['-r', from, to]);
   rmSync(from, { recursive: true });
@@ -69,7 +69,7 @@ function addCopyright(name: Program, program: string, scratch: string): void {
   cpSync(join(program, 'LICENSE'), join(folder, 'copyright'));
 }
 
-/** Installed size as Debian counts: files in whole kibibytes, any other entry as one kibibyte. */
+/** Returns the installed size as Debian counts it: files in whole kibibytes, any other entry as one kibibyte. */
 function kibibytesIn(folder: string): number {
   const entries = readdirSync(folder, { recursive: true, withFileTypes: true });
   const sizes = entries.map((entry) =>
@@ -92,12 +92,10 @@ Description: ${programs[name].summary}
 `;
 }
 
-/**
- * Returns the maintainer scripts. They do not touch a unit that starts the program of another installation.
- */
+/** Returns the maintainer scripts. They leave a unit alone that starts the program of another installation. */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
-  // Root's upgrade unit restarts the service itself, because it watches how the new version starts.
+  // During an upgrade, root's upgrade unit restarts the service itself, because it watches how the new version starts.
   const restarts = isAgent ? '[ -z "$FARHAND_UPGRADE" ] && ' : '';
   const upgrade = isAgent ? `${name}-upgrade` : '';
   const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;

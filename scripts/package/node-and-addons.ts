@@ -11,11 +11,10 @@ const lockEntry = z.object({ version: z.string(), integrity: z.string() });
 
 const cache = join(root, 'dist/.cache');
 
-/** Copies the program `node` and its license into a package. */
+/** Copies the binary of Node and its license into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  // The file is copied and not hard-linked, because tar fails if another packaging run changes the file's
-  // link count.
+  // A hard link would not do: tar fails if another packaging run changes the link count of the file.
   copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
@@ -27,7 +26,7 @@ export async function addAddons(folder: string, arch: Arch): Promise<void> {
   }
 }
 
-/** Returns the directory of a library: the installed one, or a cached download for another architecture. */
+/** Returns the directory of a library: the installed one or, for another architecture, a download from the cache. */
 async function libraryOf(name: string): Promise<string> {
   const installed = join(root, 'node_modules', name);
   if (existsSync(installed)) return installed;

@@ -1,4 +1,4 @@
-// Makes the npm package farhand: the SDK with its types, and all three programs, run by the user's own Node.
+// Creates the npm package farhand: the SDK with its types, and all three programs, which run with the user's own Node.
 import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { publint } from 'publint';
@@ -10,7 +10,7 @@ import { declare } from './type-declarations.ts';
 
 const programs: Entry[] = ['farhand', 'farhand-agent', 'farhand-broker'];
 
-/** Makes the npm package. Returns the path of the tarball. */
+/** Creates the npm package. Returns the path of the tarball. */
 export async function makeNpm(scratch: string, dist: string): Promise<string> {
   const folder = join(scratch, 'farhand');
   mkdirSync(folder, { recursive: true });
@@ -35,7 +35,7 @@ function manifest(pages: readonly string[]): string {
     join(root, 'package.json'),
     manifestSchema,
   );
-  // Optional dependencies without a scope contain Node itself, which users of npm have already.
+  // The optional dependencies without a scope contain Node itself, which users of npm already have.
   const addons = Object.entries(optionalDependencies).filter(([library]) => library.startsWith('@'));
   const entry = (types: string, file: string) => ({
     types: `./types/shared/${types}.d.ts`,

@@ -1,5 +1,5 @@
-// Makes directories with farhand-agent or farhand-broker and its own Node, which need no other software on
-// the machine.
+// Creates directories with farhand-agent or farhand-broker and its own Node. The programs in them need no other
+// software on the machine.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { agentFlags, agentVariables } from '../agent-memory-settings.ts';
@@ -8,14 +8,14 @@ import { bundlePrograms, type Entry } from './bundles.ts';
 import { addAddons, addBinaries } from './node-and-addons.ts';
 import { type Arch, version } from './shared-by-packaging-steps.ts';
 
-/** Packages by name, with the programs in each and its description. */
+/** The packages by name: the programs in each, and its description. */
 export const programs = {
   'farhand-agent': { entries: ['farhand-agent'], summary: 'lets a Farhand broker control this machine' },
   'farhand-broker': { entries: ['farhand-broker', 'farhand'], summary: 'control plane for remote machines' },
 } as const satisfies Record<string, { entries: Entry[]; summary: string }>;
 export type Program = keyof typeof programs;
 
-/** Fills a new directory with a program. */
+/** Puts a program, its Node and its files into a new directory. */
 export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
   const { entries } = programs[name];
   mkdirSync(join(folder, 'bin'), { recursive: true });
@@ -28,7 +28,7 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   if (name === 'farhand-agent') await addAddons(folder, arch);
 }
 
-/** Copies the agents' packages into the directory of a broker, which serves them for download. */
+/** Copies the packages of the agents into the directory of a broker, which serves them for download. */
 export function addPackages(folder: string, packages: string): void {
   cpSync(packages, join(folder, 'packages'), { recursive: true });
 }
@@ -39,7 +39,7 @@ function addLauncher(folder: string, entry: Entry): void {
   chmodSync(launcher, 0o755);
 }
 
-/** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which is the same after updates. */
+/** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which stays the same after updates. */
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
   const variables = Object.entries(isAgent ? agentVariables : {}).map(([name, value]) => ` ${name}=${value}`);

@@ -1,4 +1,4 @@
-// Packs a directory as a reproducible tar.gz, which has the same bytes whenever and wherever it is made.
+// Packs a directory as a tar.gz whose bytes do not depend on the time and the computer (a reproducible build).
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { basename, dirname } from 'node:path';
@@ -6,12 +6,12 @@ import { pipeline } from 'node:stream/promises';
 import { run } from './shared-by-packaging-steps.ts';
 
 /**
- * Modification time of all packed files, in seconds since 1970. It is a constant, so that two builds give the same
- * bytes. SOURCE_DATE_EPOCH sets another time (reproducible-builds.org).
+ * Modification time of all packed files, in seconds since 1970. A constant gives the same bytes in each build.
+ * SOURCE_DATE_EPOCH sets another time (reproducible-builds.org).
  */
 export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';
 
-/** Packs `folder` into `file`. `level`: compression level of gzip. */
+/** Packs `folder` into `file`. `level` is the compression level of gzip. */
 export async function archive(folder: string, file: string, level: number): Promise<void> {
   const same = [
     '--sort=name',

@@ -1,4 +1,5 @@
-// Replaces the table of routes in bundles by plain data without schemas, which need zod and take 60 ms to build.
+// An esbuild plugin that replaces the table of routes by plain data without schemas. The schemas need zod, and take 60
+// ms to build.
 import type { Plugin } from 'esbuild';
 import * as z from 'zod';
 import { allRoutes } from '../../shared/api/route-table.ts';
@@ -29,7 +30,7 @@ function plainRoutes() {
 
 const readers = ['/shared/sdk/index.ts', '/broker/cli/verb-from-route.ts'];
 
-/** Plugin that gives the modules in `readers` plain data instead of the table of routes with its schemas. */
+/** Gives the modules in `readers` plain data instead of the table of routes. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {

@@ -1,4 +1,5 @@
-// What all packaging steps share: root and version of the checkout, and functions that run programs and read JSON.
+// What all packaging steps share: the root and the version of the checkout, and functions that run programs and read
+// JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { execa } from 'execa';
@@ -7,11 +8,11 @@ import { z } from 'zod';
 export { version } from '../../shared/version.ts';
 export const root = join(import.meta.dirname, '../..');
 
-/** Architectures for which packages are made, as Node names them. */
+/** Architectures of the packages, as Node names them. */
 export const arches = ['x64', 'arm64'] as const;
 export type Arch = (typeof arches)[number];
 
-/** Runs a program to its end and returns its stdout. Throws if the program fails. */
+/** Runs a program to its end, and returns its stdout. Throws if the program fails. */
 export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
   const { stdout } = await execa(file, args, { cwd, stripFinalNewline: false });
   return stdout;

@@ -1,4 +1,4 @@
-// Makes the key that signs the agents' packages, and signs with it. The key's file is PEM, encrypted with a
+// Creates the key that signs the packages of the agents, and signs with it. The key file is PEM, encrypted with a
 // passphrase.
 import { createPrivateKey, createPublicKey, generateKeyPairSync, type KeyObject } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -23,16 +23,16 @@ export interface Signer {
   sign(what: SignedPackage): string;
 }
 
-/** Variables with the passphrases of the key and of the previous key, for builds without a terminal. */
+/** Environment variables with the passphrases of the key and of the previous key, for builds without a terminal. */
 const variable = 'FARHAND_SIGN_PASSPHRASE';
 const oldVariable = 'FARHAND_OLD_SIGN_PASSPHRASE';
 
-/** Returns the name of the file that proves how a key has replaced earlier keys. It is beside the key's file. */
+/** Returns the name of the file that proves how a key has replaced earlier keys. The file is beside the key file. */
 const changesFileOf = (file: string): string => `${file}.changes`;
 
 /**
- * Makes a key in `file` and its public key in FILE.pub, and returns the latter path. With `oldFile`, FILE.changes gets
- * the proof of the change.
+ * Creates a key in `file` and its public key in FILE.pub, and returns the path of FILE.pub. With `oldFile`, also writes
+ * the proof of the key change to FILE.changes.
  */
 export async function makeSigningKey(file: string, oldFile: string | undefined): Promise<string> {
   if (existsSync(file)) throw new StartError(`${file} exists already; choose another name`);

@@ -1,10 +1,10 @@
-// Makes the type declarations of `farhand` and `farhand/grpc`, so that they need no types of other libraries.
+// Creates the type declarations of `farhand` and `farhand/grpc`. They need no types of other libraries.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { root, run } from './shared-by-packaging-steps.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
-/** The types of the protos use some types of gRPC's libraries. These declarations replace the libraries' types. */
+/** Declarations of the types of gRPC's libraries that the types of the protos use. They replace these libraries. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;
@@ -22,7 +22,7 @@ export interface MethodDefinition<RequestIn, ResponseIn, RequestOut = RequestIn,
 /** Matches a quoted module name after `from` or in `import()`. */
 const specifier = /(\bfrom |\bimport\()(["'])([^"']+)\2/g;
 
-/** Writes the type declarations into types/ of a package. */
+/** Writes the type declarations into the directory types/ of a package. */
 export async function declare(folder: string, scratch: string): Promise<void> {
   const emitted = join(scratch, 'declarations');
   await emit(emitted);
@@ -74,7 +74,7 @@ function take(file: string, place: Place): void {
   write(target, text);
 }
 
-/** Removes declarations that need gRPC's types. Only the messages of a service remain. */
+/** Removes the declarations that need gRPC's types. Only the messages of a service remain. */
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')
@@ -83,7 +83,7 @@ function withoutGrpc(text: string): string {
     .replace(' extends grpc.ServiceDefinition', '');
 }
 
-/** The declaration file of an imported module; undefined for gRPC's, which wire.d.ts replaces. */
+/** Returns the declaration file of an imported module; undefined for gRPC's library, which wire.d.ts replaces. */
 function sourceOf(name: string, from: string): string | undefined {
   if (name === 'zod') return join(root, 'node_modules/zod/index.d.ts');
   if (name.startsWith('.')) return join(dirname(from), name.replace(/\.(ts|js)$/, '.d.ts'));

@@ -1,8 +1,8 @@
-// Checks what brokers promise, after a soak run:
+// Checks after a soak run that the brokers kept these promises:
 // - No command ran twice.
-// - No answered change is lost.
-// - Each due time of a schedule has one row.
-// - The follower of events got each event once and in order.
+// - No change is lost that a broker has confirmed.
+// - Each due time of a schedule has exactly one row.
+// - The client that follows the events got each event once and in order.
 // - The webhook got each event of a completed command.
 import { existsSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -21,10 +21,13 @@ interface CheckServices {
   print(line: string): void;
 }
 
-/** Milliseconds after the end of the load within which the last due times of schedules must have rows in schedule_runs. */
+/**
+ * Milliseconds after the end of the load within which the last due times of schedules must have rows in the table
+ * schedule_runs.
+ */
 const schedulesLateMs = 5_000;
 
-/** Returns a message for each promise (listed at the top of this file) that a broker did not keep. */
+/** Returns a message for each promise, as listed at the top of this file, that a broker did not keep. */
 export async function checkAll(load: Load, services: CheckServices): Promise<string[]> {
   const { query, print, fleet } = services;
   const lines = existsSync(load.counter) ? readFileSync(load.counter, 'utf8').trim().split('\n') : [];
@@ -47,7 +50,7 @@ export async function checkAll(load: Load, services: CheckServices): Promise<str
   return failures;
 }
 
-/** Returns the status of each command, followed by the reason of its end if it has one. */
+/** Returns the status of each command, with the reason of its end if there is one. */
 async function statusesOf(query: Query): Promise<Map<string, string>> {
   const rows = await query("SELECT id, concat_ws(': ', status, reason) AS status FROM commands");
   return new Map(rows.map((row) => [String(row.id), String(row.status)]));
@@ -132,7 +135,8 @@ async function checkSchedules({ schedules, endedAt }: Load, query: Query): Promi
   );
   for (const { id, everyMs, createdAt } of schedules) {
     const missing: string[] = [];
-    // The first second after the creation is left out: its due times may have passed before the schedule was stored.
+    // The first second after the creation is left out, because its due times may have passed before the schedule was
+    // stored.
     for (let at = Math.ceil((createdAt + 1_000) / everyMs) * everyMs; at <= endedAt; at += everyMs)
       if (!times.has(`${id} ${at}`)) missing.push(new Date(at).toISOString());
     if (missing.length > 0)
@@ -157,7 +161,7 @@ async function checkEvents({ events }: Load, query: Query): Promise<string[]> {
 }
 
 async function checkDeliveries({ query, delivered, settleMs }: CheckServices): Promise<string[]> {
-  // Schedules still run and emit events, so only the events up to now count.
+  // Schedules still run and cause events, so only the events up to now count.
   const rows = await query("SELECT id FROM events WHERE type = 'command.completed'");
   for (const until = Date.now() + settleMs; ; await sleep(1_000)) {
     const got = new Set(delivered);

@@ -1,4 +1,4 @@
-// The steps of the soak test that freezes and cuts brokers. Each returns a message for each of its checks that failed.
+// The steps of the soak test that freezes and cuts brokers. Each step returns a message for each failed check.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { checkRelinks, measureRelinks } from './measure-relinks.ts';
 import type { Row } from './postgres-server.ts';
@@ -11,25 +11,25 @@ type Step = (system: System, print: Print) => Promise<string[]>;
 const vanishedMs = 75_000;
 const frozenMs = 60_000;
 /**
- * If a broker loses its connection to the database, its agents must be linked to another broker within this number of
- * milliseconds.
+ * Milliseconds within which agents must be linked to another broker after their broker has lost its connection to the
+ * database.
  */
 const handedOverMs = 20_000;
 /**
- * Duration of a lease in milliseconds. A broker that has been without the database for longer must not answer any
- * request with success.
+ * Duration of a broker's lease in the database, in milliseconds. A broker that has had no database for longer must not
+ * answer any request with success.
  */
 const leaseMs = 10_000;
 const cutMs = 40_000;
 const peersCutMs = 30_000;
-/** Milliseconds within which a request gets 503 if it must be forwarded to a broker that cannot be reached. */
+/** A request that must be forwarded to an unreachable broker must get 503 within this number of milliseconds. */
 const unreachableMs = 15_000;
 const databaseAwayMs = 10_000;
-/** Milliseconds within which everything must work again once a fault is over. */
+/** After the end of a fault, everything must work again within this number of milliseconds. */
 const backMs = 5_000;
-/** Milliseconds for which any broker may still accept a key that was revoked at another broker. */
+/** Milliseconds for which a broker may still accept a key that was revoked at another broker. */
 const revokedMs = 1_000;
-/** Milliseconds for which a broker may still accept a revoked key while it gets no notifications from the database. */
+/** Like `revokedMs`, while the broker gets no notifications from the database. */
 const revokedWithoutNewsMs = 5_000;
 const revocations = 20;
 
@@ -48,7 +48,7 @@ interface Reply {
   text: string;
 }
 
-/** Sends one request to this broker. The status is 0 if no answer comes. */
+/** Sends one request to this broker. The status is 0 if there is no answer. */
 async function ask(
   broker: SoakBroker,
   key: string,
@@ -78,7 +78,7 @@ const createKey = ({ key }: System, broker: SoakBroker): Promise<Reply> =>
 const runOn = ({ key }: System, broker: SoakBroker, machine_id: string, mostMs?: number): Promise<Reply> =>
   ask(broker, key, 'POST', '/commands/async', { machine_id, command: 'true', queue_for: 60_000 }, mostMs);
 
-/** Calls `send` until its status is 2xx. Returns the milliseconds that this took. */
+/** Sends a request until its status is 2xx. Returns the milliseconds that this took. */
 async function untilSuccess(send: () => Promise<Reply>, mostMs = 60_000): Promise<number> {
   const begun = performance.now();
   for (;;) {
@@ -90,7 +90,7 @@ async function untilSuccess(send: () => Promise<Reply>, mostMs = 60_000): Promis
   }
 }
 
-/** Returns the machines of real agents that are linked with this broker. */
+/** Returns the machines with real agents that are linked with this broker. */
 async function machinesOf({ postgres, real }: System, { peer }: SoakBroker): Promise<string[]> {
   const rows = await postgres.query(
     `SELECT machine_id FROM owners o JOIN brokers b ON b.id = o.broker_id
@@ -115,7 +115,7 @@ async function brokersOf(system: System) {
 const finished = `SELECT id, status, exit_code, finished_at FROM commands
   WHERE finished_at IS NOT NULL ORDER BY id`;
 
-/** Returns the rows of `before` that have changed or are gone, as JSON. */
+/** Returns the rows of `before` that have changed or no longer exist, as JSON. */
 function changedRows(before: readonly Row[], after: readonly Row[]): string[] {
   const texts = new Set(after.map((row) => JSON.stringify(row)));
   return before.map((row) => JSON.stringify(row)).filter((text) => !texts.has(text));
@@ -288,8 +288,8 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   const made = await createKey(system, at);
   const { data } = JSON.parse(made.text) as { data?: { id: string; key: string } };
   if (!data) throw new Error(`no key was created: ${made.text}`);
-  // Asks each broker for one of its own machines. Before a list, a broker reads all changes from the database, the
-  // revocation too.
+  // Each broker is asked for one of its own machines. A list would not do, because a broker reads all changes, the
+  // revocation too, before it answers a list.
   const own = await Promise.all(brokers.map((broker) => machinesOf(system, broker)));
   const looks = brokers.flatMap((broker, n) => {
     const [machine] = own[n] ?? [];
@@ -314,7 +314,7 @@ async function revokeOnce(system: System, round: number): Promise<number> {
   return Math.max(...(await Promise.all(times)));
 }
 
-/** Returns the ids of PostgreSQL's processes for the connections on which brokers wait for notifications. */
+/** Returns the process ids of PostgreSQL for the connections on which brokers wait for notifications. */
 async function listeners({ postgres, brokers }: System): Promise<number[]> {
   const found = new Set<number>();
   for (let tries = 0; found.size < brokers.length && tries < 100; tries += 1) {

@@ -1,4 +1,5 @@
-// Freezes brokers, cuts their connections, kills their database and revokes keys under load. Checks each outcome.
+// Freezes brokers, cuts their connections, kills their database and revokes keys under load, and checks the outcome of
+// each step.
 //
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --out scripts/soak/results/freeze-and-cut-brokers.txt
 //   npx node scripts/soak/freeze-and-cut-brokers.ts --only revoke,restart-database --agents 3 --simulated 0
@@ -30,12 +31,15 @@ const { values } = parseArgs({
 const settleMs = 180_000;
 /** Milliseconds of undisturbed load before each step. */
 const betweenMs = 5_000;
-/** Longest time in milliseconds to wait for the links of all machines before a step. */
+/** Longest time to wait for the links of all machines before a step, in milliseconds. */
 const linkedMs = 90_000;
-/** `grace_period` of terminals in milliseconds. Terminals must survive steps that outlast the default of 30 s. */
+/**
+ * `grace_period` of the terminals, in milliseconds. Terminals must survive steps that last longer than the default of
+ * 30 s.
+ */
 const graceMs = 300_000;
 
-/** Waits until every machine has a link, because the previous step may have moved some machines. */
+/** Waits until every machine has a link, because the previous step may have moved machines to other brokers. */
 async function untilAllLinked({ postgres }: System): Promise<void> {
   for (const until = Date.now() + linkedMs; Date.now() < until; await sleep(500)) {
     const left = await postgres.query('SELECT 1 FROM owners WHERE link_id IS NULL LIMIT 1');

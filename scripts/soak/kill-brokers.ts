@@ -1,4 +1,4 @@
-// Kills each of three brokers on one PostgreSQL database with kill -9 under mixed load, and checks their promises.
+// Kills each of three brokers on one PostgreSQL database with kill -9 under mixed load, and checks what they promise.
 //
 //   npx node scripts/soak/kill-brokers.ts --seeds 1-20 --out scripts/soak/results/kill-brokers.txt
 //   npx node scripts/soak/kill-brokers.ts --agents 30 --simulated 3000
@@ -25,21 +25,21 @@ const { values } = parseArgs({
     seeds: { type: 'string', default: '1' },
     agents: { type: 'string', default: '10' },
     simulated: { type: 'string', default: '300' },
-    /** HH:MM in local time. After it, no run with a further seed is started. */
+    /** HH:MM in local time, after which no further seed is started. */
     until: { type: 'string' },
     out: { type: 'string' },
   },
 });
 
 const settleMs = 120_000;
-/** Milliseconds within which 99 % of the agents of a killed broker must have another link. */
+/** Milliseconds within which 99 % of the agents of a killed broker must have a new link. */
 const relinkMs = 20_000;
-/** Milliseconds for which links are measured after a kill. */
+/** Milliseconds for which links are observed after a kill. */
 const mostMs = 90_000;
 
 type Print = (line: string) => void;
 
-/** Returns a function with the same random numbers for the same seed (mulberry32). */
+/** Returns a random number generator (mulberry32). The same seed gives the same numbers. */
 function randomOf(seed: number): () => number {
   let state = seed;
   return () => {
@@ -58,7 +58,7 @@ function seedsOf(text: string): number[] {
     : Array.from({ length: to - from + 1 }, (_, n) => from + n);
 }
 
-/** Kills and starts each broker once. */
+/** Kills each broker once, and starts it again. */
 async function killEach(
   { brokers, postgres, real }: System,
   random: () => number,
@@ -102,7 +102,7 @@ async function soak(seed: number, folder: string, print: Print): Promise<string[
   }
 }
 
-/** True after the time of `--until`. */
+/** True once the time of --until has come. */
 function isOver(): boolean {
   const { until } = values;
   return until !== undefined && new Date().toTimeString().slice(0, 5) >= until;

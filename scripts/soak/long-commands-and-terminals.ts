@@ -1,4 +1,4 @@
-// Runs commands that always write, and terminals that stay open, while brokers are killed. Checks that each byte of
+// Runs commands that keep writing, and terminals that stay open, while brokers are killed. Checks that each byte of
 // their output arrives, whichever broker the client uses.
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -15,13 +15,13 @@ interface Settings extends Access {
 }
 
 export interface LongRunning {
-  /** Ends the commands and terminals. Returns a message for each check that failed. */
+  /** Ends the commands and terminals. Returns a message for each failed check. */
   end(print: (line: string) => void): Promise<string[]>;
 }
 
 const mostTerminals = 5;
 const linesAtOnce = 100;
-/** The default `grace_period` in milliseconds. The test fails if a terminal is without output for longer. */
+/** The default `grace_period`, in milliseconds. The test fails if a terminal has no output for longer. */
 const defaultGraceMs = 30_000;
 
 export async function startLongRunning(settings: Settings): Promise<LongRunning> {
@@ -108,7 +108,7 @@ async function readOutput(settings: Settings, id: string): Promise<string> {
   }
 }
 
-/** Follows the output of a command to its end. After each lost connection, continues at the same byte. */
+/** Follows the output of a command to its end. After a lost connection, continues at the same byte. */
 async function followOutput(settings: Settings, id: string): Promise<string> {
   const chunks: Buffer[] = [];
   let length = 0;
@@ -126,7 +126,7 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
         return Buffer.concat(chunks).toString();
       }
     } catch {
-      // The broker was killed. The next request, at another broker, continues at the same byte.
+      // The broker was killed. The next request goes to another broker, and continues at the same byte.
     }
     await sleep(200);
   }
@@ -134,7 +134,7 @@ async function followOutput(settings: Settings, id: string): Promise<string> {
 
 interface EndedTerminal {
   failures: string[];
-  /** How each attachment to this terminal ended, for the messages of failed checks. */
+  /** How each attachment to this terminal ended. Used in the messages of failed checks. */
   endings: string[];
   silenceMs: number;
   attaches: number;
@@ -142,7 +142,7 @@ interface EndedTerminal {
 
 /**
  * Opens a terminal that prints numbers, and attaches again after each lost connection. The returned function types a
- * last word and checks the output.
+ * last word, and checks the output.
  */
 async function startTerminal(
   settings: Settings,

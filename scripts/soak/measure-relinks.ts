@@ -1,5 +1,5 @@
-// Measures how long each agent of a lost broker has no link. Its time ends with a link to another broker, or to the
-// same broker after a restart.
+// Measures how long each agent of a lost broker has no link: until it is linked to another broker, or to the same
+// broker after a restart.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from 'pg';
 import { at } from '../bench/start-and-measure-programs.ts';
@@ -7,7 +7,7 @@ import type { PostgresServer } from './postgres-server.ts';
 
 const pollMs = 200;
 
-/** For each machine that lost its link and has a link again: the milliseconds between. */
+/** The milliseconds without a link, for each machine that lost its link and got another one. */
 export interface Relinks {
   real: number[];
   simulated: number[];
@@ -21,8 +21,8 @@ const linkedElsewhere = `SELECT machine_id FROM owners
   WHERE machine_id = ANY($1::varchar[]) AND broker_id <> $2 AND link_id IS NOT NULL`;
 
 /**
- * Calls `lose`, and measures when each machine of the broker at `peer` has a link with another broker. Stops
- * after `mostMs` milliseconds.
+ * Calls `lose`, and measures when each machine of the broker at `peer` has a link with another broker. Stops after
+ * `mostMs` milliseconds.
  */
 export async function measureRelinks(
   postgres: PostgresServer,
@@ -53,7 +53,7 @@ export async function measureRelinks(
 
 /**
  * Prints how long agents were without a link. Returns a message for each p99 above `mostMs` milliseconds, and one if
- * agents still have no link.
+ * some agents still have no link.
  */
 export function checkRelinks(
   all: readonly Relinks[],

@@ -1,5 +1,5 @@
-// The requests that the soak test sends to the brokers: commands, batches, keys, schedules, a webhook and a follower of
-// events.
+// The load of the soak test on the brokers: commands, batches, keys, schedules, a webhook, and a client that follows
+// the events.
 import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -14,38 +14,35 @@ export interface LoadSettings extends Access {
   hook: string;
 }
 
-/** A load that sends requests, and lists of what the brokers have confirmed by their answers. */
+/** A running load, with lists of everything that the brokers have confirmed. */
 export interface Load {
-  /** The file to which every command of a real machine appends a line, its marker. */
+  /** The file to which every command of a real machine appends a line, the command's marker. */
   counter: string;
-  /**
-   * Commands of real machines that a broker has accepted. Key: id of the command. Value: the marker that it appends to
-   * `counter`.
-   */
+  /** Commands of real machines that a broker has accepted: their markers, by the id of the command. */
   commands: Map<string, string>;
   /**
-   * Batches that a broker has accepted and that run on all real machines. Key: id of the batch. Value: the marker that
-   * each of its commands appends to `counter`.
+   * Batches on all real machines that a broker has accepted: the marker that each command of the batch appends to
+   * `counter`, by the id of the batch.
    */
   batches: Map<string, string>;
   /** Ids of the commands of simulated machines that a broker has accepted. */
   simulatedCommands: string[];
-  /** Batches of simulated machines that a broker has accepted: by id, the number of machines. */
+  /** Batches of simulated machines that a broker has accepted: the number of machines, by the id of the batch. */
   simulatedBatches: Map<string, number>;
   /** Names of keys that were created. */
   keys: string[];
   real: readonly string[];
-  /** Schedules with the milliseconds between two runs, and the Unix time of the creation in milliseconds. */
+  /** Schedules, with the milliseconds between two runs and the time of the creation, in milliseconds since 1970. */
   schedules: { id: string; everyMs: number; createdAt: number }[];
-  /** Unix time in milliseconds at the end of the load. Schedules must have rows for all due times until then. */
+  /** Time of the end of the load, in milliseconds since 1970. Schedules must have rows for all due times until then. */
   endedAt: number;
-  /** Ids of the events that the follower got, in the order of their arrival. */
+  /** Ids of the events that the following client got, in the order of their arrival. */
   events: string[];
-  /** Number of requests that were sent again, because they failed or got no final answer. */
+  /** Number of requests that were repeated, because they failed or got no final answer. */
   repeats: number;
   /**
-   * Sends no further requests and waits until all commands have ended. Throws if they have not ended after
-   * `settleMs` milliseconds.
+   * Sends no further requests, and waits until all commands have ended. Throws if some have not ended after `settleMs`
+   * milliseconds.
    */
   stop(settleMs: number): Promise<void>;
 }
@@ -56,10 +53,10 @@ const betweenMs = 150;
 const queue_for = 600_000;
 /** Number of simulated machines of one batch. */
 const batchOf = 50;
-/** Every 20th simulated machine has a schedule. */
+/** One in this number of simulated machines has a schedule. */
 const scheduledOf = 20;
 
-/** Follows the events through the proxy. After each lost connection, continues after the last event. */
+/** Follows the events through the proxy. After a lost connection, continues after the last event. */
 async function follow(settings: LoadSettings, events: string[], signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     try {
@@ -76,7 +73,7 @@ async function follow(settings: LoadSettings, events: string[], signal: AbortSig
         for (const line of lines) if (line.startsWith('id:')) events.push(line.slice(3).trim());
       }
     } catch {
-      // The broker was killed. The next turn of the loop connects to another broker and continues after the last event.
+      // The broker was killed. The loop connects to another broker, and continues after the last event.
     }
     await sleep(100);
   }
@@ -110,7 +107,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
   const all = Promise.all(
     workers(load, settings, send).map(([work, from, step]) => repeat(work, from, step)),
   );
-  // stop() throws the errors of these promises. Without this line, an earlier error would end the process as an
+  // stop() throws the errors of these promises. Without this handler, an earlier error would end the process as an
   // unhandled rejection.
   all.catch(() => {});
   load.stop = async (settleMs) => {
@@ -119,7 +116,7 @@ export async function startLoad(settings: LoadSettings): Promise<Load> {
     load.endedAt = Date.now();
     await waitForCommands(settings, load.endedAt + settleMs);
     await following;
-    // The follower gets 3 s to read the last events.
+    // Reads the last events for another 3 s.
     const last = new AbortController();
     const rest = follow(settings, load.events, last.signal);
     await sleep(3_000);
@@ -190,7 +187,7 @@ function workers(load: Load, settings: LoadSettings, send: Send): Worker[] {
     : [...onReal, [simulatedCommand, 0, 2], [simulatedCommand, 1, 2], [simulatedBatch, 0, 1]];
 }
 
-/** Waits until no command is open. Schedules still run, so only commands without a schedule count. */
+/** Waits until no command is open. Commands of schedules do not count, because the schedules still run. */
 async function waitForCommands(settings: LoadSettings, until: number): Promise<void> {
   for (;;) {
     const open = await Promise.all(

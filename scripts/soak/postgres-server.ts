@@ -1,4 +1,5 @@
-// Starts PostgreSQL, from Debian's package, in a temporary folder and as an ordinary user. It listens on loopback.
+// Starts PostgreSQL, from Debian's package, in a temporary directory and as an ordinary user. It listens only on
+// loopback.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmodSync, chownSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
@@ -8,7 +9,7 @@ import { Client } from 'pg';
 import { freePort } from './tcp-proxies.ts';
 
 const installed = '/usr/lib/postgresql';
-/** User and group id under which a test that runs as root starts PostgreSQL, which refuses to run as root. */
+/** User and group id for PostgreSQL if the test runs as root, because PostgreSQL refuses to run as root. */
 const serverUser = 65_534;
 
 export type Row = Record<string, unknown>;
@@ -31,7 +32,7 @@ export async function startPostgres(folder: string) {
     'max_connections=200',
   ].flatMap((setting) => ['-c', setting]);
   let server: ChildProcess | undefined;
-  /** Opens a new connection for each statement, so it also works after the server was started again. */
+  /** Runs a statement on a new connection, so it also works after a restart of the server. */
   const query = async (sql: string, values: unknown[] = []): Promise<Row[]> => {
     const client = new Client({ host: data, port, user: 'farhand', database: 'postgres' });
     client.on('error', () => {});
@@ -53,7 +54,7 @@ export async function startPostgres(folder: string) {
       await sleep(50);
     }
   };
-  // The server ends when this process exits.
+  // When this process exits, the server ends too.
   process.once('exit', () => server?.kill('SIGQUIT'));
   await start();
   return {
@@ -73,7 +74,7 @@ export async function startPostgres(folder: string) {
       if (!server) return;
       const { pid } = server;
       const ended = once(server, 'exit');
-      // SIGSTOP freezes the server, so that it cannot start another process after its child processes were listed.
+      // SIGSTOP freezes the server, so that it starts no further process after its child processes were listed.
       server.kill('SIGSTOP');
       const others = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean);
       server.kill('SIGKILL');
@@ -82,7 +83,7 @@ export async function startPostgres(folder: string) {
         try {
           process.kill(Number(other), 'SIGKILL');
         } catch {
-          // The process has already ended, as processes of PostgreSQL do when their server is gone.
+          // The process has already ended: processes of PostgreSQL end when their server is gone.
         }
       }
       rmSync(join(data, 'postmaster.pid'), { force: true });

@@ -1,4 +1,4 @@
-// Sends the requests of the soak tests, and repeats each one until a broker gives a final answer.
+// Sends the requests of the soak tests. Repeats each request until a broker gives a final answer.
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 
@@ -36,7 +36,7 @@ export async function insist(
       const answer = await fetch(`${url}/api/v1${path}`, { method: 'POST', headers, body: text, signal });
       const received = (await answer.json()) as Answer['body'];
       const underWay = answer.status === 409 && received.error?.details.under_way === true;
-      // The broker refuses the request if its client had opened the connection ahead of time and sent nothing for 15 s.
+      // A broker refuses a request on a connection that was opened ahead of time and sent nothing for 15 s.
       const isLate = received.error?.message.includes('send the request again') ?? false;
       if (answer.status !== 503 && answer.status !== 500 && !underWay && !isLate)
         return { status: answer.status, body: received };

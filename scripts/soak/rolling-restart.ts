@@ -1,4 +1,5 @@
-// Stops and starts each of three brokers in turn under load, as an upgrade does. No idempotent request may fail.
+// Stops and starts each of three brokers in turn under load, as an upgrade does. No request that may be repeated may
+// fail.
 //
 //   npx node scripts/soak/rolling-restart.ts --rounds 2 --out scripts/soak/results/rolling-restart.txt
 //   npx node scripts/soak/rolling-restart.ts --from OLD --to NEW     directories of two checkouts
@@ -26,9 +27,9 @@ const { values } = parseArgs({
 
 /** Milliseconds between the start of one broker and the stop of the next one. */
 const betweenMs = 5_000;
-/** Longest time in milliseconds that a broker may take to stop. */
+/** Longest time that a broker may take to stop, in milliseconds. */
 const stopMs = 20_000;
-/** Longest time in milliseconds to wait until all commands have ended. */
+/** Longest time to wait until all commands have ended, in milliseconds. */
 const settleMs = 60_000;
 /** Maximum number of retries of a read of a machine. */
 const mostRetries = 6;
@@ -44,13 +45,14 @@ interface Count {
 class Client {
   readonly #system: System;
   readonly #counts: Map<string, Count>;
-  /** The file to which each command appends a line, its marker. */
+  /** The file to which each command appends a line, the command's marker. */
   readonly #counter: string;
   readonly #sdk: Farhand;
-  /** Number of times that the SDK has sent the present request. */
+  /** How often the SDK has sent the present request. */
   #attempts = 0;
   /**
-   * Markers of the commands that a broker has accepted. At the end, each must be in the `counter` file exactly once.
+   * Markers of the commands that a broker has accepted. At the end, each marker must be in the file `counter` exactly
+   * once.
    */
   readonly markers: string[] = [];
 
@@ -73,7 +75,7 @@ class Client {
       const marker = `marker-${nth}-${n}`;
       const command = `echo ${marker} >>${this.#counter}`;
       await this.#send('POST /commands with queue_for', async () => {
-        // The answer may come before the command has ended: a broker that is being stopped does not wait for the end.
+        // The answer may come before the command has ended, because a broker that stops does not wait for the end.
         await this.#sdk.commands.create({ machine_id, command, queue_for: 60_000, wait: 10_000 });
         this.markers.push(marker);
       });
@@ -83,7 +85,7 @@ class Client {
       await this.#send('POST /saved-commands', async () => {
         saved.push((await this.#sdk.savedCommands.create({ name: marker, argv: ['true'] })).id);
       });
-      // A broker stores at most 1,000 saved commands. A failed removal leaves one more, which does not matter.
+      // A broker stores at most 1,000 saved commands. If a removal fails, one more remains, which does not matter.
       for (const saved_command_id of saved)
         await this.#sdk.savedCommands.remove({ saved_command_id }).catch(() => undefined);
       await this.#readMachine(machine_id);
@@ -98,7 +100,10 @@ class Client {
     count.repeated += Math.max(0, this.#attempts - 1);
   }
 
-  /** Reads with fetch and repeats after a 503, because the SDK does not repeat a request about an offline machine. */
+  /**
+   * Reads a machine with fetch, and repeats the request after a 503: the SDK does not repeat a request about an offline
+   * machine.
+   */
   async #readMachine(machine_id: string): Promise<void> {
     const count = this.#countOf('GET /machines/{id}/files/stat');
     const url = `${this.#system.proxy.url}/api/v1/machines/${machine_id}/files/stat?path=/etc`;
@@ -128,7 +133,7 @@ class Client {
   }
 }
 
-/** Stops a broker with SIGTERM, as systemd does, and starts it again from `checkout` (default: this repository). */
+/** Stops a broker with SIGTERM, as systemd does. Starts it again from `checkout`, by default from this repository. */
 async function restart(broker: SoakBroker, checkout: string | undefined): Promise<void> {
   const { pid } = broker.running;
   broker.signal('SIGTERM');
@@ -137,7 +142,6 @@ async function restart(broker: SoakBroker, checkout: string | undefined): Promis
   await broker.start(checkout);
 }
 
-/** Waits until all commands have ended. */
 async function untilAllEnded({ proxy, key }: System): Promise<void> {
   const client = new Farhand({ baseUrl: proxy.url, apiKey: key });
   for (const until = Date.now() + settleMs; ; await sleep(500)) {

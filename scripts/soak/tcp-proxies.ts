@@ -1,8 +1,9 @@
-// Two TCP proxies: one divides connections among servers, the other can stall like the network to a vanished host.
+// Two TCP proxies. One divides connections among servers; the other can stall, as if its server had vanished from the
+// network.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 
-/** Returns a port of loopback that is free now. */
+/** Returns a port of loopback that is currently free. */
 export async function freePort(): Promise<number> {
   const server = createServer();
   const port = await listen(server);
@@ -14,11 +15,11 @@ export async function freePort(): Promise<number> {
 async function listen(server: Server): Promise<number> {
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
-  // A server that listens on a host and port has an address of this type.
+  // The cast is safe: a server that listens on a host and port has an address of this type.
   return (server.address() as AddressInfo).port;
 }
 
-/** Starts a proxy that gives each connection to the next server, and skips a server that does not answer. */
+/** Starts a proxy that connects each client to the next server, and skips servers that do not answer. */
 export async function startRoundRobin(addresses: readonly string[]) {
   let next = 0;
   const left = new Set<string>();
@@ -47,7 +48,7 @@ export async function startRoundRobin(addresses: readonly string[]) {
   const port = await listen(server);
   return {
     url: `http://127.0.0.1:${port}`,
-    /** Gives no further connections to this server, as a load balancer after a failed health check. */
+    /** Gives no new connections to this server, as a load balancer does after a failed health check. */
     leave: (address: string) => void left.add(address),
     use: (address: string) => void left.delete(address),
     close(): void {
@@ -59,7 +60,10 @@ export async function startRoundRobin(addresses: readonly string[]) {
 
 export type StallingProxy = Awaited<ReturnType<typeof startStallingProxy>>;
 
-/** Starts a proxy that forwards connections to HOST:PORT. While it stalls, it accepts them and forwards nothing. */
+/**
+ * Starts a proxy that forwards connections to HOST:PORT. While it is stalled, it accepts connections but forwards
+ * nothing.
+ */
 export async function startStallingProxy(target: string) {
   const [host = '', targetPort] = target.split(':');
   let isStalled = false;
@@ -77,7 +81,7 @@ export async function startStallingProxy(target: string) {
     from.on('error', () => from.destroy());
     from.once('close', () => {
       sockets.delete(from);
-      // A stalled proxy stands for a host that has vanished. Such a host does not end its connections.
+      // A stalled proxy behaves like a host that has vanished, which does not close its connections.
       if (!isStalled) to.destroy();
     });
   };
@@ -93,7 +97,10 @@ export async function startStallingProxy(target: string) {
       isStalled = true;
       for (const socket of sockets) socket.pause();
     },
-    /** Forwards new connections again. Ends the stalled ones, because a host that is back answers them with resets. */
+    /**
+     * Forwards new connections again. Closes the stalled ones, because a host that has returned resets its old
+     * connections.
+     */
     resume(): void {
       isStalled = false;
       for (const socket of sockets) socket.destroy();

@@ -9,8 +9,8 @@ import { freePort, type StallingProxy, startRoundRobin, startStallingProxy } fro
 const brokerCount = 3;
 const simulatedPerProcess = 1_500;
 /**
- * Maximum number of dials of simulated agents at once. More dials take over 2 s each on a busy machine, and brokers
- * may cut them.
+ * Maximum number of simulated agents that dial at once. With more, each dial takes over 2 s on a busy machine, and
+ * brokers may refuse it.
  */
 const dialsAtOnce = 100;
 /** Number of real agents that are started at once. */
@@ -18,17 +18,20 @@ const atOnce = 5;
 
 export interface SoakBroker {
   name: string;
-  /** HOST:PORT for clients, for agents and for other brokers. If there are proxies, `grpc` and `peer` lead to them. */
+  /**
+   * HOST:PORT for clients (`http`), for agents (`grpc`) and for other brokers (`peer`). If there are proxies, `grpc`
+   * and `peer` are addresses of proxies.
+   */
   http: string;
   grpc: string;
   peer: string;
   /**
-   * TCP proxies for the connections to the database, for those of agents, and for those of other brokers. Undefined
-   * unless `hasProxies` is set.
+   * TCP proxies for the connections to the database, from agents, and from other brokers. Undefined unless `hasProxies`
+   * is set.
    */
   proxies: { database: StallingProxy; grpc: StallingProxy; peer: StallingProxy } | undefined;
   running: Running;
-  /** Starts the program of this repository, or of another checkout. */
+  /** Starts the broker from this repository, or from another checkout. */
   start(checkout?: string): Promise<void>;
   signal(name: NodeJS.Signals): void;
 }
@@ -48,9 +51,9 @@ interface SystemSettings {
   folder: string;
   agents: number;
   simulated: number;
-  /** True if TCP proxies are put between each broker and the database, its agents and the other brokers. */
+  /** Puts TCP proxies between each broker and the database, its agents and the other brokers. */
   hasProxies: boolean;
-  /** Directory of the checkout whose brokers are started; this repository by default. */
+  /** Directory of the checkout from which the brokers are started; by default this repository. */
   checkout?: string | undefined;
 }
 
@@ -82,7 +85,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
     ...{ postgres, brokers, proxy, fleet, key, real: rows.map(({ id }) => String(id)) },
     async close() {
       await fleet?.close();
-      // Each agent leads a process group, to which its spawner belongs too.
+      // Each agent leads a process group, which also contains its spawner.
       for (const { pid } of running) process.kill(-pid, 'SIGKILL');
       for (const { signal, proxies } of brokers) {
         signal('SIGKILL');
@@ -94,10 +97,7 @@ export async function startSystem(settings: SystemSettings): Promise<System> {
   };
 }
 
-/**
- * Starts a broker. `first`: the data directory of the broker whose certificate authority and keys the new broker
- * shares.
- */
+/** Starts a broker. `first` is the data directory of the broker whose certificate authority and keys it shares. */
 async function createBroker(
   { folder: parent, hasProxies, checkout }: SystemSettings,
   postgres: PostgresServer,

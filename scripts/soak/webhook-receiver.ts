@@ -1,4 +1,4 @@
-// A receiver of webhooks, which remembers the ids of the events that it got.
+// A receiver of webhooks that records the ids of the events that it got.
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -16,7 +16,7 @@ export async function startReceiver() {
   });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
-  // A server that listens on a host and port has an address of this type.
+  // The cast is safe: a server that listens on a host and port has an address of this type.
   const { port } = server.address() as AddressInfo;
   return { url: `http://127.0.0.1:${port}/`, ids, close: () => void server.close() };
 }
