@@ -200,8 +200,8 @@ export class MachineUpgrade {
   }
 
   #outcomeUntil(): number {
-    // The old and the new agent each get up to `probe_timeout` to connect: if the new agent does not connect in that
-    // time, the machine returns to the old one.
+    // If the new agent does not connect within `probe_timeout`, the machine returns to the old agent, which must then
+    // connect.
     return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
   }
 

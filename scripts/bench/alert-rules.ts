@@ -33,7 +33,7 @@ const [machines, rules, rounds] = [values.machines, values.rules, values.rounds]
   number,
 ];
 const reportSeconds = 15;
-/** Kinds of rules about values. Only such rules are compared with each report. */
+/** Kinds of rules about measured values. Only such rules are compared with each report. */
 const kinds = ['cpu', 'memory', 'disk', 'load'] as const;
 
 const idOf = (n: number): string => `mach_${String(n).padStart(20, '0')}`;
@@ -80,7 +80,7 @@ async function fill(state: State, presence: Presence, facts: MachineFacts): Prom
     presence.add({ id: `link_${n}`, machineId: idOf(n), close() {} } as unknown as Link);
 }
 
-/** Returns the CPU seconds of one round of reports, as the median of all rounds. */
+/** Returns the CPU seconds of one round of reports, the median of all rounds. */
 async function roundsOf(facts: MachineFacts): Promise<number> {
   const times: number[] = [];
   for (let round = 0; round < rounds; round += 1) {

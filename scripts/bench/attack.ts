@@ -1,6 +1,7 @@
-// Attacks a broker in several ways, and measures the broker's memory and how long a reading client waits.
+// Attacks a broker in several ways. Measures the memory of the broker, and how long another client waits for its
+// answers.
 //
-//   npx node scripts/bench/attack.ts                            eight minutes
+//   npx node scripts/bench/attack.ts                            takes eight minutes
 //   npx node scripts/bench/attack.ts --seconds 3 --rest 5 --only "rapid reset"
 //
 // The attacker runs on the same machine, so it also uses CPU that the broker needs.
@@ -23,8 +24,8 @@ const { values } = parseArgs({
 });
 
 /**
- * Makes one read request over a persistent connection. Returns its duration in milliseconds. A request that fails, or
- * is not answered in time, counts as `readTimeoutMs`.
+ * Sends one read request over a persistent connection. Returns its duration in milliseconds, or `readTimeoutMs` if the
+ * request fails or is not answered in time.
  */
 function read({ http, key }: Farhand, agent: Agent): Promise<number> {
   const begun = performance.now();
@@ -44,8 +45,8 @@ interface Felt {
 }
 
 /**
- * Sends read requests to the broker for a number of seconds, each at a fixed time: a slow answer does not delay the
- * next one.
+ * Sends read requests to the broker for a number of seconds. Each is sent at a fixed time, even if earlier ones are not
+ * answered yet.
  */
 async function reading(farhand: Farhand, seconds: number): Promise<Felt> {
   const agent = new Agent({ keepAlive: true });
@@ -84,7 +85,7 @@ await bench(async (folder) => {
     table.row(name, felt, `${was} / ${most} MiB`, `${is} MiB`);
     console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);
   };
-  // The broker releases memory that it needed only to start. The wait keeps this memory out of the first row.
+  // In this time the broker releases the memory that only its start needed, so that the first row does not include it.
   await sleep(Number(values.rest) * 1_000);
   row('none', await reading(farhand, seconds), cost(farhand.broker.pid).rss);
   for (const name of Object.keys(assaults).filter((one) => one.includes(values.only))) {

@@ -1,5 +1,5 @@
-// Sends the same JSON as the broker with bare koa and router, without any checks. Its requests per second are the most
-// that the broker's REST API could reach.
+// Sends the same JSON as the broker, with bare koa and router and without any checks. Its requests per second are an
+// upper bound for the broker's REST API.
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import Router from '@koa/router';

@@ -1,5 +1,5 @@
-// Measures `farhand exec MACHINE -- true` from the shell: from source and as shipped, beside bare Node.
-// npx node scripts/bench/cli.ts
+// Measures `farhand exec MACHINE -- true` from the shell: run from source, run as shipped, and beside bare Node.
+// Usage: npx node scripts/bench/cli.ts
 import { execFileSync, spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import { at, bench, machineId, median, startFarhand, timed } from './start-and-measure-programs.ts';

@@ -1,4 +1,5 @@
-// Compares commands of Farhand with a local spawn, ssh2 on one open connection, and ssh over a master connection.
+// Compares commands of Farhand with a local spawn, with ssh2 on one open connection, and with ssh over a master
+// connection.
 //
 //   npx node scripts/bench/commands.ts                         two to four minutes
 //   npx node scripts/bench/commands.ts --runs 1 --history 1000 a quick look
@@ -7,8 +8,9 @@
 // Needs Linux. Skips ssh2 and ssh unless Debian's openssh-client and openssh-server are installed.
 //
 // Rules:
-// - The ways to run a command take turns. Each way has a small process, which opens its connections first.
-// - Farhand stores each command on the disks of broker and agent before the answer. The other ways store nothing.
+// - The ways to run a command take turns. Each way has a small process, which opens its connections before the
+// measurement.
+// - Farhand stores each command on the disks of broker and agent before it answers. The other ways store nothing.
 // - p50 and rates are medians of the runs; p99 is computed from the times of all runs together.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -38,7 +40,7 @@ type Part = keyof typeof parts;
 interface CommandsBench {
   folder: string;
   runs: number;
-  /** Number of commands that the part `history` stores before it measures. */
+  /** Number of commands that the part `history` runs to fill the history before it measures. */
   kept: number;
   table: Table;
   started: Farhand;
@@ -52,7 +54,7 @@ const names: Record<WayName, string> = {
   master: 'ssh -S, master connection',
 };
 const oneByOne = 150;
-/** Number of commands in a run, by how many of them run at once. */
+/** Number of commands in a run, by the number of commands that run at once. */
 const widths = new Map([
   [1, 100],
   [8, 300],
@@ -76,7 +78,7 @@ async function main(folder: string): Promise<void> {
   await settle();
   const commandsBench: CommandsBench = { folder, runs, kept, table, started, targets };
   console.error('warming up …');
-  // Warms up all three programs, so that V8 has compiled the code of commands.
+  // Warms up all three programs, so that V8 compiles the code that handles commands.
   await trues('farhand', targets, { count: 40 * oneByOne, width: 4 });
   for (const part of only) {
     console.error(`${part} …`);
@@ -105,7 +107,7 @@ function flags(): { runs: number; kept: number; only: Part[] } {
 
 // ---- Asking, in turns
 
-/** Runs commands in a small process, as `ask` describes. Returns what the process has measured. */
+/** Runs commands in a small process, as `ask` describes. Returns the measurements of this process. */
 async function measureInProcess<T>(ask: Ask): Promise<T> {
   const program = join(import.meta.dirname, 'commands/measuring-process.ts');
   const { output } = await run(`${process.execPath} ${program} '${JSON.stringify(ask)}'`);
@@ -120,8 +122,8 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
 }
 
 /**
- * Runs every way in turn, `runs` times. Each round begins with another way. A way that fails is left out and
- * reported.
+ * Runs every way in turn, `runs` times. Each round begins with another way. A way that fails is reported, and then left
+ * out.
  */
 async function inTurns<Way extends string, T>(
   { runs, table }: CommandsBench,
@@ -145,7 +147,7 @@ async function inTurns<Way extends string, T>(
   return seen;
 }
 
-/** Leaves out the ways to run a command that need an sshd, if the bench could start none. */
+/** Leaves out the ways that need an sshd, if none could be started. */
 const reachable = ({ targets }: CommandsBench, ways: WayName[]): WayName[] =>
   ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
 
@@ -154,7 +156,9 @@ const p50 = (seen: Seen[]): number => median(seen.map(({ times }) => median(time
 const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => times)), 0.99);
 const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
 
-/** Returns a text: how many commands got no answer or a wrong exit code, and how many commands there were. */
+/**
+ * Returns a text with the number of commands that got no answer or a wrong exit code, and the number of all commands.
+ */
 function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): string {
   const failed = seen.reduce((sum, one) => sum + one.failed, 0);
   const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);
@@ -168,7 +172,7 @@ function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): strin
 async function latency(commandsBench: CommandsBench): Promise<void> {
   const ways = reachable(commandsBench, ['farhand', 'spawn', 'ssh2', 'master']);
   const what = '`true`, one at a time: p50 / p99';
-  // This part has three times as many runs, because it is the shortest and its figures vary most.
+  // This part has three times as many runs as the others, because it is the shortest and its figures vary most.
   const seen = await inTurns({ ...commandsBench, runs: 3 * commandsBench.runs }, ways, what, (way) =>
     trues(way, commandsBench.targets, { count: oneByOne, width: 1 }),
   );
@@ -252,7 +256,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   await trueBeside(commandsBench, what);
 }
 
-/** Returns MB/s. Throws unless every byte has arrived. */
+/** Returns the speed in MB/s. Throws unless every byte has arrived. */
 async function streamed(way: WayName, targets: Targets): Promise<number> {
   const { bytes, seconds } = await measureInProcess<Read>({ way, targets, command: writer });
   if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes arrived`);
@@ -261,7 +265,7 @@ async function streamed(way: WayName, targets: Targets): Promise<number> {
   return speed;
 }
 
-/** Measures the delay of other commands on the same machine while a command writes much output. */
+/** Measures how long other commands on a machine take while one command writes much output. */
 async function trueBeside({ table, targets, runs }: CommandsBench, what: string): Promise<void> {
   const way = await startWay('farhand', targets, 1);
   const ask = (): Promise<void> => way.run('true');
@@ -286,8 +290,8 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
 }
 
 /**
- * Measures whether a long history slows down new commands. Starts a second broker, fills its history with commands, and
- * compares it with the broker that all other parts measure.
+ * Measures whether a long history slows down new commands. Fills the history of a second broker with commands, and
+ * compares this broker with the one that all other parts measure.
  */
 async function history(commandsBench: CommandsBench): Promise<void> {
   const { table, kept } = commandsBench;
@@ -338,7 +342,7 @@ async function completedOf({ http, key }: Targets): Promise<number> {
   return (await commands.list({ status: 'completed', limit: 1 })).total;
 }
 
-/** Measures the least time that each step of the command `true` needs, such as one write to disk. */
+/** Measures the least time of each step of the command `true`, such as one write to the disk. */
 async function steps(commandsBench: CommandsBench): Promise<void> {
   const { folder, targets, runs } = commandsBench;
   const floors = await createFloors(folder, targets);

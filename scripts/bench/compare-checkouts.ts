@@ -1,14 +1,15 @@
-// Compares the speed and memory of this checkout and of another one, to find the cost of a change.
+// Compares the speed and memory of this checkout with those of another one, to find the cost of a change.
 //
 //   npx node scripts/bench/compare-checkouts.ts --before DIR                     fifteen rounds
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files     three rounds
-//   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs bundled and started as in packages
+//   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs bundled and started as in
+// packages
 //
 // Needs Linux, Debian's curl, and the node_modules of both checkouts.
 //
 // - "now" is this checkout. "before" and "before again" are the other checkout, started twice.
-// - Each round measures all three, and each ratio in the table is the median over all rounds.
-// - If the ratio of "before again" is not within 3 % of 1, the machine was not quiet enough.
+// - Each round measures all three. Each ratio in the table is the median over all rounds.
+// - If the ratio of "before again" differs from 1 by more than 3 %, other work disturbed the measurement.
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, resolve } from 'node:path';
@@ -54,12 +55,12 @@ interface Side {
   client: Client;
   machine: string;
   typist: Typist;
-  /** Two paths on the machine whose agent runs from this checkout: a file to download, and the target of uploads. */
+  /** Two paths on the machine of this side: a file to download, and the target of uploads. */
   large: string;
   copy: string;
 }
 
-/** Values of every round, by measurement and side. */
+/** The values of all rounds, by measurement and side. */
 type Results = Map<string, Map<SideName, number[]>>;
 
 async function main(folder: string): Promise<void> {
@@ -137,7 +138,7 @@ async function commands({ started, machine }: Side): Promise<Record<string, numb
   for (let n = 0; n < oneByOne + 10; n += 1) {
     const begun = performance.now();
     await way.run('true');
-    // The first requests are not counted, because they open the connection.
+    // The first requests do not count, because they open the connection.
     if (n >= 10) times.push(performance.now() - begun);
   }
   times.sort((a, b) => a - b);

@@ -1,5 +1,5 @@
-// Runs several programs that make the same copy, such as Farhand and scp, in turns. Measures their cost, and
-// prints a table of results.
+// Runs several programs that make the same copy, such as Farhand and scp, in turns. Measures their cost, and prints a
+// table of the results.
 import { writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -7,7 +7,7 @@ import { cost, mebibytes, median, type Running, run } from './start-and-measure-
 
 export interface CopyProgram {
   name: string;
-  /** A shell command that creates `made`. That path does not exist before. */
+  /** A shell command that creates the copy at `made`. This path does not exist before. */
   command: string;
   made: string;
   meter?: Meter;
@@ -15,11 +15,11 @@ export interface CopyProgram {
 
 export interface Work {
   what: string;
-  /** The file or directory of which every compared program must make an exact copy. */
+  /** The file or directory that every program must copy exactly. */
   source: string;
-  /** Amount of work in one run, in the unit below. */
+  /** Amount of work in one run, in `unit`. */
   amount: number;
-  /** MiB or files. */
+  /** Unit of `amount`: MiB or files. */
   unit: string;
 }
 
@@ -61,8 +61,8 @@ export class Table {
 }
 
 /**
- * Runs all programs in turn, `runs` times, and leaves out programs that fail. Adds a row for each pair of `ours`
- * (Farhand) and `others`.
+ * Runs all programs in turn, `runs` times. Leaves out programs that fail. Adds a row to the table for each pair of one
+ * program of `ours` (Farhand) and one of `others`.
  */
 export async function race(
   table: Table,
@@ -74,7 +74,7 @@ export async function race(
   const programs = [...ours, ...others];
   const times = new Map<CopyProgram, number[]>(programs.map((program) => [program, []]));
   for (let round = 0; round < runs; round += 1) {
-    // Each round begins with another program.
+    // Each round begins with another program, so that no program always runs first.
     const first = round % programs.length;
     for (const program of [...programs.slice(first), ...programs.slice(0, first)]) {
       if (!times.has(program)) continue;
@@ -108,11 +108,11 @@ function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
 }
 
 async function turn(work: Work, program: CopyProgram): Promise<number> {
-  // Flushes the data of the previous run, so that this run does not wait for it.
+  // Writes the data of the previous run to the disk, so that this run does not wait for that.
   await run(`rm -rf ${program.made} && sync -f ${dirname(program.made)}`);
   const timing = (): Promise<{ seconds: number }> => run(program.command);
   const { seconds } = await (program.meter ? program.meter.around(timing) : timing());
-  // Fails if the copy differs from its source.
+  // diff fails if the copy differs from its source.
   await run(`diff -rq ${work.source} ${program.made}`);
   const speed = `${rounded(work.amount / seconds)} ${work.unit}/s`;
   console.error(`${work.what}, ${program.name}: ${seconds.toFixed(3)} s, ${speed}`);
@@ -126,7 +126,7 @@ export function rounded(value: number): string {
   return value >= 0.1 ? value.toFixed(2) : value.toPrecision(1);
 }
 
-/** Measures programs while they work: CPU seconds of each piece of work, and the highest resident memory. */
+/** Measures programs while they work: the CPU seconds of each piece of work, and the highest resident memory. */
 export class Meter {
   readonly #programs: Running[];
   readonly #cpu: number[][];
@@ -155,7 +155,7 @@ export class Meter {
     return this.#cpu.some(({ length }) => length > 0);
   }
 
-  /** Returns the median CPU seconds of a piece of work, for each program. */
+  /** Returns, for each program, the median CPU seconds of a piece of work. */
   cpu(): number[] {
     return this.#cpu.map(median);
   }
@@ -164,14 +164,14 @@ export class Meter {
     return this.#idle;
   }
 
-  /** Returns the highest MiB above idle memory, for each program. */
+  /** Returns, for each program, by how many MiB its highest memory exceeds its idle memory. */
   peak(): number[] {
     return this.#peak.map((peak, n) => peak - (this.#idle[n] ?? 0));
   }
 }
 
-/** Waits until programs have finished starting. */
+/** Waits until the programs have finished starting. */
 export const settle = (): Promise<void> => sleep(2_000);
 
-/** Waits until programs have released unused memory, which they do after 15 s of rest. */
+/** Waits until the programs have released unused memory, which they do after 15 s at rest. */
 export const rest = (): Promise<void> => sleep(30_000);

@@ -1,4 +1,4 @@
-// Measures the console in Chromium, and compares the figures with limits.
+// Measures the console in Chromium, and compares the figures with their limits.
 //
 //   npx node scripts/bench/console.ts --out scripts/bench/results/console.txt     all parts, 4 to 5 minutes
 //   npx node scripts/bench/console.ts --only actions,terminal
@@ -36,7 +36,7 @@ const large = Number(values.scale);
 const few = 100;
 const agentsPerProcess = 2_500;
 
-/** The parts of this bench that run with a hundred machines, in the order in which they run. */
+/** The parts of this bench that run with a hundred machines, in this order. */
 const parts: [name: string, measure: (consoleBench: ConsoleBench) => Promise<void>][] = [
   ['loads', measureLoads],
   ['slow', measureSlowPage],
@@ -97,7 +97,6 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
   }
 }
 
-/** Starts a real agent. */
 async function startMachine(folder: string, name: string, { http, grpc, key, joinToken }: BrokerProcess) {
   const agent = await startAgent(folder, name, grpc, joinToken);
   const { items } = await new Client({ baseUrl: http, apiKey: key, retries: 0 }).machines.list({ name });

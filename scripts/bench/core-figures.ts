@@ -15,7 +15,7 @@ async function spawnTrue(): Promise<void> {
 }
 
 /**
- * Sends requests for some seconds, `width` of them at once. Returns how many were answered per second. Throws unless
+ * Sends requests for some seconds, `width` of them at once. Returns the number of answers per second. Throws unless
  * every answer is 200.
  */
 async function perSecond(

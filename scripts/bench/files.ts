@@ -1,6 +1,6 @@
 // Compares Farhand's file transfers with scp, rsync, tar over ssh and a bare node:http server.
 //
-//   npx node scripts/bench/files.ts                            1 GiB, five runs of each: half an hour or so
+//   npx node scripts/bench/files.ts                            1 GiB, five runs of each: about half an hour
 //   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
 //   npx node scripts/bench/files.ts --only down,up             some parts: down, up, tree, far, list, stalled
 //   npx node scripts/bench/files.ts --only up --beside scp     compares only with the programs of these names
@@ -8,11 +8,11 @@
 //   npx node scripts/bench/files.ts --packaged                 broker and agent bundled and started as in their packages
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            all files in memory, so that no disk is measured
 //
-// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Skips what a missing program prevents.
+// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Skips measurements whose program is missing.
 //
 // Rules:
-// - The programs take turns, and copy between the same two places of one file system, with the page cache warm.
-// - A time is that of the whole client process, with the handshake of ssh.
+// - The programs take turns, and copy between the same two paths of one file system, with a warm page cache.
+// - Each time is that of the whole client process, including the handshake of ssh.
 // - Uploads are synced to disk within the measured time, except by "scp without sync". Downloads are not synced.
 // - Figures are medians. Each ratio is followed by the smallest and the largest ratio of a single round.
 import { randomFillSync } from 'node:crypto';
@@ -203,7 +203,7 @@ function sshPrograms({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up')
   return programs;
 }
 
-/** Returns the programs that the option --beside names; without --beside all. */
+/** Returns the programs that the option --beside names, or all programs without --beside. */
 function chosen({ beside }: FilesBench, programs: CopyProgram[]): CopyProgram[] {
   return programs.filter(({ name }) => beside?.includes(name) ?? true);
 }
@@ -218,7 +218,10 @@ const metersOf = ({ farhand, plain, idle }: FilesBench): Meters => ({
   plain: new Meter([plain], idle),
 });
 
-/** Adds the CPU and memory of the serving programs to the table. `way` names the transfers, such as "download". */
+/**
+ * Adds a row with the CPU and memory of the serving programs to the table. `way` names the transfers, such as
+ * "download".
+ */
 function spent({ table, size }: FilesBench, way: string, { ours, plain }: Meters): void {
   const perGib = (meter: Meter): string => {
     const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);

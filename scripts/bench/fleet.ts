@@ -49,8 +49,8 @@ const agentsPerProcess = 2_500;
 const baseMs = 22_000;
 
 /**
- * The parts that need a fleet, in their order. `cold` is the first, and idle memory comes early, because load
- * changes it.
+ * The parts that need a fleet, in their order. `cold` and the idle memory come early, because load changes what they
+ * measure.
  */
 const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
   ['cold', runColdCommands],
@@ -91,7 +91,7 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
     machines: settings.scale,
     profiled: values.profile,
   });
-  // After 15 s of rest the broker frees memory that only its start needed. `baseMiB` must not include that memory.
+  // After 15 s at rest the broker frees memory that only its start needed, which `baseMiB` must not include.
   await sleep(baseMs);
   const baseMiB = broker.memory();
   const begun = performance.now();
@@ -117,8 +117,7 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
 }
 
 /**
- * Parts that take their own profiles, because they restart the broker, or because only a section of them is
- * profiled.
+ * Parts that take their profiles themselves, because they restart the broker, or profile only a section of their work.
  */
 const ownProfiles = ['rest', 'batch', 'kill', 'cut'];
 

@@ -28,7 +28,7 @@ const { values } = parseArgs({
 });
 
 const program = join(import.meta.dirname, '../../broker/main.ts');
-/** Number of commands with more than 64 KiB of output. What is beyond 64 KiB is in a table of its own. */
+/** Number of commands with more than 64 KiB of output. The part beyond 64 KiB is stored in a table of its own. */
 const longOutputs = 50;
 const packagesOfMachine = 10;
 
@@ -63,7 +63,7 @@ async function fill(dataDir: string, machines: number, rows: number): Promise<vo
   fillMore(file, machineIds);
 }
 
-/** Fills tables that fillHistory() leaves empty. Some rows have long outputs, or numbers that are not whole. */
+/** Fills tables that fillHistory() leaves empty, including rows with long outputs and with fractional numbers. */
 function fillMore(file: string, machineIds: readonly string[]): void {
   const database = new DatabaseSync(file);
   database.exec('PRAGMA synchronous = OFF; BEGIN');
@@ -91,7 +91,7 @@ function fillMore(file: string, machineIds: readonly string[]): void {
   database.close();
 }
 
-/** Runs farhand-broker migrate. Returns its duration, the most memory that it used, and what it printed. */
+/** Runs farhand-broker migrate. Returns its duration, its highest memory, and what it printed. */
 async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes: number; text: string }> {
   const begun = performance.now();
   const child = spawn(process.execPath, [program, 'migrate', ...args], {
@@ -112,7 +112,7 @@ async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes:
   return { seconds: (performance.now() - begun) / 1000, mebibytes: kibibytes / 1024, text };
 }
 
-/** Compares two files history.db. Returns the number of rows of `one`, and the tables whose rows differ in `other`. */
+/** Compares two history.db files. Returns the number of rows of `one`, and the tables whose rows differ in `other`. */
 function compare(one: string, other: string): { rows: number; different: string[] } {
   const database = new DatabaseSync(one, { readOnly: true });
   database.prepare('ATTACH ? AS other').run(other);

@@ -1,12 +1,13 @@
-// Makes the directories of both programs as their packages contain them, so that a bench can start the programs as
+// Creates the directories of both programs as their packages contain them, so that a bench can start the programs as
 // users do.
 import { join, resolve } from 'node:path';
 import { type Commands, root } from './start-and-measure-programs.ts';
 
-/** Makes the programs of a checkout in a new directory. Returns the commands of their launchers. */
+/** Creates the programs of a checkout in a new directory. Returns the commands of their launchers. */
 export async function makePackagedPrograms(folder: string, checkout: string = root): Promise<Commands> {
   const packaging = join(resolve(checkout), 'scripts/package/program-directories.ts');
-  // The path depends on `checkout`, so the compiler cannot know the type. The script has the same exports in both checkouts.
+  // The cast is safe if the script has the same exports in that checkout. The compiler cannot know, because the path
+  // depends on `checkout`.
   const { makeProgram } = (await import(packaging)) as typeof import('../package/program-directories.ts');
   const arch = process.arch === 'arm64' ? 'arm64' : 'x64';
   const make = async (name: 'farhand-broker' | 'farhand-agent'): Promise<string[]> => {

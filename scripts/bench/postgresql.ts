@@ -1,8 +1,9 @@
-// Compares commands on PostgreSQL and on SQLite, and requests to a machine's own broker and through another broker.
+// Compares commands on PostgreSQL with commands on SQLite, and requests to a machine's own broker with requests through
+// another broker.
 //
 //   npx node scripts/bench/postgresql.ts
 //
-// Needs Debian's package postgresql, and starts a server of its own.
+// Needs Debian's package postgresql, from which it starts a server of its own.
 import { copyFileSync, mkdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
@@ -32,7 +33,10 @@ interface Ask {
   body?: string;
 }
 
-/** A machine, and the broker that gets the requests: the one the machine is linked to, or one that forwards to it. */
+/**
+ * A machine, and the broker that gets the requests: either the broker to which the machine is linked, or one that
+ * forwards to that broker.
+ */
 interface Way {
   send(ask: Ask): Promise<void>;
   machine: string;
@@ -40,7 +44,7 @@ interface Way {
   agent: Running;
 }
 
-/** Sends requests over one connection and reads the answers to their end. */
+/** Returns a function that sends a request over one connection, and reads the answer to its end. */
 function asker(url: string, key: string) {
   const pool = new Pool(url, { connections: 1 });
   return async (ask: Ask): Promise<void> => {
@@ -56,7 +60,7 @@ function startBroker(dataDir: string, flags: readonly string[] = []): Promise<Ru
   return program('broker/main.ts', ['--data-dir', dataDir, ...addresses, ...flags], 'broker is up');
 }
 
-/** Starts a broker and its agent. */
+/** Starts a broker with one agent. */
 async function startWay(folder: string, name: string, flags: readonly string[] = []) {
   const dataDir = join(folder, name);
   const broker = await startBroker(dataDir, flags);
@@ -84,7 +88,10 @@ async function startWays(folder: string, postgres: PostgresServer): Promise<Reco
   return { sqlite, postgres: alone.way, local: owner.way, forwarded };
 }
 
-/** Makes `calls` requests on each way in each round. Returns each way's median p50 of the rounds, in milliseconds. */
+/**
+ * Sends `calls` requests on each way in each round. Returns the p50 of each way, in milliseconds: the median over the
+ * rounds.
+ */
 async function measure(
   ways: Record<string, Way>,
   calls: number,
@@ -94,7 +101,7 @@ async function measure(
   for (let n = 0; n <= rounds; n += 1)
     for (const [name, way] of Object.entries(ways)) {
       const p50 = at(await timed(calls, () => way.send(askOf(way))), 0.5);
-      // The first round warms up.
+      // The first round is for warming up.
       if (n > 0) times[name]?.push(p50);
     }
   return Object.fromEntries(Object.entries(times).map(([name, all]) => [name, median(all)]));

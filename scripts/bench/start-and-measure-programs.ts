@@ -1,4 +1,4 @@
-// Functions that all benches share: they start and measure programs, which end with the bench in any case.
+// Functions that all benches share: they start and measure programs. All started programs end with the bench.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -10,7 +10,7 @@ import { agentFlags, agentVariables } from '../agent-memory-settings.ts';
 
 export interface Running {
   pid: number;
-  /** The log line by which the program reported its start. */
+  /** The log line with which the program reported its start. */
   line: Record<string, string>;
 }
 
@@ -25,14 +25,14 @@ export interface Farhand {
 
 export const root = join(import.meta.dirname, '../..');
 const children = new Set<ChildProcess>();
-/** True when the bench ends. From then on no program is started. */
+/** True once the bench ends. No program is started after that. */
 let ending = false;
 const patienceMs = 5_000;
 const longestRunMs = 15 * 60_000;
 
 /**
- * Runs a bench in a temporary folder. When the bench ends, fails or is stopped, all its programs are ended
- * and the folder is removed.
+ * Runs a bench in a temporary folder. When the bench ends, fails or is stopped, ends all of its programs and removes
+ * the folder.
  */
 export async function bench(main: (folder: string) => Promise<void>): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'farhand-bench-'));
@@ -41,7 +41,7 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
     process.once(signal, () => logged.reject(new Error(`ended by ${signal}`)));
   }
   try {
-    // The path is checked, because it becomes part of commands and addresses.
+    // The path must be safe, because it becomes part of commands and addresses.
     if (!/^[\w/.-]+$/.test(folder))
       throw new Error(
         `${folder}: set TMPDIR to a directory whose path has only letters, digits and the signs / _ . -`,
@@ -55,11 +55,11 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
     await Promise.all([...children].map(end));
     rmSync(folder, { recursive: true, force: true });
   }
-  // The process exits explicitly, because interrupted work may have timers and sockets open.
+  // The process exits explicitly, because interrupted work may have left timers and sockets open.
   process.exit();
 }
 
-/** Registers a child, which must be the leader of its own process group, to be ended with the bench. */
+/** Registers a child, so that it ends with the bench. The child must be the leader of its own process group. */
 function keep<Child extends ChildProcess>(child: Child): Child {
   children.add(child);
   child.once('close', () => children.delete(child));
@@ -95,13 +95,15 @@ export function program(
 /** Starts a command. Resolves with its first log line that has this message. */
 function logged([command = '', ...words]: string[], args: string[], message: string): Promise<Running> {
   return until(command, [...words, ...args], (text) => {
-    // Our programs log flat JSON objects. Node itself may write warnings as plain text.
+    // Our programs log flat JSON objects, but Node itself may write plain text, such as warnings.
     const line = text.startsWith('{') ? (JSON.parse(text) as Record<string, string>) : {};
     return line.msg === message ? line : undefined;
   });
 }
 
-/** Starts a program. Resolves at the first line of its stderr for which `match` returns a value, with that value. */
+/**
+ * Starts a program. Calls `match` for each line of its stderr, and resolves with the first value that `match` returns.
+ */
 export function until(
   command: string,
   args: string[],
@@ -111,7 +113,7 @@ export function until(
   const child = keep(spawn(command, args, { stdio: ['ignore', 'ignore', 'pipe'], detached: true }));
   return new Promise((resolve, reject) => {
     let last = '';
-    // stderr is read to its end, so that later lines do not fill the pipe.
+    // stderr is read to its end, because later lines could otherwise fill the pipe.
     createInterface({ input: child.stderr }).on('line', (text) => {
       last = text;
       const line = match(text);
@@ -122,7 +124,7 @@ export function until(
   });
 }
 
-/** Runs a shell command to its end. `seconds` is the time of the whole process. Rejects if it fails. */
+/** Runs a shell command to its end. Returns the duration of the whole process. Rejects if the command fails. */
 export function run(command: string): Promise<{ seconds: number; output: string }> {
   if (ending) return never();
   const started = process.hrtime.bigint();
@@ -149,7 +151,7 @@ export function run(command: string): Promise<{ seconds: number; output: string 
 
 const never = <T>(): Promise<T> => new Promise(() => undefined);
 
-/** Creates an admin key and a join token of the broker in this data directory. */
+/** Creates an admin key and a join token at the broker of this data directory. */
 export function firstSecrets(dataDir: string, uses: number): Promise<{ key: string; token: string }> {
   return withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
     key: (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key,
@@ -157,7 +159,7 @@ export function firstSecrets(dataDir: string, uses: number): Promise<{ key: stri
   }));
 }
 
-/** The words of the commands that start broker and agent. */
+/** The program and arguments that start broker and agent. */
 export interface Commands {
   broker: string[];
   agent: string[];
@@ -172,7 +174,7 @@ export function fromSource(checkout: string = root): Commands {
   };
 }
 
-/** Starts a broker and its first agent as processes. The key has the scope admin. */
+/** Starts a broker and its first agent as processes. The returned key has the scope admin. */
 export async function startFarhand(folder: string, commands: Commands = fromSource()): Promise<Farhand> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -188,7 +190,7 @@ export async function startFarhand(folder: string, commands: Commands = fromSour
   };
 }
 
-/** Starts one more agent, called `name`. `broker`: address of the broker, or of a proxy before it. */
+/** Starts one more agent, with this name. `broker` is the address of the broker, or of a proxy in front of it. */
 export function startAgent(
   folder: string,
   name: string,
@@ -200,7 +202,7 @@ export function startAgent(
   return logged(commands.agent, flags, 'linked');
 }
 
-/** Returns the id of the nth machine that joined. */
+/** Returns the id of the nth machine that joined, counted from 0. */
 export async function machineId({ http, key }: Farhand, nth: number): Promise<string> {
   const { items } = await new Client({ baseUrl: http, apiKey: key, retries: 0 }).machines.list({});
   const id = items.toSorted((a, b) => a.created_at.localeCompare(b.created_at))[nth]?.id;
@@ -227,7 +229,7 @@ function executable(pid: number | string): string | undefined {
   }
 }
 
-/** Returns the resident MiB and the CPU seconds of a process so far. */
+/** Returns the resident MiB of a process, and the CPU seconds that it has used so far. */
 export function cost(pid: number): { rss: number; cpu: number } {
   const fields = readFileSync(`/proc/${pid}/stat`, 'utf8')
     .replace(/^.*\) /, '')
@@ -238,7 +240,7 @@ export function cost(pid: number): { rss: number; cpu: number } {
   };
 }
 
-/** Returns the MiB that a process shares with no other (proc(5), smaps_rollup). */
+/** Returns the MiB of memory that a process shares with no other one (proc(5), smaps_rollup). */
 export function privateMebibytes(pid: number): number {
   const text = readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8');
   return (
@@ -263,7 +265,7 @@ export async function timed(count: number, once: () => Promise<unknown>): Promis
   return times.sort((a, b) => a - b);
 }
 
-/** Returns the value below which this share of a sorted list lies. */
+/** Returns the value of a sorted list below which this share of the list lies. */
 export const at = (sorted: number[], share: number): number =>
   sorted[Math.floor(sorted.length * share)] ?? Number.NaN;
 

@@ -1,4 +1,4 @@
-// Starts an sshd on loopback, with keys and settings in the folder of the bench.
+// Starts an sshd on loopback, with its keys and settings in the folder of the bench.
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { userInfo } from 'node:os';
@@ -8,14 +8,14 @@ import { run, until } from './start-and-measure-programs.ts';
 
 export interface Ssh {
   port: number;
-  /** Options with which ssh and scp connect to this server if the host name is `bench`. */
+  /** Options for ssh and scp. With them, the host name `bench` means this server. */
   options: string;
-  /** Parameters for the library ssh2. */
+  /** User and path of the private key, for the library ssh2. */
   user: string;
   privateKey: string;
 }
 
-/** Programs of the server and its clients, with the Debian package of each. */
+/** The programs of the server and its clients, each with its Debian package. */
 export const sshPackages = {
   ssh: 'openssh-client',
   scp: 'openssh-client',
@@ -23,7 +23,7 @@ export const sshPackages = {
   sshd: 'openssh-server',
 };
 
-// A directory that sshd needs if it runs as root. Debian's service creates it only when it starts.
+// A directory that sshd needs when it runs as root. On Debian, only the start of the service creates it.
 const separation = '/run/sshd';
 
 /** Returns the full path of a program, even if it is only in root's PATH. */
@@ -33,8 +33,8 @@ export function programPath(name: string): string | undefined {
 }
 
 /**
- * Returns the programs that are installed. For each missing program, adds a note to `table`, with the Debian package
- * to install. `packages`: the package of each program.
+ * Returns the programs of `packages` that are installed. For each missing one, adds a note to `table` with the Debian
+ * package to install.
  */
 export function present(packages: Record<string, string>, table: Table): Set<string> {
   const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
@@ -44,9 +44,7 @@ export function present(packages: Record<string, string>, table: Table): Set<str
   return has;
 }
 
-/**
- * Starts the server. Returns undefined if a program is missing or the start fails, with a note in the table.
- */
+/** Starts the server. If a program is missing or the start fails, returns undefined, and the table says why. */
 export async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
   const sshd = programPath('sshd');
   if (!sshd || !Object.keys(sshPackages).every((name) => has.has(name))) return undefined;
@@ -58,7 +56,7 @@ export async function startSsh(folder: string, table: Table, has: Set<string>): 
   }
 }
 
-/** Starts the server, and checks that a command runs over it. */
+/** Starts the server, and checks that it runs a command. */
 async function startSshd(sshd: string, room: string): Promise<Ssh> {
   mkdirSync(room, { mode: 0o700 });
   if (process.getuid?.() === 0) mkdirSync(separation, { recursive: true, mode: 0o755 });
@@ -77,9 +75,9 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
     PasswordAuthentication: 'no',
     KbdInteractiveAuthentication: 'no',
     PermitRootLogin: 'prohibit-password',
-    // The default of 10 would refuse commands that run at the same time over one connection.
+    // The default of 10 is too low for the commands that run over one connection at the same time.
     MaxSessions: 64,
-    // Without this variable bash would read the user's .bashrc before every command.
+    // Without this variable, bash would read the user's .bashrc before every command.
     SetEnv: 'SHLVL=1',
     Subsystem: 'sftp internal-sftp',
   };
@@ -111,7 +109,7 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
 /** Opens a master connection. Resolves with the socket for `ssh -S`. */
 export async function startMaster({ options }: Ssh, folder: string): Promise<string> {
   const socket = join(folder, 'master');
-  // ssh runs the LocalCommand as soon as other ssh processes can use its connection; the printed line reports that.
+  // ssh runs the LocalCommand once other ssh processes can use the connection. The printed line reports that.
   const report = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
   const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...report, 'bench'];
   await until('ssh', flags, (text) => (text === 'master is up' ? {} : undefined));
@@ -125,7 +123,7 @@ function settings(table: Record<string, string | number>): string {
     .join('');
 }
 
-/** sshd cannot choose a port itself. */
+/** Returns a free port, because sshd cannot choose one itself. */
 function freePort(): Promise<number> {
   const server = createServer();
   return new Promise((resolve, reject) => {

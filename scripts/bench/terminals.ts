@@ -1,11 +1,11 @@
 // Measures the key echo of a terminal: alone, beside nineteen other clients, and beside a large download.
 //
-//   npx node scripts/bench/terminals.ts                        half a minute or so
+//   npx node scripts/bench/terminals.ts                        about half a minute
 //   npx node scripts/bench/terminals.ts --only alone,crowd     some parts: alone, crowd, download
 //
 // Needs Linux. The comparison with ssh2 needs Debian's openssh-client and openssh-server; the download needs curl.
 //
-// A key is one byte, which a `cat` in a raw terminal sends back. The next key waits for the echo of the previous key.
+// A key is one byte, which a `cat` in a raw terminal sends back. Each key is typed after the echo of the previous one.
 import { once } from 'node:events';
 import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
@@ -42,7 +42,7 @@ interface Ground {
 const keys = 1000;
 const crowdSize = 20;
 const largeMiB = 1024;
-/** A number of bytes larger than the window of a terminal and all buffers together. */
+/** A number of bytes that exceeds the window of a terminal and all buffers together. */
 const floodBytes = 40_000_000;
 
 async function main(folder: string): Promise<void> {
@@ -114,7 +114,7 @@ async function crowd({ table, client, machine }: Ground): Promise<void> {
   await flooded({ table, client, machine });
 }
 
-/** Attaches a client that never reads, while the program writes and another client reads everything. */
+/** Attaches a client that never reads, while a program writes much output and another client reads all of it. */
 async function flooded({
   table,
   client,

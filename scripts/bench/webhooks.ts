@@ -3,7 +3,7 @@
 //   npx node scripts/bench/webhooks.ts                          half a minute
 //   npx node scripts/bench/webhooks.ts --rate 500 --seconds 5
 //
-// Each event is one transaction with five deliveries, each of which is signed twice and recorded.
+// Each event is one transaction with five deliveries. Each delivery is signed twice and recorded.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -29,7 +29,7 @@ async function heardBy({ line }: Running): Promise<Heard> {
 }
 
 /**
- * Measures how many requests per second bare undici sends, with as many at once as all our webhooks together.
+ * Measures how many requests per second bare undici sends, with as many at once as all webhooks of the broker together.
  */
 async function bare(url: string, seconds: number): Promise<number> {
   const dispatcher = new Agent({ connections: width });
@@ -49,8 +49,8 @@ async function bare(url: string, seconds: number): Promise<number> {
 }
 
 /**
- * Sends small read requests one after another, as long as `going` returns true. Returns their durations in
- * milliseconds, shortest first.
+ * Sends small read requests one after another while `going` returns true. Returns their durations in milliseconds,
+ * shortest first.
  */
 async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
   const client = new Client({ baseUrl: http, apiKey: key, retries: 0 });

@@ -1,4 +1,4 @@
-// A process that attacks a broker in one way, as fast as possible, until SIGTERM.
+// A process that attacks a broker in one way, as fast as possible, until it gets SIGTERM.
 import { connect as connectHttp2, constants } from 'node:http2';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -23,7 +23,7 @@ const enrol = {
 const closed = (socket: Socket): Promise<void> =>
   new Promise((resolve) => void socket.on('error', () => undefined).once('close', () => resolve()));
 
-/** Opens `count` connections at once. A connection that is cut is opened again. */
+/** Keeps `count` connections open. A connection that is cut is opened again. */
 async function crowd(count: number, one: () => Promise<void>): Promise<void> {
   const again = async (): Promise<void> => {
     for (;;) {
@@ -34,7 +34,7 @@ async function crowd(count: number, one: () => Promise<void>): Promise<void> {
   await Promise.all(Array.from({ length: count }, again));
 }
 
-/** Writes the results of `next` until the connection is closed. */
+/** Writes what `next` returns, again and again, until the connection is closed. */
 function pouring(socket: Socket, next: () => Buffer | string): Promise<void> {
   const pour = (): void => {
     while (!socket.destroyed && socket.write(next()));
@@ -60,7 +60,7 @@ function session({ grpc }: Target) {
   return opened;
 }
 
-/** Calls `work` repeatedly on a connection until it is cut. */
+/** Calls `work` again and again on one connection, until the connection is cut. */
 async function onSession(target: Target, work: (opened: ReturnType<typeof session>) => void): Promise<void> {
   const opened = session(target);
   const over = new Promise<void>((resolve) => opened.once('close', () => resolve()));
@@ -86,7 +86,10 @@ const preface = Buffer.concat([
   Buffer.from('PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'),
   Buffer.of(0, 0, 0, 4, 0, 0, 0, 0, 0),
 ]);
-/** A HEADERS frame without its end. CONTINUATION frames follow, each with a literal field of 100 bytes. */
+/**
+ * A HEADERS frame without the flag END_HEADERS. It is followed by CONTINUATION frames, each with one header field of
+ * 100 bytes.
+ */
 const unending = Buffer.of(0, 0, 1, 1, 0, 0, 0, 0, 1, 0x83);
 const more = Buffer.concat([Buffer.of(0, 0, 104, 9, 0, 0, 0, 0, 1, 0, 1, 0x78, 100), Buffer.alloc(100, 'x')]);
 

@@ -1,4 +1,4 @@
-// The least cost of each step of a command, measured separately, for the bench of commands.
+// Measures the steps of a command one by one, as cheaply as they can be done, for the bench of commands.
 import { mkdirSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -7,24 +7,23 @@ import { Pool } from 'undici';
 import type { Targets } from './ways-to-run-a-command.ts';
 
 export interface Floors {
-  /** The cheapest request that needs a key. */
+  /** Sends the cheapest request that needs a key. */
   http(): Promise<void>;
-  /** Makes a request that needs one short call to the agent. */
+  /** Sends a request that needs one short call to the agent. */
   call(): Promise<void>;
-  /** Writes a row to disk, as history.db does. */
+  /** Writes a row to the disk, as the broker writes to history.db. */
   row(): Promise<void>;
-  /** Writes a line to disk, as the agent's journal does. */
+  /** Writes a line to the disk, as the agent writes to its journal. */
   line(): Promise<void>;
   close(): Promise<void>;
 }
 
-/** About as long as the stored record of the command `true`. */
+/** A text about as long as the stored record of the command `true`. */
 const rowText = 'x'.repeat(400);
 const lineText = `${'x'.repeat(80)}\n`;
 
 /**
- * Creates a function for each step of a command. `folder` must be on the same disk as the data of broker and
- * agent.
+ * Creates a function for each step of a command. `folder` must be on the disk that has the data of broker and agent.
  */
 export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
   const place = join(folder, 'floors');

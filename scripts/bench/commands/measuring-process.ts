@@ -1,4 +1,4 @@
-// A small process that runs commands in one of the compared ways, and prints its measurements as JSON.
+// A small process that runs commands in one of the ways that the bench compares, and prints its measurements as JSON.
 import { type Read, startWay, type Targets, type WayName } from './ways-to-run-a-command.ts';
 
 /** How often to run the command `true`: `count` times in all, `width` at once. */
@@ -7,7 +7,7 @@ export interface Trues {
   width: number;
 }
 
-/** A command to run once while its whole output is read. */
+/** A command that runs once, while its whole output is read. */
 export interface LongOutput {
   command: string;
 }
@@ -15,19 +15,19 @@ export interface LongOutput {
 export type Ask = { way: WayName; targets: Targets } & (Trues | LongOutput);
 
 export interface Seen {
-  /** Milliseconds of each command that succeeded. */
+  /** Durations in milliseconds of the commands that succeeded. */
   times: number[];
   seconds: number;
-  /** Number of commands that failed, and the first reason. */
+  /** Number of commands that failed, and the reason of the first failure. */
   failed: number;
   reason: string;
 }
 
-/** Milliseconds after which the end of the command `true` counts as missing. */
+/** If the command `true` has not ended after this number of milliseconds, it counts as failed. */
 const trueTimeoutMs = 30_000;
-/** Milliseconds after which the end of a long output counts as missing. */
+/** If a long output has not ended after this number of milliseconds, it counts as failed. */
 const longOutputTimeoutMs = 120_000;
-/** Commands that are not measured, during which connections are opened and code is compiled. */
+/** Number of commands before the measurement, which open the connections and make V8 compile the code. */
 const warmUp = 200;
 
 async function trues({ way: name, targets, count, width }: Ask & Trues): Promise<Seen> {
@@ -51,7 +51,7 @@ async function trues({ way: name, targets, count, width }: Ask & Trues): Promise
     return Promise.all(Array.from({ length: width }, lane));
   };
   await lanes(warmUp + width);
-  // The times of the warm-up are dropped, but its failures are counted.
+  // The times of the warm-up do not count, but its failures do.
   seen.times = [];
   const started = performance.now();
   await lanes(count);
@@ -81,8 +81,8 @@ async function readOutput({ way: name, targets, command }: Ask & LongOutput): Pr
 try {
   const ask = JSON.parse(process.argv[2] ?? '') as Ask;
   const seen = JSON.stringify('command' in ask ? await readOutput(ask) : await trues(ask));
-  // The process exits explicitly: a command that got no answer may hold a connection open, and so keep the process
-  // alive.
+  // A command without an answer may hold a connection open, which would keep the process alive. So the process exits
+  // explicitly.
   process.stdout.write(seen, () => process.exit());
 } catch (error) {
   console.error(error instanceof Error ? error.message : error);

@@ -1,4 +1,4 @@
-// The ways to run a command that the bench of commands compares, with one interface.
+// The ways to run a command that the bench of commands compares, all with the same interface.
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -6,12 +6,12 @@ import type { Ssh } from '../start-sshd.ts';
 
 export type WayName = 'farhand' | 'spawn' | 'ssh2' | 'master';
 
-/** The servers to which the ways connect. */
+/** The servers to which these ways connect. */
 export interface Targets {
   http: string;
   key: string;
   machine: string;
-  /** An sshd, with the socket of its master connection. */
+  /** An sshd, and the socket of its master connection. */
   ssh: (Ssh & { master: string }) | undefined;
 }
 
@@ -23,22 +23,22 @@ export interface Read {
 export interface Way {
   /** Runs a command to its end. Rejects unless its exit code is 0. */
   run(command: string): Promise<void>;
-  /** Runs a command, and reads its output while it is written. */
+  /** Runs a command, and reads its output while the command writes it. */
   read(command: string): Promise<Read>;
   close(): Promise<void>;
 }
 
-/** The part of a command's record that shows whether it succeeded. */
+/** The fields of a command's record that say whether the command succeeded. */
 interface Answer {
   id: string;
   status: string;
   exit_code: number | null;
 }
 
-/** Milliseconds after the end of the output in which the record must be complete. */
+/** Milliseconds within which the record must be complete after the end of the output. */
 const recordedMs = 5_000;
 
-/** Opens the connections that a way to run commands needs. `width`: number of commands that will run at once. */
+/** Opens the connections of a way to run commands. `width` is the number of commands that will run at once. */
 export async function startWay(name: WayName, targets: Targets, width: number): Promise<Way> {
   if (name === 'farhand') return farhandWay(targets, width);
   if (name === 'spawn') return childWay('/bin/sh', (command) => ['-c', command]);
@@ -77,7 +77,7 @@ function childWay(file: string, argsFor: (command: string) => string[]): Way {
 }
 
 async function farhandWay({ http, key, machine }: Targets, width: number): Promise<Way> {
-  // Each way imports only its own libraries, because the cost of a fork grows with the process.
+  // Each way imports only its own libraries, because a fork costs more in a larger process.
   const { Pool } = await import('undici');
   const pool = new Pool(http, { connections: width });
   const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };
@@ -129,7 +129,7 @@ function completed({ id, status, exit_code }: Answer): void {
   if (status !== 'completed' || exit_code !== 0) throw new Error(`${id} is ${status} with ${exit_code}`);
 }
 
-/** One connection for all commands, with TCP_NODELAY. */
+/** Runs all commands over one connection, with TCP_NODELAY. */
 async function ssh2Way({ port, user, privateKey }: Ssh): Promise<Way> {
   const { Client } = await import('ssh2');
   const client = new Client();

@@ -1,5 +1,4 @@
-// The objects that all parts of the console bench use: a broker with machines, a tab that is logged in, and
-// figures with their limits.
+// What all parts of the console bench use: a broker with machines, a tab that is logged in, and figures with limits.
 
 import { rounded } from '../compare-programs-in-turns.ts';
 import type { BrokerProcess } from '../fleet/broker-process.ts';
@@ -12,13 +11,13 @@ export interface ConsoleBench {
   figures: Limits;
   /** Number of simulated machines. */
   machines: number;
-  /** The id and a writable folder of a machine with a real agent. */
+  /** Id and writable directory of a machine with a real agent. */
   real: { id: string; folder: string };
-  /** The bench's temporary folder. */
+  /** The temporary directory of the bench. */
   folder: string;
 }
 
-/** Figures, each with the limit that it must not exceed. */
+/** Figures, each with a limit that it must not exceed. */
 export class Limits extends Figures {
   constructor(out: string | undefined) {
     super(out, ['what', 'measured', 'at most', '']);

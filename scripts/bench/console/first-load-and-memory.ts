@@ -1,4 +1,4 @@
-// Measures the bytes that the first load transfers, and the memory that the console costs the broker.
+// Measures how many bytes the first load transfers, and how much memory the console costs the broker.
 import { readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -6,12 +6,12 @@ import { consoleFolder } from '../../build-console.ts';
 import type { BrokerProcess } from '../fleet/broker-process.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
-/** Milliseconds of rest after which the broker has returned its unused memory. */
+/** Milliseconds at rest after which the broker has returned its unused memory. */
 const restMs = 22_000;
 const joinedMs = 3_000;
 
 export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void> {
-  // The page reads machines again soon after they have joined, so the measurement begins after that.
+  // The page reads the machines again soon after they have joined. The measurement begins after that.
   await sleep(joinedMs);
   await tab.page.goto('about:blank');
   const client = await tab.page.context().newCDPSession(tab.page);
@@ -57,7 +57,7 @@ const tour = [
   '/profile',
 ];
 
-/** Another broker with one machine, for comparison. No browser uses this broker. */
+/** A second broker with one machine, for comparison. No browser connects to it. */
 export interface Control {
   broker: BrokerProcess;
   /** Id of the only machine that is linked to this broker. */
@@ -65,8 +65,8 @@ export interface Control {
 }
 
 /**
- * Measures how much memory the console costs a broker. Subtracts the growth of a second broker, which gets the same API
- * requests without a browser.
+ * Measures how much memory the console costs a broker: the growth of one broker, minus that of a second broker, which
+ * gets the same API requests without a browser.
  */
 export async function measureBrokerMemory(
   { broker, figures, real }: Omit<ConsoleBench, 'tab'>,
@@ -77,7 +77,7 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const before = brokers.map((one) => one.memory());
   const tab = await newTab();
-  /** The requests of each page, which a browser sends at once. */
+  /** The requests of each page, which a browser sends at the same time. */
   const asked: string[][] = [];
   tab.page.on('request', (request) => {
     const { pathname, search } = new URL(request.url());

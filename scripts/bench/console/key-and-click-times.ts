@@ -6,7 +6,7 @@ const rounds = 25;
 
 type Act = () => Promise<unknown>;
 
-/** Each action, with the condition that is true when the page displays its result. */
+/** Returns the actions, each with the condition that is true once the page displays its result. */
 function actionsOf({ tab: { page } }: ConsoleBench): [act: Act, condition: string][] {
   const press =
     (key: string): Act =>
@@ -45,7 +45,7 @@ export async function act(consoleBench: ConsoleBench): Promise<void> {
     }
   }
   const recorded = await tab.page.evaluate<number[]>('[...probe.interactions.values()]');
-  // The browser does not report interactions that took less than 16 ms. Here they count as 16 ms.
+  // The browser does not report interactions of less than 16 ms. They count as 16 ms here.
   const missing = Math.max(0, contents.length - recorded.length);
   const paints = [...recorded, ...Array<number>(missing).fill(16)].sort((a, b) => a - b);
   contents.sort((a, b) => a - b);

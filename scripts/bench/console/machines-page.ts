@@ -1,4 +1,4 @@
-// Measures the page of machines: the time to its first rows, its longest task while machines report, and its
+// Measures the page of machines: the time until its first rows, its longest task while machines report, and its
 // scrolling.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { at } from '../start-and-measure-programs.ts';
@@ -6,11 +6,11 @@ import type { ConsoleBench } from './broker-tab-and-limits.ts';
 import { rowHeight } from './measured-tab.ts';
 
 const settledMs = 1_500;
-/** Milliseconds for which the page is watched. Machines report every 10 s, so each reports once or twice. */
+/** Milliseconds for which the page is observed. Machines report every 10 s, so each reports once or twice. */
 const watchedMs = 12_000;
 const percent = (share: number): string => `${(share * 100).toFixed(0)} %`;
 
-/** Measures the page with a hundred machines on a processor that is four times slower. */
+/** Measures the page with a hundred machines, as if the processor were four times slower. */
 export async function measureSlowPage({ tab, figures }: ConsoleBench): Promise<void> {
   await tab.throttle(4);
   await tab.goto('/machines');
@@ -56,7 +56,7 @@ export async function measureLargeFleet({ tab, figures, machines }: ConsoleBench
       `time between two animation frames of the page: p95 ${script} ms; frames with a row still loading: ${empty}; scroll events with empty space at an edge of the list: ${cut}`,
     );
   }
-  // Every row has been loaded by now, so this is the largest state of the page.
+  // By the end of this loop every row has been loaded, so the page has its largest state.
   const end = machines * rowHeight;
   for (let pixels = 0; pixels < end; pixels += 50 * rowHeight) {
     await tab.page.evaluate(`document.querySelector('.rows-body').scrollTop = ${pixels}`);

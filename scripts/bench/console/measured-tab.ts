@@ -1,21 +1,21 @@
-// A tab of Chromium with the console, and measurements in it: paints, long tasks, frames, memory.
+// A tab of Chromium with the console, and measurements in this tab: paints, long tasks, frames, memory.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Browser, type CDPSession, chromium, type Page } from 'playwright-core';
 import { z } from 'zod';
 import { mebibytes } from '../start-and-measure-programs.ts';
 
 /**
- * Starts Chromium without its sandbox, which needs rights that containers lack. That is safe here, because all pages
- * are those of our own broker.
+ * Starts Chromium without its sandbox, because a sandbox needs rights that containers lack. All pages come from our own
+ * broker, so that is safe.
  */
 export const launchChromium = (): Promise<Browser> =>
   chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox'] });
 
-/** Height of a row in the list of machines, in pixels. */
+/** Height in pixels of a row in the list of machines. */
 export const rowHeight = 44;
 
 /**
- * Code for a page of the console, which runs before the page's own scripts. Its times are milliseconds since the
+ * Code that runs in a page of the console before the page's own scripts. Its times are in milliseconds since the
  * document was requested.
  */
 const probe = `
@@ -29,15 +29,17 @@ const probe = `
   for (const type of ['pointerdown', 'keydown'])
     addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
-  /** Resolves to the milliseconds from the last key or mouse press until a condition holds and the page is painted. */
+  /**
+   * Resolves to the milliseconds from the last key or mouse press until the condition is true and the page is painted.
+   */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {
       if (!condition()) return;
       changes.disconnect();
       painted(() => resolve(performance.now() - probe.started));
     };
-    // Does not look in each frame. In a page that requests frames, Chromium delivers messages after a key only with the
-    // next frame.
+    // The condition is not checked in each frame: in a page that requests frames, Chromium delivers messages after a
+    // key only with the next frame.
     const changes = new MutationObserver(look);
     changes.observe(document, { childList: true, subtree: true, attributes: true, characterData: true });
     look();
@@ -65,16 +67,18 @@ const probe = `
 `;
 
 export interface Frames {
-  /** Milliseconds from each picture that Chromium has drawn to the next, sorted. */
+  /** Milliseconds between two successive pictures that Chromium has drawn, sorted. */
   drawn: number[];
   /**
-   * Milliseconds between two animation frames of the page's scripts, sorted. Chromium may draw more often, as it can
-   * scroll without scripts.
+   * Milliseconds between two animation frames of the page's scripts, sorted. Chromium can scroll without scripts, so it
+   * may draw more often.
    */
   scripts: number[];
-  /** Share of frames with a row that was not loaded yet. */
+  /** Share of the frames with a row that was not loaded yet. */
   blank: number;
-  /** Share of scroll events at which rows were missing at an edge of the list: the page had not made them yet. */
+  /**
+   * Share of the scroll events with empty space at an edge of the list, because the page had not created the rows yet.
+   */
   bare: number;
 }
 
@@ -84,7 +88,7 @@ export class Tab {
   readonly #client: CDPSession;
   readonly #browser: CDPSession;
 
-  /** Opens a new window that is logged in with the key. */
+  /** Opens a new window, and logs in with the key. */
   static async open(browser: Browser, http: string, key: string): Promise<Tab> {
     const context = await browser.newContext({ viewport: { width: 1440, height: 900 } });
     const page = await context.newPage();
@@ -108,7 +112,7 @@ export class Tab {
     this.#browser = browser;
   }
 
-  /** Loads the path below /console as a new document. */
+  /** Loads a path below /console as a new document. */
   async goto(path: string): Promise<void> {
     await this.page.goto(this.#base + path);
   }
@@ -117,27 +121,27 @@ export class Tab {
     return this.page.context().close();
   }
 
-  /** Makes the CPU of the page slower by this factor. */
+  /** Slows down the CPU of the page by this factor. */
   async throttle(rate: number): Promise<void> {
     await this.#client.send('Emulation.setCPUThrottlingRate', { rate });
   }
 
-  /** Milliseconds from the request of the document until the first rows were painted. */
+  /** Returns the milliseconds from the request of the document until the first rows were painted. */
   firstRows(): Promise<number> {
     return this.page.evaluate<number>('probe.rows');
   }
 
   /**
-   * Resolves when an expression in the page is true. The value is the milliseconds since the last key press or mouse
-   * press that the bench simulated.
+   * Resolves when an expression in the page is true, with the milliseconds since the last key or mouse press that the
+   * bench has simulated.
    */
   when(condition: string): Promise<number> {
     return this.page.evaluate<number>(`probe.when(() => ${condition})`);
   }
 
   /**
-   * Returns the duration in milliseconds of the page's longest task that began at `since` or later; 0 if none took
-   * 50 ms. `since` is a value of now().
+   * Returns the duration in milliseconds of the longest task of the page that began at `since` (a value of now()) or
+   * later; 0 if none took 50 ms.
    */
   longestTask(since: number): Promise<number> {
     return this.page.evaluate<number>(
@@ -145,12 +149,12 @@ export class Tab {
     );
   }
 
-  /** Returns the page's performance.now(). */
+  /** Returns performance.now() of the page. */
   now(): Promise<number> {
     return this.page.evaluate<number>('performance.now()');
   }
 
-  /** Measures the frames while `work` runs. */
+  /** Measures the frames that are drawn while `work` runs. */
   async frames(work: () => Promise<void>): Promise<Frames> {
     const browser = this.page.context().browser();
     if (!browser) throw new Error('this tab belongs to no browser, so its frames cannot be traced');
@@ -169,7 +173,7 @@ export class Tab {
     };
   }
 
-  /** Scrolls by some pixels in small steps, like a touchpad. Resolves when the page has scrolled. */
+  /** Scrolls by a number of pixels in small steps, as with a touchpad. Resolves when the page has scrolled. */
   async scroll(pixels: number, perSecond: number): Promise<void> {
     await this.#client.send('Input.synthesizeScrollGesture', {
       x: 700,
@@ -187,22 +191,22 @@ export class Tab {
       await this.#client.send('Input.dispatchDragEvent', { type, x: 700, y: 450, data });
   }
 
-  /** MiB of JavaScript objects that are in use, after a garbage collection. */
+  /** Returns the MiB of JavaScript objects that are in use after a garbage collection. */
   async heap(): Promise<number> {
     await this.#client.send('HeapProfiler.collectGarbage');
     const { usedSize } = await this.#client.send('Runtime.getHeapUsage');
     return usedSize / 1024 ** 2;
   }
 
-  /** MiB of the tab's process, without mapped files. Chromium calls this its footprint. */
+  /** Returns the MiB of the tab's process, without mapped files. */
   async memory(): Promise<number> {
     const { processInfo } = await this.#browser.send('SystemInfo.getProcessInfo');
     const renderers = processInfo.filter(({ type }) => type === 'renderer');
-    // The largest renderer is that of this tab. The other renderer is a spare for the next tab, and smaller.
+    // The largest renderer is that of this tab. Any other one is a spare renderer for the next tab, which is smaller.
     return Math.max(...renderers.map(({ id }) => mebibytes(id, 'RssAnon')));
   }
 
-  /** The largest memory while `work` runs, measured ten times a second. */
+  /** Returns the highest memory while `work` runs, measured ten times a second. */
   async peakMemory(work: () => Promise<void>): Promise<number> {
     let [peak, isOver] = [await this.memory(), false];
     const watch = async (): Promise<void> => {
@@ -226,7 +230,7 @@ const traceSchema = z.object({
   traceEvents: z.array(z.object({ name: z.string(), ph: z.string(), ts: z.number() })),
 });
 
-/** Returns the times in milliseconds at which Chromium has drawn, from its trace. */
+/** Returns the times, in milliseconds, at which Chromium has drawn according to its trace. */
 function drawTimes(trace: Buffer): number[] {
   const { traceEvents } = traceSchema.parse(JSON.parse(trace.toString()));
   const draws = traceEvents.filter(({ name, ph }) => name === 'Display::DrawAndSwap' && ph === 'X');

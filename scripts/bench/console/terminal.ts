@@ -1,4 +1,4 @@
-// Measures a terminal that floods the page with output, and the echo of keys afterwards.
+// Measures a terminal whose program floods the page with output, and the echo of keys after that.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { at } from '../start-and-measure-programs.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
@@ -7,7 +7,7 @@ const keys = 100;
 const betweenKeysMs = 40;
 const longestMs = 30_000;
 
-/** Script of the page that records, for each key, the time until its echo is painted. */
+/** A script for the page that records the time from each key press until its echo is painted. */
 const watchEchoes = `
   probe.echoes = [];
   const rows = document.querySelector('.xterm-rows');
@@ -16,7 +16,7 @@ const watchEchoes = `
     if (probe.started) probe.echoes.push(performance.now() - probe.started);
     probe.started = 0;
   };
-  // The observer runs before the changed rows are painted, and posts a message that arrives after the painting.
+  // The observer runs before the changed rows are painted. The message that it posts arrives after the painting.
   new MutationObserver((changes) => {
     const isEcho = changes.some(({ target }) => target.textContent.includes('xx'));
     if (isEcho && probe.started) painted.port2.postMessage(0);

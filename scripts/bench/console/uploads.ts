@@ -1,4 +1,4 @@
-// Measures uploads of a thousand files in folders, and of one file of 2 GiB: the accuracy of the progress,
+// Measures uploads of a thousand files in folders, and of one file of 2 GiB: whether the displayed progress is right,
 // the memory of the tab, and cancelling.
 import { type Dirent, mkdirSync, readdirSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -15,11 +15,11 @@ const longestMs = 60_000;
 const entries = (folder: string): Dirent[] =>
   readdirSync(folder, { recursive: true, withFileTypes: true }).filter((one) => one.isFile());
 
-/** Returns the number of bytes of all files below a folder, including files that are being written. */
+/** Returns the number of bytes of all files below a folder, including files that are still being written. */
 function bytesBelow(folder: string): number {
   let sum = 0;
   for (const { parentPath, name } of entries(folder)) {
-    // The file may be missing, because a temporary file gets its final name meanwhile.
+    // The file may be gone, because a temporary file gets its final name when it is complete.
     sum += statSync(join(parentPath, name), { throwIfNoEntry: false })?.size ?? 0;
   }
   return sum;
@@ -46,7 +46,7 @@ const progress = `({
 })`;
 
 /**
- * Compares the progress in the tray with the bytes on the disk until the upload is over. Returns the largest
+ * Compares the progress in the upload tray with the bytes on the disk, until the upload is over. Returns the largest
  * difference, as a share of all bytes.
  */
 async function followProgress(

@@ -1,5 +1,5 @@
-// Streams the files of one folder with bare node:http, by GET and PUT. Its speed is the most that the broker's file
-// transfers over HTTP could reach.
+// Streams the files of one folder with bare node:http, by GET and PUT. Its speed is an upper bound for the broker's
+// file transfers over HTTP.
 import { createReadStream, createWriteStream, statSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';

@@ -1,14 +1,14 @@
-// A distant link: a TCP proxy that forwards every chunk some milliseconds after its arrival.
+// Simulates a distant link: a TCP proxy that forwards every chunk some milliseconds after its arrival.
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 
 const [target = '', delay = ''] = process.argv.slice(2);
 const [host = '', port = ''] = target.split(':');
 const delayMs = Number(delay);
-/** Maximum number of bytes in transit in one direction. A sender that is further ahead waits. */
+/** Maximum number of bytes in transit in one direction. Beyond it, the sender must wait. */
 const most = 64 * 1024 * 1024;
 
 function forward(from: Socket, to: Socket): void {
-  /** The chunks that are not forwarded yet, in the order of arrival; undefined stands for the end of the data. */
+  /** The chunks that are yet to be forwarded, in the order of arrival; undefined stands for the end of the data. */
   const waiting: (Buffer | undefined)[] = [];
   let held = 0;
   const handOn = (): void => {
@@ -23,7 +23,7 @@ function forward(from: Socket, to: Socket): void {
     held += chunk.length;
     if (held >= most) from.pause();
     waiting.push(chunk);
-    // All timers are equally long, so they fire in the order of arrival.
+    // All timers have the same length, so they fire in the order of arrival.
     setTimeout(handOn, delayMs);
   });
   from.on('end', () => {

@@ -1,4 +1,4 @@
-// The part of the files bench that measures times of answers: long lists, and small requests beside stalled
+// The parts of the files bench that measure response times: of long lists, and of small requests beside stalled
 // downloads.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
@@ -21,10 +21,10 @@ const veryLongList = 200_000;
 const page = 1_000;
 const readers = 32;
 const asks = 500;
-/** MiB of a download that is larger than all buffers on its way. */
+/** Size in MiB above which a download does not fit into the buffers on its way. */
 const unfitting = 32;
 
-/** Sends GET requests over one connection. Every answer must be a 200. */
+/** Sends GET requests over one connection. Throws unless the status is 200. */
 function asker({ farhand }: FilesBench): { get(url: string): Promise<string>; close(): Promise<void> } {
   const pool = new Pool(farhand.http, { connections: 1 });
   return {
@@ -117,7 +117,7 @@ export async function stalled(filesBench: FilesBench): Promise<void> {
   }
 }
 
-/** Starts downloads that stop reading after the head of the answer, and waits until all are stalled. */
+/** Starts downloads whose clients stop reading after the head of the answer. Resolves when all of them have stalled. */
 export async function startStalled(url: URL, key: string): Promise<Socket[]> {
   const sockets = await Promise.all(Array.from({ length: readers }, () => startReading(url, key)));
   await settle();

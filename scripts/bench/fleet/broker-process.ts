@@ -10,7 +10,7 @@ interface Parameters {
   dataDir: string;
   /** Number of machines that may join. */
   machines: number;
-  /** True to start the broker so that profile() can take CPU profiles. */
+  /** Starts the broker so that profile() can take CPU profiles. */
   profiled: boolean;
 }
 
@@ -37,8 +37,8 @@ export class BrokerProcess {
     const { key, token } = await firstSecrets(parameters.dataDir, parameters.machines);
     broker.key = key;
     broker.joinToken = token;
-    // The broker is started twice, because the memory for the work of a first start, such as making
-    // certificates, must not count.
+    // The broker is started twice: the memory for the work of a first start, such as creating certificates, must not
+    // count.
     await broker.stop('SIGTERM');
     await broker.restart();
     return broker;
@@ -73,7 +73,7 @@ export class BrokerProcess {
     this.grpc = line.grpc ?? '';
   }
 
-  /** Sends a signal and waits until the process has ended. */
+  /** Sends a signal, and waits until the process has ended. */
   async stop(signal: 'SIGTERM' | 'SIGKILL'): Promise<void> {
     process.kill(this.#pid, signal);
     const end = performance.now() + stopMs;
@@ -83,22 +83,22 @@ export class BrokerProcess {
     }
   }
 
-  /** MiB of memory that the broker shares with no other process. */
+  /** Returns the MiB of memory that the broker shares with no other process. */
   memory(): number {
     return privateMebibytes(this.#pid);
   }
 
-  /** Returns the seconds of CPU that the broker has used so far. */
+  /** Returns the CPU seconds that the broker has used so far. */
   cpu(): number {
     return cost(this.#pid).cpu;
   }
 
-  /** Bytes that the broker has caused to be written to disks so far (proc_pid_io(5)). */
+  /** Returns the bytes that the broker has caused to be written to disks so far (proc_pid_io(5)). */
   written(): number {
     return Number(/^write_bytes: (\d+)/m.exec(readFileSync(`/proc/${this.#pid}/io`, 'latin1'))?.[1]);
   }
 
-  /** Profiles the main thread while `work` runs. The functions that took the most time come first. */
+  /** Profiles the main thread while `work` runs. Returns the functions that took the most time, the longest first. */
   async profile<T>(work: () => Promise<T>): Promise<{ result: T; top: string[] }> {
     if (this.#inspector === undefined) return { result: await work(), top: [] };
     const inspector = await connectInspector(this.#inspector);
@@ -120,7 +120,7 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** The fields of Profiler.Profile (Chrome DevTools protocol) that this bench uses. */
+/** The fields of the type Profiler.Profile (Chrome DevTools Protocol) that this bench uses. */
 interface Profile {
   nodes: { id: number; callFrame: { functionName: string; url: string; lineNumber: number } }[];
   samples: number[];
@@ -128,7 +128,7 @@ interface Profile {
 
 const topFunctions = 5;
 
-/** Returns the functions with the most samples, each with its share of all samples in JavaScript. */
+/** Returns the functions with the most samples, each with its share of all samples of JavaScript. */
 function topOf({ nodes, samples }: Profile): string[] {
   const names = new Map(
     nodes.map(({ id, callFrame: { functionName, url, lineNumber } }) => {
@@ -137,12 +137,12 @@ function topOf({ nodes, samples }: Profile): string[] {
     }),
   );
   const counts = new Map<string, number>();
-  // Counts samples instead of adding their durations, which include time of other processes.
+  // Counts samples instead of adding their durations, because durations include time of other processes.
   for (const id of samples) {
     const name = names.get(id) ?? '';
     counts.set(name, (counts.get(name) ?? 0) + 1);
   }
-  // These entries of the profile are not functions. They stand for waiting and for work of Node's C++ code.
+  // These entries are no functions: they stand for waiting, and for the work of Node's C++ code.
   for (const outside of ['(idle)', '(program)', '(root)']) counts.delete(outside);
   const all = [...counts.values()].reduce((sum, count) => sum + count, 0);
   return [...counts]

@@ -1,5 +1,5 @@
-// Measures commands of a fleet: a batch on all machines, many commands at once on one machine, and many small
-// reads at once of one machine.
+// Measures commands of a fleet: a batch on all machines, many commands at once on one machine, and many small reads at
+// once from one machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
 import { rounded } from '../compare-programs-in-turns.ts';
@@ -8,11 +8,11 @@ import type { Fleet } from './fleet-context.ts';
 import { Prober } from './http-load.ts';
 import { describeProbe, milliseconds } from './print-figures.ts';
 
-/** Maximum number of machines of one batch. */
+/** Maximum number of machines in one batch. */
 const mostOfBatch = 10_000;
 /**
- * Number of commands that the part `cold` measures. They are the first that the broker gets after its start, when V8
- * has not compiled its code yet.
+ * Number of commands that the part `cold` measures. They are the first commands after the start of the broker, when V8
+ * has not compiled the code yet.
  */
 const firstCommands = 50;
 const oneByOne = 200;
@@ -28,7 +28,7 @@ export async function runCommands(fleet: Fleet): Promise<void> {
   return result;
 }
 
-/** The first commands that a broker gets after its start. */
+/** Measures the first commands after the start of the broker. */
 export async function runColdCommands({ client, agents, figures }: Fleet): Promise<void> {
   const times = await timed(firstCommands, () => runTrue(client, agents.machineIds.at(-1) ?? ''));
   figures.row(
@@ -48,7 +48,7 @@ async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
 const runTrue = (client: Fleet['client'], machine_id: string): Promise<unknown> =>
   client.commands.create({ machine_id, command: 'true' });
 
-/** Runs one command on every machine. Sends as few batches as possible, all at the same time. */
+/** Runs one command on every machine, in as few batches as possible, all at the same time. */
 async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<void> {
   const ids = agents.machineIds;
   const prober = new Prober(broker.http, `/api/v1/machines/${ids[0]}`, broker.key);
@@ -62,7 +62,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   );
   for (const { id } of made) {
     for (;;) {
-      // The list is used because GET /batches/{id} would also answer with the result of every machine.
+      // A list has the counts only. GET /batches/{id} would also return the result of every machine.
       const { items } = await client.batches.list({ id, limit: 1 });
       if (items[0]?.finished_at) break;
       await sleep(100);
@@ -79,7 +79,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
 }
 
-/** Sends many requests at once to one machine, and counts the refused ones. */
+/** Sends many requests for one machine at once, and counts the refused ones. */
 export async function runAtOnce({ broker, agents, figures }: Fleet): Promise<void> {
   const machine_id = agents.machineIds[1] ?? '';
   const command = {

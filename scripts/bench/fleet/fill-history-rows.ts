@@ -1,10 +1,11 @@
-// Writes made-up rows of two days into history.db of a stopped broker. A broker would take hours to record as many.
+// Writes invented rows of two days into the history.db of a stopped broker. A broker would take hours to record as
+// many.
 import { DatabaseSync } from 'node:sqlite';
 import { newTimedId } from '../../../shared/ids.ts';
 
 export interface HistoryParams {
   rows: number;
-  /** Ids of machines. Successive rows get these ids in turn. */
+  /** Ids of the machines that the rows get in turn. */
   machineIds: string[];
   scheduleId: string;
   webhookId: string;
@@ -13,19 +14,22 @@ export interface HistoryParams {
 
 const spanMs = 48 * 3_600_000;
 
-/** A column: an SQL expression of `n`, the number of the row, and `at`, its time in milliseconds. */
+/** Columns by name: each is an SQL expression of `n`, the number of the row, and `at`, its time in milliseconds. */
 type Columns = Record<string, string>;
 
 /**
- * An id of row `n`. Ids are in scattered order, like random ids. The same `n` yields the same id in two
- * tables.
+ * Returns SQL for the id of row `n`. The ids are scattered like random ids, but equal for equal `n`, also in another
+ * table.
  */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** Number of successive commands of which every tenth belongs to one batch. So a batch has a hundred commands. */
+/** Of this number of successive commands, every tenth belongs to the same batch. So a batch has a hundred commands. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;
-/** Returns SQL for a column that has the value `usual`, but `seldom` in one row of a thousand, such as a failure. */
+/**
+ * Returns SQL for a column that has the value `seldom`, such as a failure, in one row of a thousand, and otherwise
+ * `usual`.
+ */
 const rare = (usual: string, seldom: string): string => `iif(n % 1000 = 7, '${seldom}', '${usual}')`;
 const machine = 'machine_of(n)';
 
@@ -115,7 +119,7 @@ function tables({ scheduleId, webhookId, keyId }: HistoryParams): Record<string,
   };
 }
 
-/** Adds the rows. The file must be that of a broker that has stopped. */
+/** Adds the rows. The broker of the file must have stopped. */
 export function fillHistory(file: string, params: HistoryParams): void {
   const { rows, machineIds } = params;
   const database = new DatabaseSync(file);

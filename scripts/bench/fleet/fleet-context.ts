@@ -1,4 +1,4 @@
-// The objects that all parts of the fleet bench use: the broker, the agents, a client and the settings.
+// What all parts of the fleet bench use: the broker, the agents, a client and the settings.
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import type { BrokerProcess } from './broker-process.ts';
 import type { FleetOfAgents } from './fleet-of-agents.ts';
@@ -7,11 +7,11 @@ import type { Figures } from './print-figures.ts';
 export interface FleetSettings {
   /** Number of machines. */
   scale: number;
-  /** Seconds for which each load test sends requests. */
+  /** Seconds for which each HTTP load test sends requests. */
   seconds: number;
-  /** Seconds over which CPU at rest is measured. */
+  /** Seconds over which the CPU at rest is measured. */
   restSeconds: number;
-  /** Number of rows in each table of history. */
+  /** Number of rows in each table of the history. */
   rows: number;
 }
 
@@ -21,7 +21,7 @@ export interface Fleet {
   client: Farhand;
   figures: Figures;
   settings: FleetSettings;
-  /** The bench's temporary folder. */
+  /** The temporary folder of the bench. */
   folder: string;
   /** Private memory of the broker before the first agent joined. */
   baseMiB: number;

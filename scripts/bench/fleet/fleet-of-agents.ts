@@ -1,32 +1,34 @@
-// A fleet of simulated agents in several processes, with counts of their states.
+// A fleet of simulated agents in several processes, with counts of what they do.
 import { type ChildProcess, fork } from 'node:child_process';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { AgentParams, Order, Progress } from './simulated-agents-process.ts';
 
 export interface FleetParams {
-  /** HOST:PORT of each broker. Agents are divided among them at first, and dial any of them later. */
+  /** HOST:PORT of each broker. The agents are divided among the brokers at first, and may dial any of them later. */
   brokers: string[];
   agents: number;
   processes: number;
-  /** Maximum number of dials at once of the whole fleet; with 0 there is no limit, as in a real fleet. */
+  /** Maximum number of simultaneous dials of the whole fleet. 0 means no limit, as in a real fleet. */
   dialsAtOnce: number;
   joinToken: string;
   /**
-   * True to run agents with the CPU priority of the broker. With the lower default, agents on a busy machine take
-   * minutes to link again.
+   * Gives the agents the same CPU priority as the broker. With the lower default, they take minutes to link again on a
+   * busy machine.
    */
   hasNormalPriority?: boolean;
 }
 
-/** Sums of what the processes with simulated agents have counted. */
+/** Sums of the counts of all processes with simulated agents. */
 export type FleetCounts = Omit<Progress, 'machineIds' | 'failure'>;
 
 const numbers = ['linked', 'dials', 'refused', 'welcomes', 'calls', 'runs', 'runsTwice'] as const;
 
-/** Number of machines with the tag `limited`, for a key that may use only those. */
+/** Number of machines with the tag `limited`, for measurements with a key that may use only these. */
 const limitedMachines = 100;
-/** Number of agents that dial from one source address (127.0.1.x), because one address has too few ports for all. */
+/**
+ * Number of agents that dial from one source address (127.0.1.x), because one address has too few ports for all agents.
+ */
 const agentsPerSource = 500;
 const pollMs = 50;
 
@@ -38,7 +40,7 @@ export class FleetOfAgents {
   #failure: string | undefined;
   #closed = false;
 
-  /** Starts the processes and lets all agents join. Resolves when all are linked. */
+  /** Starts the processes, and makes all agents join. Resolves when all are linked. */
   static async start(params: FleetParams): Promise<FleetOfAgents> {
     const fleet = new FleetOfAgents();
     const { processes, brokers, joinToken, dialsAtOnce, hasNormalPriority = false } = params;
@@ -60,7 +62,8 @@ export class FleetOfAgents {
   }
 
   /**
-   * Waits until this number of agents is linked, and as many welcomes have arrived since `welcomesBefore` was read.
+   * Waits until this number of agents is linked, and has got at least this number of welcomes since `welcomesBefore`
+   * was read.
    */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;
@@ -86,12 +89,12 @@ export class FleetOfAgents {
     return all;
   }
 
-  /** Ids of the processes, to measure what the simulation itself costs. */
+  /** Ids of the processes, with which the cost of the simulation itself is measured. */
   get pids(): number[] {
     return this.#children.flatMap(({ pid }) => pid ?? []);
   }
 
-  /** Cuts all connections at once; every agent dials again. */
+  /** Cuts all connections at once. Every agent dials again. */
   cut(): void {
     for (const child of this.#children) this.#order(child, { kind: 'cut' });
   }
@@ -107,7 +110,7 @@ export class FleetOfAgents {
   }
 
   #fork(): ChildProcess {
-    // If this process ends in any way, the channel of fork() closes, and that ends the child.
+    // When this process ends in any way, the channel of fork() closes, which ends the child.
     const child = fork(join(import.meta.dirname, 'simulated-agents-process.ts'));
     this.#children.push(child);
     child.on('message', (progress: Progress) => {

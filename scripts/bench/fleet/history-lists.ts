@@ -1,5 +1,5 @@
-// Measures lists of history with many rows: every filter in the OpenAPI document, alone and with machine_id,
-// and offsets. Also measures the longest wait of another request meanwhile.
+// Measures lists of the history with many rows: every filter in the OpenAPI document, alone and with machine_id, and
+// offsets. Also measures the longest wait of another request meanwhile.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { request } from 'undici';
@@ -13,15 +13,15 @@ import { Prober } from './http-load.ts';
 import { type Figures, milliseconds } from './print-figures.ts';
 
 const machines = 100;
-/** Maximum number of requests of each list. There are fewer if they take longer than `longestMs`. */
+/** Maximum number of requests for each list. There are fewer if they take longer than `longestMs` together. */
 const mostRequests = 20;
 const fewestRequests = 3;
 const longestMs = 500;
 const offsets = [100, 1_000, 10_000];
-/** Parameters that are not measured as filters. `key` is a filter, but only another name of `key_id`. */
+/** Parameters that are not measured as filters. `key` is left out, because it is only another name of `key_id`. */
 const notFilters = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
 /**
- * For some filters, by list and name, a value that only one row in a thousand has. Other filters use the value of some
+ * For some filters, by list and name, a value of only one row in a thousand. Every other filter gets the value of any
  * row.
  */
 const rare: Readonly<Record<string, string>> = {
@@ -47,7 +47,7 @@ interface Context {
   rows: number;
 }
 
-/** Starts another broker, whose history gets `rows` rows in each of five tables. */
+/** Starts a broker of its own, and fills five tables of its history with `rows` rows each. */
 export async function listHistory(
   folder: string,
   figures: Figures,
@@ -84,7 +84,7 @@ export async function listHistory(
 
 const seconds = (begun: number): string => ((performance.now() - begun) / 1000).toFixed(1);
 
-/** Creates a schedule and a webhook, for which the bench makes up runs and deliveries. Returns the lists to measure. */
+/** Creates a schedule and a webhook, to which the invented runs and deliveries belong. Returns the lists to measure. */
 async function declare(client: Client, machine_id: string) {
   const { id: keyId } = (await client.keys.list({ limit: 1 })).items[0] ?? { id: '' };
   const { id: scheduleId } = await client.schedules.create({
@@ -96,7 +96,7 @@ async function declare(client: Client, machine_id: string) {
   });
   const { id: webhookId } = await client.webhooks.create({
     url: 'https://receiver.example',
-    // The bench opens no session, so this webhook gets no event.
+    // The bench opens no session, so this webhook gets no real event.
     events: ['session.*'],
   });
   const lists: List[] = [
@@ -143,7 +143,7 @@ async function measureList(context: Context, list: List): Promise<void> {
     await measureOrFail(context, list, `machine_id and ${what}`, `machine_id=${context.machineId}&${query}`);
 }
 
-/** Measures a query. If it fails, the bench continues with the next one. */
+/** Measures a query. After a failure, the bench continues with the next query. */
 async function measureOrFail(context: Context, list: List, what: string, query: string): Promise<void> {
   await measureQuery(context, list, what, query).catch((error: unknown) =>
     context.figures.failure(`${list.noun}, ${what}`, error),
@@ -198,7 +198,7 @@ interface Parameter {
   schema?: { enum?: string[] };
 }
 
-/** The filters and sort fields of a list route, from the OpenAPI document. */
+/** Returns the filters and sort fields of a list route, as the OpenAPI document lists them. */
 async function parametersOf({ broker }: Context, route: string) {
   const { body } = await request(`${broker.http}/api/v1/openapi.json`);
   const { paths } = (await body.json()) as { paths: Record<string, { get?: { parameters?: Parameter[] } }> };

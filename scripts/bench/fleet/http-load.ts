@@ -10,19 +10,19 @@ import { at } from '../start-and-measure-programs.ts';
 const run = promisify(execFile);
 const connections = 32;
 
-/** The version line of wrk (Debian's package wrk), if it is installed. */
+/** Returns the version line of wrk (Debian's package wrk); undefined if wrk is not installed. */
 export async function wrkVersion(): Promise<string | undefined> {
   try {
     await run('wrk', ['-v']);
   } catch (error) {
-    // `wrk -v` exits with 1, so the error has the version in its stdout.
+    // `wrk -v` exits with 1, so its output is in the error.
     const { stdout } = error as { stdout?: string };
     return stdout?.startsWith('wrk') ? stdout.split('\n')[0] : undefined;
   }
   return 'wrk';
 }
 
-/** Measures requests per second for some seconds. Rejects if an answer is not 200. */
+/** Measures requests per second for some seconds. Rejects if the status of an answer is not 200. */
 export async function perSecond(url: string, key: string, seconds: number, byWrk: boolean): Promise<number> {
   if (!byWrk) return loop(new URL(url), key, seconds);
   const header = `Authorization: Bearer ${key}`;
@@ -55,13 +55,13 @@ async function loop(
 
 const headEnd = Buffer.from('\r\n\r\n');
 
-/** One keep-alive connection. The next request is sent after the previous answer is complete. */
+/** One keep-alive connection. Sends the next request when the previous answer is complete. */
 class Lane {
   readonly failed: Promise<never>;
   readonly #socket: Socket;
   readonly #request: Buffer;
   #rest: Buffer = Buffer.alloc(0);
-  /** Bytes of the present body that have not arrived. */
+  /** Bytes of the present body that have not arrived yet. */
   #missing = 0;
   #answers = 0;
 
@@ -111,7 +111,7 @@ class Lane {
 
 export interface Probed {
   requests: number;
-  /** Requests that failed or were not answered with 200. */
+  /** Number of requests that failed or got another status than 200. */
   failed: number;
   p50: number;
   p99: number;
@@ -120,12 +120,12 @@ export interface Probed {
 
 const probeEveryMs = 20;
 const probeConnections = 64;
-/** Milliseconds after which a request of the prober fails. No measured stall was as long as this. */
+/** A request of the prober fails after this number of milliseconds. No measured delay was as long. */
 const probeTimeoutMs = 60_000;
 
 /**
- * Sends one request at once, and then one every 20 ms until it is stopped. Times are in milliseconds from the
- * moment of sending.
+ * Sends one request at once, and then one every 20 ms until it is stopped. A request's time is measured from the moment
+ * at which it is sent, in milliseconds.
  */
 export class Prober {
   readonly #pool: Pool;
@@ -141,7 +141,7 @@ export class Prober {
     this.#path = path;
     this.#headers = { authorization: `Bearer ${key}` };
     this.#timer = setInterval(() => this.#send(), probeEveryMs);
-    // The first request is sent at once, because the measured work may end before the first tick.
+    // The first request is sent at once, because the measured work may end before the timer fires.
     this.#send();
   }
 

@@ -1,4 +1,4 @@
-// Measures the links of a fleet: their cost at rest, and the time until all are linked again after the broker
+// Measures the links of a fleet: their cost at rest, and the time until all agents are linked again after the broker
 // was killed or the network was cut.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { rounded } from '../compare-programs-in-turns.ts';
@@ -12,7 +12,7 @@ const profileMs = 8_000;
 const minuteMs = 60_000;
 const longestReturnS = 240;
 
-/** CPU and memory of the broker while agents only report. */
+/** Measures CPU and memory of the broker while agents only send reports. */
 export async function measureRest(fleet: Fleet): Promise<void> {
   await sleep(settleMs);
   await restRow(fleet, 'at rest, before any interruption');
@@ -38,7 +38,7 @@ async function restRow({ broker, agents, baseMiB, figures, settings }: Fleet, wh
 
 const cpuOf = (pids: number[]): number => pids.reduce((sum, pid) => sum + cost(pid).cpu, 0);
 
-/** Kills the broker, starts it again, and measures the return of all agents. */
+/** Kills the broker, starts it again, and measures how long all agents take to return. */
 export async function returnAfterKill(fleet: Fleet): Promise<void> {
   await measureReturn(fleet, 'all agents linked again after kill -9', async () => {
     await fleet.broker.stop('SIGKILL');
@@ -50,7 +50,7 @@ export async function returnAfterKill(fleet: Fleet): Promise<void> {
   });
 }
 
-/** Cuts all connections at once, while the broker continues to run, and measures the return of all agents. */
+/** Cuts all connections at once, while the broker keeps running, and measures how long all agents take to return. */
 export async function returnAfterCut(fleet: Fleet): Promise<void> {
   await measureReturn(fleet, 'all agents linked again after a network cut', async () => fleet.agents.cut());
 }
@@ -80,7 +80,7 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   figures.profile(what, top);
 }
 
-/** Waits a minute after the agents have linked again, then measures CPU and memory. Runs after all cuts and kills. */
+/** Measures CPU and memory a minute after the agents have linked again. Runs after all cuts and kills. */
 export async function restAfterInterruptions(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
   await restRow(fleet, 'at rest, a minute after the last interruption was over');

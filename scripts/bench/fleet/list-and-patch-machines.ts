@@ -10,7 +10,7 @@ import { milliseconds } from './print-figures.ts';
 const changesPerSecond = 5;
 const patches = 40;
 
-/** Filters and sort fields of GET /machines. The answers to all of them but the first have the same size. */
+/** Filters and sort fields of GET /machines. Except for the first, all answers have the same size. */
 const selections: [what: string, query: string][] = [
   ['plain', ''],
   ['status=online', 'status=online'],
@@ -23,9 +23,7 @@ const selections: [what: string, query: string][] = [
   ['offset in the middle', 'offset=50'],
 ];
 
-/**
- * The filters and sort fields of GET /machines/statuses, whose answers contain the reports of the machines.
- */
+/** Filters and sort fields of GET /machines/statuses, whose answers also contain the reports of the machines. */
 const ofStatuses: [what: string, query: string][] = [
   ['plain', ''],
   ['status=online', 'status=online'],

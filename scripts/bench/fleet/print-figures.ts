@@ -1,4 +1,4 @@
-// Prints and stores the figures of a run as they come, and prints them as a table at the end.
+// Prints and stores the figures of a run as they come, and prints all of them as a table at the end.
 import { appendFileSync, mkdirSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { rounded, Table } from '../compare-programs-in-turns.ts';
@@ -8,7 +8,7 @@ export class Figures {
   readonly #table: Table;
   readonly #out: string | undefined;
 
-  /** `out`: file for the raw output, which is replaced. */
+  /** `out` is the file for the raw output, which is replaced. */
   constructor(out: string | undefined, head?: ConstructorParameters<typeof Table>[0]) {
     this.#table = new Table(head);
     this.#out = out;
@@ -22,12 +22,12 @@ export class Figures {
     this.line([what, ours, beside, ratio].filter((cell) => cell !== '').join(' | '));
   }
 
-  /** Prints the functions that used the most CPU in a profile, one a line. */
+  /** Prints the functions that used the most CPU in a profile, one per line. */
   profile(what: string, top: string[]): void {
     for (const line of top) this.line(`profile, ${what}: ${line}`);
   }
 
-  /** Prints a line that is in the raw output but not in the table. */
+  /** Prints a line of raw output that is not part of the table. */
   line(text: string): void {
     console.error(text);
     if (this.#out !== undefined) appendFileSync(this.#out, `${text}\n`);

@@ -1,5 +1,5 @@
-// Encodes and decodes the messages of simulated agents: protos, and gRPC frames on a stream of HTTP/2. Apart
-// from the protos it shares no code with the broker.
+// Encodes and decodes the messages of simulated agents: protos, and gRPC frames on an HTTP/2 stream. Apart from the
+// protos, it shares no code with the broker.
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
 import type { ConnectResponse__Output } from '../../../proto/types/farhand/link/v1/ConnectResponse.ts';
@@ -13,28 +13,28 @@ root.resolveAll();
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 const frameHead = 5;
 
-/** Encodes a message of a proto, named without its package: `Hello`. */
+/** Encodes a message. `name` is that of its proto type without the package, such as `Hello`. */
 export function encode(name: string, message: object): Buffer {
   const type = root.lookupType(name);
-  // The cast is safe: protobufjs writes a Buffer where the platform has Buffers.
+  // The cast is safe: protobufjs writes a Buffer on every platform that has Buffers.
   return type.encode(type.fromObject(message)).finish() as Buffer;
 }
 
-/** Decodes a message of a proto. The type is the generated type `…__Output`. */
+/** Decodes a message. T must be the generated type `…__Output` of `name`. */
 export function decode<T>(name: string, bytes: Uint8Array): T {
   const type = root.lookupType(name);
-  // The cast is safe if T belongs to `name`: the types are generated with the same options.
+  // The cast is safe if T belongs to `name`, because the types are generated with the same options.
   return type.toObject(type.decode(bytes), shape) as T;
 }
 
 const incoming = root.lookupType('ConnectResponse');
 
-/** Decodes a message of the broker on the control stream. */
+/** Decodes a message that the broker sent on the control stream. */
 export function decodeIncoming(bytes: Uint8Array): ConnectResponse__Output {
   return incoming.toObject(incoming.decode(bytes), shape);
 }
 
-/** Returns one message as a gRPC frame: no compression, length, bytes. */
+/** Returns a message as a gRPC frame: a byte for "not compressed", the length, and the bytes of the message. */
 export function frame(message: Uint8Array): Buffer {
   const framed = Buffer.allocUnsafe(frameHead + message.length);
   framed[0] = 0;
@@ -47,7 +47,7 @@ export function frame(message: Uint8Array): Buffer {
 export class FrameReader {
   #rest: Buffer = Buffer.alloc(0);
 
-  /** Returns the messages that are complete with this chunk. */
+  /** Returns the messages that this chunk completes. */
   push(chunk: Buffer): Buffer[] {
     this.#rest = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk]);
     const messages: Buffer[] = [];

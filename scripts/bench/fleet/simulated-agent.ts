@@ -1,5 +1,5 @@
-// One simulated agent: enrols, links, reports, answers and reconnects by docs/agent-protocol.md. An agent has
-// no timer of its own: its process calls tick() every few milliseconds.
+// One simulated agent: enrols, links, reports, answers and reconnects as docs/agent-protocol.md describes. An agent has
+// no timer: its process calls tick() every few milliseconds.
 import { type KeyObject, sign } from 'node:crypto';
 import {
   type ClientHttp2Session,
@@ -17,7 +17,7 @@ import { capabilities, SimulatedMachine, served } from './simulated-machine.ts';
 export interface Way {
   host: string;
   port: number;
-  /** Address to dial from, so that a fleet on one host has enough ports. */
+  /** Source address of the connection. One address has too few ports for a whole fleet on one host. */
   source: string;
   /** A TLS context that trusts only the pinned CA. */
   context: SecureContext;
@@ -30,10 +30,10 @@ export interface Identity {
   privateKey: KeyObject;
 }
 
-/** Counts of all agents of a process. */
+/** Sums over all agents of a process. */
 export interface Counts {
   dials: number;
-  /** Number of dials that no broker accepted. */
+  /** Number of dials at a port on which no broker listened. */
   refused: number;
   welcomes: number;
   calls: number;
@@ -58,7 +58,7 @@ export class SimulatedAgent {
   readonly machine: SimulatedMachine;
   /** The addresses of all brokers. */
   readonly #ways: readonly Way[];
-  /** Addresses for the next dials, in this order. */
+  /** The addresses for the next dials, in this order. */
   #left: Way[] = [];
   #last: Way | undefined;
   readonly #identity: Identity;
@@ -66,16 +66,15 @@ export class SimulatedAgent {
   readonly #instanceId = `instance-${process.pid}-${performance.now()}`;
   readonly #journalId = `journal-${process.pid}-${performance.now()}`;
   /**
-   * Part of the heartbeat interval, from 0 to 1, before the first heartbeat. Agents have different parts, to spread
-   * their heartbeats evenly.
+   * Share of the heartbeat interval, from 0 to 1, before the first heartbeat. Agents have different shares, so that
+   * their heartbeats are spread evenly.
    */
   readonly #share: number;
   #phase: Phase = 'waiting';
   #session: ClientHttp2Session | undefined;
   #stream: ClientHttp2Stream | undefined;
   /**
-   * Time when the present phase times out, or when a waiting agent dials, in milliseconds of
-   * performance.now().
+   * Time when the present phase times out or, for a waiting agent, when it dials. In milliseconds of performance.now().
    */
   #dueAt = 0;
   #ceilingMs = firstCeilingMs;
@@ -113,7 +112,7 @@ export class SimulatedAgent {
     return this.#phase === 'dialling' || this.#phase === 'greeting';
   }
 
-  /** Does the work that is due now. An agent that waits dials only if `mayDial` is true. */
+  /** Does the work that is due now. A waiting agent dials only if `mayDial` is true. */
   tick(now: number, mayDial: boolean): void {
     if (this.#phase === 'ended') return;
     if (this.#phase === 'linked') this.#watch(now);
@@ -128,7 +127,7 @@ export class SimulatedAgent {
     if (this.#phase === 'linked') this.#lose('cut');
   }
 
-  /** Links over the same connection over which the agent has enrolled. */
+  /** Links over the connection over which the agent has enrolled. */
   linkOver(session: ClientHttp2Session): void {
     this.#begin(session, performance.now());
   }
@@ -139,8 +138,8 @@ export class SimulatedAgent {
   }
 
   /**
-   * Dials the next broker. Each broker is dialled once before any is dialled again. The order is random, with the
-   * broker of the previous dial last.
+   * Dials the next broker. No broker is dialled twice before all others were dialled once. The order is random, but the
+   * broker of the previous dial comes last.
    */
   #dial(now: number): void {
     const last = this.#last === undefined ? [] : [this.#last];
@@ -177,7 +176,7 @@ export class SimulatedAgent {
     stream.once('close', () => this.#stream === stream && this.#lose('stream closed'));
   }
 
-  /** Ends the link if the broker has ended the control stream, that is, has sent headers with a gRPC status. */
+  /** Ends the link when the broker has ended the control stream, that is, when its headers have a gRPC status. */
   #finish(stream: ClientHttp2Stream, status: string | string[] | undefined): void {
     if (status === undefined || this.#stream !== stream) return;
     this.#lose(`status ${String(status)}`, status === statusResourceExhausted ? limitedMs : undefined);
@@ -260,8 +259,8 @@ export class SimulatedAgent {
   }
 
   /**
-   * Ends the link and plans the next dial: after `waitMs` milliseconds if it is set, otherwise after a random share
-   * of the backoff.
+   * Ends the link and plans the next dial: `waitMs` milliseconds later and, if `andBackoff` is true, a random share of
+   * the backoff later.
    */
   #lose(reason: string, waitMs = 0, andBackoff = waitMs === 0): void {
     this.#count(reason);
@@ -291,13 +290,13 @@ function shuffled<T>(list: readonly T[]): T[] {
     .map(({ one }) => one);
 }
 
-/** The code of the system error that ended a session or one of its streams. */
+/** Returns the code of the system error that ended a session or one of its streams; without one, the message. */
 function codeOf(error: Error): string {
   const { code } = (error.cause ?? error) as NodeJS.ErrnoException;
   return code ?? error.message;
 }
 
-/** Dials the broker over TLS 1.3 and checks its certificate against the pinned CA. */
+/** Dials the broker over TLS 1.3, and checks its certificate against the pinned CA. */
 export function dialSession({ host, port, source, context: secureContext }: Way): ClientHttp2Session {
   const session = connect(`https://${serverName}`, {
     createConnection: () =>
@@ -309,12 +308,12 @@ export function dialSession({ host, port, source, context: secureContext }: Way)
         minVersion: 'TLSv1.3',
       }),
   });
-  // Without this listener, an error of an HTTP/2 session that its agent has given up would end the process.
+  // An error of an HTTP/2 session that its agent no longer uses would otherwise end the process.
   session.on('error', () => undefined);
   return session;
 }
 
-/** Enrols a machine. Rejects with the status of the broker. */
+/** Enrols a machine. Returns its id. Rejects with the gRPC status of the broker. */
 export async function enroll(
   session: ClientHttp2Session,
   request: { token: string; public_key: Buffer; name: string; tags: string[] },

@@ -1,5 +1,5 @@
-// A process of simulated agents. scripts/bench/fleet/fleet-of-agents.ts forks it and controls it by messages.
-// It ends when the channel closes, for whatever reason its parent ended.
+// A process of simulated agents, which fleet-of-agents.ts forks and controls by messages. It ends when the channel
+// closes, for whatever reason its parent ended.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { setPriority } from 'node:os';
@@ -22,16 +22,16 @@ export type Order =
 export interface AgentParams {
   name: string;
   tags: string[];
-  /** Address to dial from. */
+  /** Source address of the agent's connections. */
   source: string;
 }
 
-/** Message that a process of simulated agents sends several times a second. */
+/** The message that a process of simulated agents sends several times a second. */
 export interface Progress extends Counts {
   linked: number;
   /** Number of times that machines ran a command. */
   runs: number;
-  /** Number of times that a machine ran a command which it had already run. */
+  /** Number of times that a machine ran a command that it had already run. */
   runsTwice: number;
   machineIds: string[];
   failure?: string;
@@ -42,7 +42,7 @@ const ticksPerProgress = 4;
 /** Maximum number of simultaneous enrolments in one process. */
 const enrolWidth = 64;
 const enrolTries = 5;
-/** Multiples of this number, modulo 1, are spread evenly, however many there are. */
+/** The multiples of this number, modulo 1, are spread evenly for any count of them. */
 const goldenShare = 0.618_033_988_75;
 
 const agents: SimulatedAgent[] = [];
@@ -51,10 +51,7 @@ let machineIds: string[] = [];
 let dialsAtOnce = Number.POSITIVE_INFINITY;
 let ticks = 0;
 
-/**
- * Gets the CA as an agent does: the last certificate of the chain, which must have the hash in the join
- * token.
- */
+/** Gets the CA as an agent does: from the last certificate of the chain, which must have the hash in the join token. */
 async function pinned(broker: string, joinToken: string): Promise<Omit<Way, 'source'>> {
   const [, port = ''] = /:(\d+)$/.exec(broker) ?? [];
   const host = broker.slice(0, -port.length - 1);
@@ -79,8 +76,8 @@ async function pinned(broker: string, joinToken: string): Promise<Omit<Way, 'sou
 
 async function join(order: Order & { kind: 'join' }): Promise<void> {
   const { agents: params, brokers, joinToken, atOnce, hasNormalPriority } = order;
-  // Real agents run on other machines. These simulated agents share the cores of the broker, so they yield to the
-  // broker and its clients.
+  // Real agents run on other machines. The simulated agents share the cores of the broker, so they get a lower priority
+  // than the broker and its clients.
   if (!hasNormalPriority) setPriority(10);
   const ways = await Promise.all(brokers.map((broker) => pinned(broker, joinToken)));
   const token = joinToken.replace(/^farhand_join_/, '').split('.')[0] ?? '';
@@ -96,7 +93,7 @@ async function join(order: Order & { kind: 'join' }): Promise<void> {
   dialsAtOnce = atOnce;
 }
 
-/** Enrols one machine and links it on the same connection. Tries again after a temporary failure. */
+/** Enrols one machine, and links it over the same connection. Tries again after a failure. */
 async function joinOne(
   ways: readonly Way[],
   token: string,
@@ -106,7 +103,7 @@ async function joinOne(
   const way = ways[n % ways.length];
   if (!way) return;
   const { publicKey, privateKey } = generateKeyPairSync('ed25519');
-  // The last 32 bytes of the DER form are the raw key (RFC 8410 section 4).
+  // The last 32 bytes of the DER form are the raw key (RFC 8410, section 4).
   const public_key = publicKey.export({ format: 'der', type: 'spki' }).subarray(-32);
   for (let tries = 1; ; tries += 1) {
     const session = dialSession(way);
@@ -149,7 +146,7 @@ function report(failure?: string): void {
   const linked = agents.reduce((sum, agent) => sum + Number(agent.isLinked), 0);
   const runs = agents.reduce((sum, { machine }) => sum + machine.runs, 0);
   const runsTwice = agents.reduce((sum, { machine }) => sum + machine.runsTwice, 0);
-  // `machineIds` has only the machines that have joined since the last message.
+  // `machineIds` has only the machines that have joined since the previous message.
   const progress: Progress = {
     ...counts,
     linked,
@@ -159,7 +156,7 @@ function report(failure?: string): void {
     ...(failure !== undefined && { failure }),
   };
   machineIds = [];
-  // Sending fails only when the parent has ended; this process then ends with the channel.
+  // Sending fails only when the parent has ended, and then this process ends too.
   if (process.connected) process.send?.(progress, () => undefined);
 }
 
@@ -168,6 +165,6 @@ process.on('message', (order: Order) => {
   else join(order).catch((error: unknown) => report(String(error)));
 });
 process.once('disconnect', () => process.exit());
-// Ctrl-C is ignored here: the parent ends an interrupted bench, and then closes the channel.
+// Ctrl-C is ignored here: the parent ends the bench, and then closes the channel.
 process.on('SIGINT', () => undefined);
 setInterval(tick, tickMs);

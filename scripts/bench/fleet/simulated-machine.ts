@@ -2,7 +2,7 @@
 import type { Call__Output } from '../../../proto/types/farhand/link/v1/Call.ts';
 import { decode, encode } from './proto-and-grpc-frames.ts';
 
-/** What the agent sends in `Reply`. */
+/** The result of a call, as the agent sends it in `Reply`. */
 export type Result =
   | { response: Buffer }
   | { messages: { messages: Buffer[] } }
@@ -23,7 +23,7 @@ export const served = [
 export const capabilities = ['metrics', 'files:read', 'exec'];
 
 const gibibyte = 1024 ** 3;
-/** The content of the files in the directory, which are as small as settings often are. */
+/** The content of each file in the directory, which is as small as many settings files. */
 const content = Buffer.alloc(512, 'setting = value\n');
 const filesInDirectory = 20;
 const directory = '/etc/simulated';
@@ -32,11 +32,11 @@ const startedAt = Date.now();
 export class SimulatedMachine {
   readonly hostname: string;
   /**
-   * By command id: the encoded messages that report the command's end, until the broker has acknowledged them. A real
-   * agent stores them on disk.
+   * The encoded messages that report the end of each command, by the command's id, until the broker has acknowledged
+   * them. A real agent stores them on disk.
    */
   readonly #results = new Map<string, Buffer[]>();
-  /** Ids of all commands that have run, also of those whose results the broker has acknowledged. */
+  /** Ids of all commands that have run, including those whose results the broker has acknowledged. */
   readonly #ran = new Set<string>();
   #reports = 0;
   #runsTwice = 0;
@@ -45,7 +45,7 @@ export class SimulatedMachine {
     this.hostname = hostname;
   }
 
-  /** Ids of the commands whose results the broker has not acknowledged. */
+  /** Ids of the commands whose results the broker has not acknowledged yet. */
   get processIds(): string[] {
     return [...this.#results.keys()];
   }
@@ -55,12 +55,12 @@ export class SimulatedMachine {
     return this.#ran.size + this.#runsTwice;
   }
 
-  /** Number of commands that a broker has started again although they had run before. */
+  /** Number of times that a broker has started a command again that had already run. */
   get runsTwice(): number {
     return this.#runsTwice;
   }
 
-  /** Returns a new report of the size that a small server sends: two disks and two network interfaces. */
+  /** Returns a new report, of the size that a small server sends: two disks and two network interfaces. */
   report(): object {
     this.#reports += 1;
     const uptime_s = (Date.now() - startedAt) / 1000;
@@ -119,7 +119,10 @@ export class SimulatedMachine {
     }
   }
 
-  /** Runs a command at most once per id. Every command ends at once with exit code 0 and without output. */
+  /**
+   * Runs a command, which ends at once with exit code 0 and without output. A command whose result is still stored is
+   * not run again.
+   */
   #start(id: string): Result {
     const known = this.#results.get(id);
     if (known) return { messages: { messages: known } };
@@ -133,13 +136,14 @@ export class SimulatedMachine {
     return { messages: { messages } };
   }
 
-  /** Returns the end of a command. The reason `unknown_id` makes the broker send the command again. */
+  /** Returns the end of a command. For the reason `unknown_id`, the broker sends the command again. */
   #follow(id: string): Result {
-    // The messages are encoded as StartProcessResponse. A FollowProcessResponse has the same bytes, because `event` is
-    // the only field of both and has the same number.
+    // The messages are encoded as StartProcessResponse, which has the same bytes as FollowProcessResponse: `event` is
+    // the only field of both, with the same number.
     const messages = this.#results.get(id);
     if (messages) return { messages: { messages } };
-    // A broker that was killed between storing and sending a command leaves the command unknown to the machine.
+    // If a broker is killed after it has stored a command and before it sends the command, the machine does not know
+    // the command.
     const exit = this.#ran.has(id)
       ? { outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }
       : { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' };

@@ -10,10 +10,10 @@ import { milliseconds } from './print-figures.ts';
 const files = 64;
 const fileBytes = 1024;
 const rounds = 20;
-/** Number of rounds that run before the measured ones, for Farhand and for sftp. */
+/** Number of rounds before the measured ones, for Farhand and for sftp. */
 const warmUpRounds = 10;
 
-/** Reads all files at the same time. Rejects if the content of a file is wrong. */
+/** Reads all files at the same time. Rejects if a file has the wrong content. */
 type ReadAll = () => Promise<void>;
 
 export async function readSmallFiles(fleet: Fleet): Promise<void> {

@@ -1,21 +1,21 @@
-// Measures the time from key presses in a terminal to their echoes.
+// Measures the time from a key press in a terminal to its echo.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand as Client } from '../../../shared/sdk/index.ts';
 
 const patienceMs = 10_000;
-/** The command that runs in the terminal. */
+/** The command that runs in the terminal and echoes each byte. */
 export const echo = 'stty raw -echo; echo ready; exec cat';
 
-/** A terminal with a running `cat`, as a client uses it. */
+/** A terminal with a running `cat`, as its client uses it. */
 export interface Typist {
   /** Types `text`, by default one byte. */
   press(text?: string): unknown;
-  /** Calls `listener` with the number of received bytes. */
+  /** Calls `listener` with the number of bytes of each received chunk. */
   hear(listener: (bytes: number) => void): void;
   close(): void;
 }
 
-/** Presses `count` keys, one after another. Returns the milliseconds until the echo of each, shortest first. */
+/** Presses `count` keys, one after another. Returns the milliseconds until each echo, shortest first. */
 export async function echoes(typist: Typist, count: number): Promise<number[]> {
   const times: number[] = [];
   for (let key = 0; key < count; key += 1) {
@@ -60,7 +60,7 @@ export async function attached(client: Client, id: string): Promise<Typist> {
     }
   })();
   reading.catch((error: unknown) => begun.reject(error));
-  // The promise resolves when the program has printed that it is ready.
+  // Waits until the program has printed that it is ready.
   await begun.promise;
   return {
     press: (text = 'x') => terminal.write(text),

@@ -1,5 +1,5 @@
-// A broker that emits events at a steady rate after SIGUSR2. The rate is higher than the machines of a bench
-// could cause.
+// A broker that emits events at a steady rate once it gets SIGUSR2. The machines of a bench could not cause events at
+// this rate.
 
 import type { Events } from '../../../broker/events.ts';
 import type { History } from '../../../broker/history/history.ts';
@@ -12,7 +12,7 @@ const [rate = '', seconds = '', ...argv] = process.argv.slice(2);
 const machine = { id: 'mach_0000000000000000000000', name: 'web-1' };
 const tickMs = 10;
 
-/** Data of an event of a command, with a typical length. */
+/** Data of an event about a command, of typical length. */
 const data = {
   command_id: 'cmd_0000000000000000000000',
   command: `sh -c ${'x'.repeat(200)}`,
@@ -30,7 +30,7 @@ function emit(): void {
   const timer = setInterval(() => {
     const due = Math.min(Number(rate) * Number(seconds), ((performance.now() - begun) / 1000) * Number(rate));
     for (; received < due; received += 1) {
-      // Each event has its own transaction, as in normal operation.
+      // Each event has a transaction of its own, as in normal operation.
       void rooms?.history.write((journal) => rooms?.events.emit(journal, 'command.completed', machine, data));
     }
     if (received >= Number(rate) * Number(seconds)) clearInterval(timer);

@@ -1,4 +1,4 @@
-// A receiver of webhooks for the bench. It counts deliveries by path and id, and reports their delays.
+// A receiver of webhooks for the bench. It counts deliveries by path and id, and measures their delays.
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
