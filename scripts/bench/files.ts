@@ -1,6 +1,6 @@
 // Compares Farhand's file transfers with scp, rsync, tar over ssh and a bare node:http server.
 //
-//   npx node scripts/bench/files.ts                            1 GiB, five runs of each: about half an hour
+//   npx node scripts/bench/files.ts                            1 GiB, five runs of each, about half an hour
 //   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
 //   npx node scripts/bench/files.ts --only down,up             some parts: down, up, tree, far, list, stalled
 //   npx node scripts/bench/files.ts --only up --beside scp     compares only with the programs of these names
@@ -8,7 +8,7 @@
 //   npx node scripts/bench/files.ts --packaged                 broker and agent bundled and started as in their packages
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            all files in memory, so that no disk is measured
 //
-// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Skips measurements whose program is missing.
+// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync. Skips what needs a missing program.
 //
 // Rules:
 // - The programs take turns, and copy between the same two paths of one file system, with a warm page cache.

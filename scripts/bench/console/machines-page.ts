@@ -6,7 +6,7 @@ import type { ConsoleBench } from './broker-tab-and-limits.ts';
 import { rowHeight } from './measured-tab.ts';
 
 const settledMs = 1_500;
-/** Milliseconds for which the page is observed. Machines report every 10 s, so each reports once or twice. */
+/** Milliseconds for which the page is observed. Machines report every 15 s, so most of them report once. */
 const watchedMs = 12_000;
 const percent = (share: number): string => `${(share * 100).toFixed(0)} %`;
 
