@@ -71,7 +71,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
         const before = find(machine_id, transaction.before);
         const rights = caller.during(transaction);
         if (tags && rights.reachable()) {
-          const text = 'tags decide what keys may use: a key limited to some machines cannot change them';
+          const text = 'tags decide what keys may use: to change them, use a key that is not limited to some machines';
           throw new AppError('forbidden', text);
         }
         if (tags && !rights.may('admin')) assertNothingDependsOn(before.tags, tags, transaction);
@@ -122,7 +122,7 @@ function assertNothingDependsOn(
     transaction.all('schedules').some(({ tags }) => tags?.includes(tag)),
   );
   if (scheduled === undefined) return;
-  const text = `the tag ${scheduled} decides where some schedule runs: adding or removing it needs the scope admin`;
+  const text = `the tag ${scheduled} decides on which machines a schedule runs: adding or removing it needs the scope admin`;
   throw new AppError('forbidden', text, { required_scope });
 }
 

@@ -81,7 +81,7 @@ function uploaded({ packages }: Catalog, file: string): AgentPackage {
   const details = { file: file.slice(0, 200) };
   if (found.length === 0)
     throw new AppError('package_not_found', `this broker has no package ${file.slice(0, 200)}`, details);
-  throw new AppError('conflict', `${file} is part of the broker and cannot be deleted`, details);
+  throw new AppError('conflict', `${file} was not uploaded: it belongs to the packages of the broker itself, and cannot be deleted`, details);
 }
 
 async function upload(
@@ -145,7 +145,7 @@ function checked(file: string, text: string): SignedPackage {
  */
 function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage, file: string): void {
   if (!stored || stored.sha256 === sha256) return;
-  const message = `this broker has another package ${file}: build a new version, or delete that one first`;
+  const message = `this broker already has a different package named ${file}: build a new version, or delete that package first`;
   throw new AppError('already_exists', message, { file });
 }
 

@@ -271,7 +271,7 @@ export class AuthorizedRequest<R extends Route> {
 
 function requireScope(key: Key, { access }: Route): void {
   if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
-  throw new AppError('forbidden', `a key with the scope ${access} is needed`, {
+  throw new AppError('forbidden', `this key lacks the scope ${access}: use a key that has it`, {
     required_scope: access,
   });
 }

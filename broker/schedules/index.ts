@@ -140,7 +140,7 @@ export class Schedules {
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
         this.#assertTrigger(after, transaction, caller);
         if (after.saved_command_id === null && after.parameters !== null)
-          throw refusal('parameters', 'are for a schedule with saved_command_id');
+          throw refusal('parameters', 'need a saved command: send saved_command_id too, or leave parameters out');
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);

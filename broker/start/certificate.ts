@@ -100,7 +100,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
       const failed = (error: unknown): void =>
         log.error(
           { ...files, reason: reasonOf(error) },
-          'the new TLS certificate cannot be used; the old one stays in use',
+          'the new TLS certificate cannot be used, so the old one stays in use until these files are corrected',
         );
       return every(lookMs, () => void check().catch(failed));
     },

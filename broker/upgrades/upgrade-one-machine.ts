@@ -167,7 +167,7 @@ export class MachineUpgrade {
       return this.#end({
         status: 'skipped',
         reason: 'offline',
-        message: 'the machine was offline for the whole waiting time',
+        message: 'the machine was offline for the whole waiting time (queue_for): start its agent, then upgrade it again',
       });
     this.#lookAtEnd();
   }
