@@ -11,7 +11,6 @@ const readmeCeiling = 900;
 const sentenceCeiling = 30;
 
 interface Avoided {
-  /** Name of the word in the output. */
   name: string;
   /** Matches the word, also as a part of an identifier. */
   pattern: RegExp;

@@ -31,7 +31,6 @@ const graphsMs = 630_000;
 /** Maximum number of bytes of a picture in the repository. */
 const mostBytes = 150_000;
 const size = { width: 1280, height: 640 };
-/** The commands that are typed into the terminal. */
 const typed = ['nproc', 'ls --color=always /usr', 'df -h / | cut -c1-60'];
 
 const folder = mkdtempSync(join(tmpdir(), 'farhand-screenshots-'));
@@ -110,7 +109,7 @@ async function openTerminal(page: Page): Promise<void> {
   await typeInTerminal(page, typed);
 }
 
-/** The actions before each picture of the recording. */
+/** The actions before each picture of the recording, such as a search or a command. */
 const scenes: ((page: Page, system: System) => Promise<unknown>)[] = [
   (page) => page.getByRole('link', { name: 'web-2' }).waitFor(),
   async (page) => {

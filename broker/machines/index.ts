@@ -71,7 +71,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
         const before = find(machine_id, transaction.before);
         const rights = caller.during(transaction);
         if (tags && rights.reachable()) {
-          const text = 'tags decide what keys may use: to change them, use a key that is not limited to some machines';
+          const text =
+            'tags decide what keys may use: to change them, use a key that is not limited to some machines';
           throw new AppError('forbidden', text);
         }
         if (tags && !rights.may('admin')) assertNothingDependsOn(before.tags, tags, transaction);

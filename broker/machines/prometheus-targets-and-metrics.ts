@@ -7,11 +7,9 @@ import type { MachineSources } from './machine-to-json.ts';
 
 interface Services extends MachineSources {
   state: State;
-  /** URL of the broker, as clients see it. */
   publicUrl(): string;
 }
 
-/** Content type of Prometheus' text format. */
 const textType = 'text/plain; version=0.0.4; charset=utf-8';
 
 export function prometheusHandlers(
@@ -100,6 +98,5 @@ function textOf(online: boolean, report: Report | undefined): string {
   return lines.join('\n');
 }
 
-/** Escapes the value of a label. */
 const escaped = (text: string): string =>
   text.replaceAll('\\', '\\\\').replaceAll('"', '\\"').replaceAll('\n', '\\n');

@@ -75,7 +75,6 @@ export async function copyTable(
   return { rows: count, digest: hash.digest('hex') };
 }
 
-/** Adds rows with one statement. */
 export function insert(
   table: string,
   columns: readonly string[],
@@ -107,10 +106,7 @@ async function* pagesOf(table: Table, history: History): AsyncGenerator<Row[]> {
   }
 }
 
-/**
- * Returns the number of rows of a page, so that the page stays within its limits even if all rows are as long as the
- * longest row.
- */
+/** Returns how many rows fit into a page even if all of them are as long as the longest row. */
 async function rowsOfPage({ name, columns, long }: Table, history: History): Promise<number> {
   const bytes = ['0', ...long.map((column) => `coalesce(octet_length("${column}"), 0)`)].join(' + ');
   const row = await history.get(`SELECT coalesce(max(${bytes}), 0) AS longest FROM ${name}`);

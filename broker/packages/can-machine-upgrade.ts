@@ -7,7 +7,6 @@ import type { Facts } from '../presence/facts-and-metrics.ts';
 import type { Machine } from '../state/in-memory-state.ts';
 import type { AgentPackage, Catalog } from './available-packages.ts';
 
-/** Why a machine cannot be upgraded. */
 export interface Refusal {
   reason: Obstacle;
   message: string;
@@ -59,7 +58,8 @@ export function packageFor(
 
 /** Returns the refusal if `agent_hold` or `agent_pin` of a machine forbids a version, otherwise undefined. */
 export function heldOrPinned({ agent_hold, agent_pin }: Machine, target: string): Refusal | undefined {
-  if (agent_hold) return refusal('held', 'upgrades of this machine are on hold: set its agent_hold to false to allow them');
+  if (agent_hold)
+    return refusal('held', 'upgrades of this machine are on hold: set its agent_hold to false to allow them');
   if (agent_pin === undefined || agent_pin === target) return undefined;
   return refusal('pinned', `the machine is pinned to version ${agent_pin}: change its agent_pin`);
 }

@@ -21,7 +21,6 @@ import {
 const mostBytes = 512 * 1024 * 1024;
 /** Maximum size of all uploaded packages together, in bytes. */
 const mostBytesInAll = 4 * 1024 ** 3;
-/** Maximum number of uploads at a time. */
 const mostUploads = 4;
 const temporary = '.upload-';
 
@@ -81,7 +80,11 @@ function uploaded({ packages }: Catalog, file: string): AgentPackage {
   const details = { file: file.slice(0, 200) };
   if (found.length === 0)
     throw new AppError('package_not_found', `this broker has no package ${file.slice(0, 200)}`, details);
-  throw new AppError('conflict', `${file} was not uploaded: it belongs to the packages of the broker itself, and cannot be deleted`, details);
+  throw new AppError(
+    'conflict',
+    `${file} was not uploaded: it belongs to the packages of the broker itself, and cannot be deleted`,
+    details,
+  );
 }
 
 async function upload(

@@ -27,7 +27,6 @@ const hostSchema = z.object({
   capabilities: z.array(label(1, 64)).max(64),
 });
 
-/** Facts that a machine has reported. */
 export interface Facts extends z.output<typeof hostSchema> {
   ip: string;
   /** Time of the machine's last message, in milliseconds since 1970. */
@@ -122,7 +121,7 @@ export class MachineFacts {
     ];
   }
 
-  /** Reads the facts of all machines. */
+  /** Opens the tables, and reads the facts of all machines. */
   static async open(
     history: History,
     { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {},

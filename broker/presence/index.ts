@@ -3,7 +3,6 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { AgentStub } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
 
-/** The open link of a machine. */
 export interface Link {
   id: string;
   machineId: string;
@@ -85,7 +84,6 @@ export class Presence {
     this.#changed(link.machineId, false);
   }
 
-  /** Ends the link of a machine that was removed. */
   remove(machineId: string): void {
     this.#links.get(machineId)?.close({ removed: { reason: 'this machine was removed' } });
   }

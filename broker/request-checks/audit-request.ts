@@ -53,7 +53,12 @@ export function createAuditRecorder(
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) => log.error({ err: error, deeds }, 'the audit record of a request could not be written; the request itself was handled'));
+      .catch((error: unknown) =>
+        log.error(
+          { err: error, deeds },
+          'the audit record of a request could not be written; the request itself was handled',
+        ),
+      );
 
   return {
     /**

@@ -9,7 +9,6 @@ import { loginEnded } from '../logins/login-validity.ts';
 import type { Key } from '../state/in-memory-state.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 
-/** The sender of an authenticated request. */
 export interface Client {
   /** IP address of the client, as trusted proxies report it; empty over the broker's own socket file. */
   address: string;

@@ -73,7 +73,6 @@ function parserOf(route: Route): Pick<Guard<Route>, 'parser' | 'action'> {
   return { parser: new RequestParser(route), action: `${place.noun}.${place.operation}` };
 }
 
-/** The parts of an empty request. */
 export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
 
 /** What perform() needs to run one request. */

@@ -20,7 +20,7 @@ export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknow
 export interface KeyedRequest {
   route: Route;
   caller: Caller;
-  /** The Idempotency-Key, or empty if there is none. */
+  /** The Idempotency-Key; empty if there is none. */
   key: string;
   path: string;
   query: string;
@@ -66,7 +66,6 @@ const form = /^[\x21-\x7e]{1,255}$/;
 
 export class Idempotency {
   readonly #history: History;
-  /** Ids of requests that are running. */
   readonly #underWay = new Set<string>();
   /** Id of this broker if several brokers share the database, otherwise null. */
   readonly #brokerId: string | null;

@@ -39,7 +39,6 @@ export class ClockWatch {
     return this.#recent !== undefined;
   }
 
-  /** Compares the wall clock with the monotonic clock. */
   compare(): ClockChange {
     // PostgreSQL refuses fractions in the times of the history, and monotonic() has fractions.
     const drift = Math.round(now() - monotonic() - this.#skew);

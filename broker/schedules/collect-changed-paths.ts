@@ -22,7 +22,7 @@ export class Changes {
     this.trigger = trigger;
   }
 
-  /** Milliseconds to wait for further changes. */
+  /** Returns the milliseconds to wait for further changes. */
   wait(settle: number): number {
     return Math.max(0, Math.min(settle, this.#since + mostSettles * settle - monotonic()));
   }

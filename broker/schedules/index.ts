@@ -61,7 +61,7 @@ export class Schedules {
     return new Schedules(context, launcher, tracked, log);
   }
 
-  /** Stops starting runs of schedules. */
+  /** No schedule starts a run after this call. */
   stop(): void {
     this.#dueTimes.stop();
     this.#watches.stop();
@@ -140,7 +140,10 @@ export class Schedules {
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
         this.#assertTrigger(after, transaction, caller);
         if (after.saved_command_id === null && after.parameters !== null)
-          throw refusal('parameters', 'need a saved command: send saved_command_id too, or leave parameters out');
+          throw refusal(
+            'parameters',
+            'need a saved command: send saved_command_id too, or leave parameters out',
+          );
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);

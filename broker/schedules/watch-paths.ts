@@ -43,7 +43,6 @@ interface PathWatch {
   open: boolean;
   /** Changes for which no run has started yet. */
   changes: Changes | undefined;
-  /** True while a run is being started. */
   busy: boolean;
   /** True while `changes` must wait until an earlier run of the schedule has ended. */
   waiting: boolean;

@@ -19,7 +19,6 @@ import type { SessionServices } from './session-services.ts';
 interface SessionSettings {
   /** Sessions that ended more than this many milliseconds ago are deleted. */
   keepMs: number;
-  /** Address of the REST API for clients. */
   publicUrl(): string;
 }
 

@@ -35,7 +35,6 @@ interface SessionClient {
   sessionEnded(): void;
 }
 
-/** The outcome of a session. */
 interface End {
   exit_code?: number | null;
   signal?: string | null;

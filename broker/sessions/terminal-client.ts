@@ -39,12 +39,10 @@ export type Notice =
     }
   /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */
   | { type: 'status'; status: string }
-  /** The size of the terminal has changed. */
   | { type: 'size'; cols: number; rows: number }
   /** An action of the client was refused, or its input may be lost. `message` gives the reason. */
   | { type: 'refused'; message: string };
 
-/** Why a client is closed. */
 export type CloseReason =
   | { why: 'ended'; exit_code: number | null; signal: string | null; reason: string | null }
   /** `forbidden`: the key lost the right to attach. `stopping`: the broker stops, or another owns the machine. */

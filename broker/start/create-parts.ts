@@ -68,7 +68,6 @@ export interface Tuning {
   silentMs?: number;
   /** Delays of notifications about alerts. */
   alerts?: Partial<DigestTimes>;
-  /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
   /**
    * For tests of several brokers without a shared database: the owners of machines, and the address of the peer port.
@@ -94,7 +93,6 @@ interface Stores {
 type Nouns = Awaited<ReturnType<typeof createNouns>> & { deliveries: Deliveries; webhooks: Webhooks };
 export type Parts = Awaited<ReturnType<typeof createParts>>;
 
-/** What the parts of a broker are created from. */
 export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;

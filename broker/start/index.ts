@@ -126,7 +126,6 @@ async function startParts(
   const app = { ...parts, peers, spool, bodies, log, ...terminals, ...pages };
   const socket = join(settings.data_dir, 'broker.sock');
   const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
-  /** Functions that stop the listening servers. */
   const stops = [stopperOf(local)];
   closers.push(() => rm(socket, { force: true }));
   // The stop of the servers is registered before any server listens, so that a failed start also stops the servers.

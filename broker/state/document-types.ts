@@ -63,7 +63,6 @@ const login = z.strictObject({
   /** SHA-256 of the cookie's secret, in hexadecimal digits. */
   hash: z.string(),
   name: z.string().nullable(),
-  /** Address of the client that logged in. */
   address: z.string(),
   created_at: z.string(),
   /**

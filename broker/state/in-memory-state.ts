@@ -265,7 +265,6 @@ export class StateTransaction implements Journal {
   readonly before: Declared;
   /** Entries for the history that are committed with this change. */
   readonly entries: OutboxEntry[] = [];
-  /** The documents after this change. */
   after: Declared;
   /** Copies of the collections that this change has edited. */
   readonly #edited = new Map<Name, Map<string, Documents[Name][number]>>();

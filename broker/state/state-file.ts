@@ -134,7 +134,6 @@ export function commandBack(file: string): string | undefined {
   return `cp -p ${quoted(last)} ${quoted(file)}`;
 }
 
-/** Quotes a path for the shell. */
 function quoted(path: string): string {
   return /^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }

@@ -33,7 +33,10 @@ export async function* sendPackage(
       return;
     }
   }
-  throw new AppError('machine_error', 'the agent ended the upgrade without an answer: see journalctl -u farhand-agent on the machine');
+  throw new AppError(
+    'machine_error',
+    'the agent ended the upgrade without an answer: see journalctl -u farhand-agent on the machine',
+  );
 }
 
 async function* requests(
@@ -56,7 +59,10 @@ async function* requests(
     // Each chunk needs a buffer of its own, because it may have to wait before it is sent.
     const { buffer, bytesRead } = await file.read(Buffer.allocUnsafe(chunkBytes), 0, chunkBytes, at);
     if (bytesRead === 0)
-      throw new AppError('io_error', `the package ${found.file} is shorter than its signature says: build or upload it again`);
+      throw new AppError(
+        'io_error',
+        `the package ${found.file} is shorter than its signature says: build or upload it again`,
+      );
     at += bytesRead;
     yield { chunk: buffer.subarray(0, bytesRead) };
   }

@@ -9,7 +9,6 @@ import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
 
-/** Additional services for several brokers on one database. */
 interface Peers {
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
@@ -87,7 +86,7 @@ export class Rollout {
     for (const id of [...this.#members.keys()]) this.#remove(id);
   }
 
-  /** Begins an upgrade that is stored already. */
+  /** Starts the work on an upgrade that is stored already. */
   begin(upgrade: Upgrade): void {
     this.#set(upgrade);
     this.advance(upgrade.id);

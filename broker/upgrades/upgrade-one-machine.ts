@@ -55,7 +55,6 @@ const retryMs = 5_000;
 /** Maximum number of times that the package is sent to a machine whose link is lost during the transfer. */
 const mostAttempts = 5;
 
-/** The reason why a machine is skipped. */
 interface Skip {
   reason: UpgradeReason;
   message: string;
@@ -167,7 +166,8 @@ export class MachineUpgrade {
       return this.#end({
         status: 'skipped',
         reason: 'offline',
-        message: 'the machine was offline for the whole waiting time (queue_for): start its agent, then upgrade it again',
+        message:
+          'the machine was offline for the whole waiting time (queue_for): start its agent, then upgrade it again',
       });
     this.#lookAtEnd();
   }

@@ -25,7 +25,6 @@ type Served = Reply<Api['upgrades']['get']>;
  * An upgrade that is not stored completely after this number of milliseconds is removed at the next start of a broker.
  */
 const incompleteMs = 600_000;
-/** Number of machines that are written in one transaction. */
 const sliceSize = 250;
 
 interface RecordContext {

@@ -47,7 +47,6 @@ export function createWebhooks(
     queue,
     handlers: new WebhookHandlers({ ...given, ...deliveries, subscriptions, queue }),
     hasDelivery: async (id: string): Promise<boolean> => (await store.find(id)) !== undefined,
-    /** Starts to send deliveries. */
     async start(): Promise<void> {
       for (const webhook of state.webhooks.values()) {
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;

@@ -10,7 +10,6 @@ export interface LoadSettings extends Access {
   /** Ids of machines with real agents, and of simulated ones. */
   real: readonly string[];
   simulated: readonly string[];
-  /** URL of the receiver of webhooks. */
   hook: string;
 }
 

@@ -63,7 +63,6 @@ export async function get({ url, key }: Access, path: string): Promise<Answer['b
   }
 }
 
-/** Returns the items of a list. */
 export const itemsOf = (answer: Answer['body']): Record<string, unknown>[] =>
   Array.isArray(answer.data) ? (answer.data as Record<string, unknown>[]) : [];
 

@@ -34,7 +34,6 @@ const settleMs = 60_000;
 /** Maximum number of retries of a read of a machine. */
 const mostRetries = 6;
 
-/** Counts of the requests of one kind. */
 interface Count {
   sent: number;
   repeated: number;

@@ -13,7 +13,6 @@ export interface ConsoleBench {
   machines: number;
   /** Id and writable directory of a machine with a real agent. */
   real: { id: string; folder: string };
-  /** The temporary directory of the bench. */
   folder: string;
 }
 

@@ -149,7 +149,6 @@ export class Tab {
     );
   }
 
-  /** Returns performance.now() of the page. */
   now(): Promise<number> {
     return this.page.evaluate<number>('performance.now()');
   }

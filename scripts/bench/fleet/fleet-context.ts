@@ -5,7 +5,6 @@ import type { FleetOfAgents } from './fleet-of-agents.ts';
 import type { Figures } from './print-figures.ts';
 
 export interface FleetSettings {
-  /** Number of machines. */
   scale: number;
   /** Seconds for which each HTTP load test sends requests. */
   seconds: number;
@@ -21,7 +20,6 @@ export interface Fleet {
   client: Farhand;
   figures: Figures;
   settings: FleetSettings;
-  /** The temporary folder of the bench. */
   folder: string;
   /** Private memory of the broker before the first agent joined. */
   baseMiB: number;

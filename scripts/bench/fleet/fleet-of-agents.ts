@@ -99,7 +99,6 @@ export class FleetOfAgents {
     for (const child of this.#children) this.#order(child, { kind: 'cut' });
   }
 
-  /** Ends all processes. */
   async close(): Promise<void> {
     this.#closed = true;
     const ended = this.#children

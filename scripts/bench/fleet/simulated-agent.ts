@@ -56,7 +56,6 @@ type Phase = 'waiting' | 'dialling' | 'greeting' | 'linked' | 'ended';
 
 export class SimulatedAgent {
   readonly machine: SimulatedMachine;
-  /** The addresses of all brokers. */
   readonly #ways: readonly Way[];
   /** The addresses for the next dials, in this order. */
   #left: Way[] = [];

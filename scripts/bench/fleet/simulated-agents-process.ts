@@ -7,7 +7,6 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { connect as connectTls, createSecureContext } from 'node:tls';
 import { type Counts, dialSession, enroll, SimulatedAgent, type Way } from './simulated-agent.ts';
 
-/** Messages to a process of simulated agents. */
 export type Order =
   | {
       kind: 'join';

@@ -90,7 +90,6 @@ export class SimulatedMachine {
     };
   }
 
-  /** Answers a call of the broker. */
   answer(call: Call__Output): Result {
     if (call.request_follows) return refusal('not_supported', 'a simulated agent takes small requests only');
     const { request } = call;
