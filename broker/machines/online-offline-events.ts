@@ -69,9 +69,7 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     recorded.set(machineId, online);
   }
 
-  /**
-   * Reads which event was last recorded for these machines, or for all machines. Another broker may have recorded it.
-   */
+  /** Reads the last recorded event of these machines, or of all. Another broker may have recorded that event. */
   async function load(machineIds?: readonly string[]): Promise<void> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);

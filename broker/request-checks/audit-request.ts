@@ -38,10 +38,7 @@ export function createAuditRecorder(
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
 
-  /**
-   * Adds the audit rows of a request, one for each machine. `before` is the number of rows that the request already
-   * has.
-   */
+  /** Adds the audit rows of a request, one for each machine. `before` is the number of its earlier rows. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) {
       const row = before + n;
@@ -53,18 +50,10 @@ export function createAuditRecorder(
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) =>
-        log.error(
-          { err: error, deeds },
-          'the audit record of a request could not be written; the request itself was handled',
-        ),
-      );
+      .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /**
-     * Begins a record. Each write calls `about` for the details. If `records` is false, only a failure of the request
-     * is written.
-     */
+    /** Begins a record. Each write calls `about` for the details. If `records` is false, only failures are written. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newTimedId('audit', now());
       let committed = false;
@@ -89,8 +78,7 @@ export function createAuditRecorder(
           // A refused request has changed nothing, so its record may be left out if there are too many.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows of a failed commit() may be on disk already. The rows here have the same ids, so no row is added
-          // twice.
+          // The rows of a failed commit() may be on disk already. These rows have the same ids, so none is added twice.
           await write(deeds, id);
         },
       };
