@@ -169,8 +169,8 @@ function followOthers(
   machineFacts.followOthers(log);
   events.expectOthers();
   cluster.follow(() => events.refresh());
-  // A lost machine is dropped by the parts in the order in which they joined. The links join last, because a machine's
-  // work must be dropped before its link.
+  // When another broker takes over a machine, the parts drop it in the order in which they joined. The links join last,
+  // because a machine's work must be dropped before its link.
   cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);
