@@ -99,9 +99,7 @@ function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet have none. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /**
-   * Distant peers with open calls. A peer stays after its last call, until look() has set its window to `firstBytes`.
-   */
+  /** Distant peers with open calls, and those whose window is not back at `firstBytes` after their last call. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 

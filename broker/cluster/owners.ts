@@ -24,10 +24,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /**
-   * Removes the open work of a machine that has another owner, and ends the machine's link. The agent connects again
-   * within `spreadMs` milliseconds.
-   */
+  /** Removes the open work of a machine that has another owner, and ends its link. The agent returns in `spreadMs`. */
   drop(machineId: string, spreadMs: number): void;
 }
 

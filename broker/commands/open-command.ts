@@ -135,8 +135,7 @@ export class OpenCommand {
     const { store, scheduler, mayRun } = this.#context;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // Set before the first await. Otherwise the scheduler could send the command twice, or resume() could follow the
-      // command too soon.
+      // Set before the first await, so that the scheduler does not send the command twice.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -145,8 +144,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // 'full' means that, over all brokers, the batch has no free slot or too many failures. This command then stays
-      // queued.
+      // At all brokers together, the batch has no free slot or too many failures. The command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -207,8 +205,7 @@ export class OpenCommand {
     this.#followed = false;
     if (this.end) return;
     if (neverRan) await this.finish(neverRan);
-    // The stream of reports ended before the command did, because the machine has a newer link or was slow. The reports
-    // are requested again.
+    // The reports ended before the command did, because the machine has a newer link or was slow: they are read again.
     else after(retryMs, () => this.resume());
   }
 
@@ -250,9 +247,7 @@ export class OpenCommand {
     }
   }
 
-  /**
-   * Handles one report. The end of a command that ran is stored. The end of a command that never ran is only returned.
-   */
+  /** Handles one report. The end of a command that ran is stored. The end of one that never ran is only returned. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

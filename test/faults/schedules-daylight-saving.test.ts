@@ -281,7 +281,13 @@ test('schedules of a revoked key fail until another key changes them', async () 
   const { requested_by } = await client.schedules.update({ schedule_id, notify: { on_failure: true } });
   await until('12:01:10');
   const gone = await system.client.keys.remove({ key_id: requested_by });
-  expect(gone).toEqual({ deleted: true, schedules: [schedule_id], webhooks: [], alert_channels: [], saved_commands: [] });
+  expect(gone).toEqual({
+    deleted: true,
+    schedules: [schedule_id],
+    webhooks: [],
+    alert_channels: [],
+    saved_commands: [],
+  });
   await until('12:02:10');
   expect(await fates(schedule_id)).toEqual(['12:01 cron completed', '12:02 cron failed']);
   const [first, second] = await runs(schedule_id);
