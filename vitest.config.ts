@@ -3,7 +3,7 @@ import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 import { BaseSequencer, type TestSpecification } from 'vitest/node';
 
-/** By folder. Only `box` needs root and Debian packages; CONTRIBUTING.md says what each one tests. */
+/** Test files by tier. Only `box` needs root and Debian packages; CONTRIBUTING.md says what each tier tests. */
 const tiers = {
   default: 'test/*.test.ts',
   cli: 'test/cli/*.test.ts',
@@ -17,8 +17,8 @@ const tiers = {
 };
 
 /**
- * Tiers whose files run in the same worker processes, one after another, because they break nothing in the process. They
- * begin when all other tiers have ended, so tiers with a few long files would leave workers idle.
+ * Tiers whose files share worker processes, one file after another, because their tests break nothing in the process.
+ * They start after all other tiers, so a tier with a few long files would leave workers idle at the end.
  */
 const sharedProcess = ['default', 'cli'];
 
@@ -28,7 +28,7 @@ const slowest = [
   'postgres/several-brokers',
   'console/pages-accessibility',
   'box/service-container',
-  // These two need the packages that the first file builds.
+  // These two reuse the packages that box/upgrades builds.
   'box/installed-packages',
   'box/service-packages',
   'faults/upgrade-fleet',
@@ -61,13 +61,13 @@ export default defineConfig({
     pool: 'forks',
     // Larger young generations save a twentieth of the CPU time, because most objects of a test are garbage at its end.
     execArgv: ['--max-semi-space-size=64'],
-    // More workers than two cores: tests wait for disks, timers and other processes most of the time.
+    // More workers than cores, because tests mostly wait for disks, timers and other processes.
     maxWorkers: Math.max(4, availableParallelism()),
-    // A busy machine is slow, not wrong. Only a test about time has a limit of its own.
+    // Tests may be slow on a busy machine. Only tests about time have shorter limits of their own.
     testTimeout: 60_000,
     hookTimeout: 60_000,
     expect: { poll: { timeout: 30_000 } },
-    // An unhandled rejection is a defect of the product: it fails the run even if every test passed.
+    // An unhandled rejection is a defect of the product. It fails the run even if every test passed.
     dangerouslyIgnoreUnhandledErrors: false,
     setupFiles: ['test/setup.ts'],
     sequence: { sequencer: SlowestFirst },
@@ -80,7 +80,8 @@ export default defineConfig({
           'test/global-setup.ts',
           ...(name === 'console' ? ['test/console/global-setup.ts'] : []),
         ],
-        // A process for each file costs a second of loading. It is worth that where tests break things.
+        // A separate process for each file costs a second of loading. Only tests that break things in their process
+        // need it.
         isolate: !sharedProcess.includes(name),
       },
     })),
