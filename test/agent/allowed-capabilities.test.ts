@@ -1,5 +1,5 @@
-// The capabilities that a machine's owner allows: what each one permits, tested with a broker that sends
-// every call.
+// The capabilities that a machine's owner allows. A scripted broker sends every call, and the agent permits only the
+// allowed ones.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -25,7 +25,7 @@ const harmless = {
 };
 
 /**
- * Returns the methods that the agent refuses to a broker, with the missing capability that the error names.
+ * Calls each method. Returns the methods that the agent refuses, each with the missing capability that the error names.
  */
 async function refusedBy(broker: ScriptedBroker, asked = all): Promise<[Method, unknown][]> {
   const outcomes = await Promise.all(
@@ -52,7 +52,7 @@ describe('every rpc', () => {
     const locked = all
       .filter(([, any]) => any.every((each) => each === one))
       .map(([method]) => [method, one]);
-    // An inventory runs apt for seconds. It is made once, where nothing else is allowed.
+    // GetInventory runs apt for seconds, so only the case that refuses it calls it.
     const asked = all.filter(([method]) => one === 'inventory' || method !== 'GetInventory');
     expect(await refusedBy(broker, asked)).toEqual(locked);
   });
@@ -63,7 +63,7 @@ describe('every rpc', () => {
   });
 });
 
-test('a large request and one on a stream are refused without being read, and both are in the owner’s log', async () => {
+test('a large request and a streamed request are refused without being read, and the owner’s log has both', async () => {
   const broker = await scriptedBroker();
   const { agent, dataDir } = await broker.agent(['--allow', 'metrics']);
   const refused = { code: 'permission_denied', details: { capability: 'exec' } };
@@ -140,7 +140,7 @@ describe('over REST', () => {
     expect((await system.call('GET', `/machines/${machine_id}/status`)).status).toBe(200);
   });
 
-  test('without the metrics capability a machine reports no facts, even after it did before', async () => {
+  test('a machine that loses the metrics capability reports no facts any more', async () => {
     const system = await startFarhand();
     const first = await system.agent();
     await first.close();

@@ -1,4 +1,4 @@
-// Archives that the agent packs and unpacks, tested on real files and against GNU tar. Refusals and attacks
+// Archives that the agent packs and unpacks, tested on real files and against GNU tar. Tests of refusals and attacks
 // come first.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -73,7 +73,7 @@ interface WriteOptions extends Partial<Omit<WriteArchiveOpen__Output, 'path'>> {
   chunk?: number;
   signal?: AbortSignal;
   before?: () => void;
-  /** Replaces the commit and the end of the request. */
+  /** Sent instead of the commit and the end of the request. */
   ending?: () => AsyncGenerator<WriteArchiveRequest__Output>;
 }
 
@@ -147,7 +147,7 @@ describe('readArchive', () => {
     await expect(reading).rejects.toEqual(refused('conflict', { path: path('dir/big') }));
   });
 
-  test('a file that only grows while it is read is archived as it was', async () => {
+  test('a file that grows while it is read is archived with its size at the start', async () => {
     mkdirSync(path('dir'));
     writeFileSync(path('dir/log'), Buffer.alloc(2_000_000, 'x'));
     writeFileSync(path('dir/next'), 'y');
@@ -234,7 +234,7 @@ describe('readArchive', () => {
   });
 
   test.each([false, true])(
-    'a reader that leaves, or whose call is cancelled, ends the archive at once, gzip %s',
+    'packing ends at once if the reader leaves or the call is cancelled, gzip %s',
     async (gzip) => {
       mkdirSync(path('dir'));
       writeFileSync(path('dir/big'), Buffer.alloc(5_000_000, 'x'));
@@ -251,7 +251,7 @@ describe('readArchive', () => {
   );
 });
 
-/** Makes a tree with all kinds of names, modes, times and types. */
+/** Makes a tree with unusual names, modes, times and types. */
 function makeTree(at: string): void {
   mkdirSync(join(at, 'sub/empty'), { recursive: true });
   mkdirSync(join(at, `${'long'.repeat(50)}/${'deep'.repeat(40)}`), { recursive: true });
@@ -274,8 +274,7 @@ function makeTree(at: string): void {
 
 function listTree(at: string, digits = 3): string[] {
   const found = spawnSync('find', ['.', '-printf', '%P %y %s %m %l %T@\\0'], { cwd: at, encoding: 'latin1' });
-  // Removes what differs between file systems: sizes of directories, and fractions of times below
-  // microseconds.
+  // Removes what differs between file systems: sizes of directories, and fractions of a second after `digits` places.
   const tidy = (line: string): string =>
     line.replace(/ d \d+ /, ' d ').replace(/\.\d*$/, (fraction) => fraction.slice(0, 1 + digits));
   return found.stdout.split('\0').filter(Boolean).map(tidy).sort();
@@ -313,7 +312,7 @@ const evil: [string, string, Entry][] = [
   ['a sparse file', 'unsupported_file', { name: 'a', pax: { 'GNU.sparse.major': '1' }, content: 'x' }],
 ];
 
-/** Symlinks that lead out of the directory, or may lead out of it. */
+/** Symlinks whose target is, or could be, outside the directory. */
 const wayward: Entry[] = [
   { name: 'a', type: 'symlink', linkname: '../outside' },
   { name: 'd/a', type: 'symlink', linkname: '../../o' },
@@ -321,10 +320,10 @@ const wayward: Entry[] = [
   { name: 'd/a', type: 'symlink', linkname: 'b/../../x' },
 ];
 
-/** A header with records for all entries that follow. */
+/** A pax global header, whose records apply to all later entries. */
 async function globalHeader(records: Record<string, string>): Promise<Buffer> {
   const tar = await tarOf({ name: 'a', pax: records, content: '' });
-  // The entry itself and the end of the archive are cut off.
+  // Cuts off the entry itself and the end of the archive.
   const header = tar.subarray(0, tar.length - 1536);
   header[156] = 0x67;
   header.fill(0x20, 148, 156);
@@ -406,7 +405,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('a directory that is swapped with a symlink out of the root in a loop lets nothing out', async () => {
+  test('nothing is extracted outside the root through a directory that a loop swaps with a symlink', async () => {
     mkdirSync(path('target/dir'), { recursive: true });
     const entries = Array.from({ length: 50 }, (_, index) => ({ name: `dir/f${index}`, content: 'x' }));
     const tar = await tarOf(...entries);
@@ -422,8 +421,8 @@ describe('writeArchive', () => {
     try {
       await once(child.stdout, 'data');
       const started = performance.now();
-      // The loop runs long enough for a race, and until an entry has met the symlink. Otherwise the test
-      // would prove nothing.
+      // The loop ends after 2 s, once an entry has met the symlink. Without that the test would prove nothing, so it
+      // waits up to 20 s.
       const enough = (): boolean =>
         performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
       while (!enough()) {
@@ -437,7 +436,7 @@ describe('writeArchive', () => {
       child.kill('SIGKILL');
       await once(child, 'exit');
     }
-    // This is the expected error of a lost race.
+    // An entry that meets the symlink is refused with this code.
     expect(codes).toContain('not_a_directory');
     expect(codes).not.toContain('internal_error');
     expectNothingElse();
@@ -539,7 +538,7 @@ describe('writeArchive', () => {
     await expect(write(path('target'), many)).rejects.toEqual(refused('invalid_request'));
   });
 
-  test('global headers do not add up in memory, and their records apply to all entries', async () => {
+  test('global headers apply to all later entries, and many of them do not accumulate in memory', async () => {
     const entry = (await tarOf({ name: 'a', content: '' })).subarray(0, 512);
     const chunks: Buffer[] = [await globalHeader({ mtime: '1234567890.5' })];
     for (let index = 0; index < 150; index += 1) {
@@ -711,7 +710,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('setuid and setgid bits are removed; other modes, whatever the umask, and times are preserved', async () => {
+  test('setuid and setgid bits are removed; other mode bits and times are preserved whatever the umask', async () => {
     const mtime = new Date(1_234_567_890_000);
     const tar = await tarOf(
       { name: './', type: 'directory', mode: 0o711, mtime },
@@ -741,7 +740,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('hard links are one file, and a later entry of that name is another', async () => {
+  test('hard links are extracted as one file, and a later entry with such a name as a new file', async () => {
     const tar = await tarOf(
       { name: 'a', content: 'first' },
       { name: 'd/b', type: 'link', linkname: './a' },

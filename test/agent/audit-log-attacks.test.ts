@@ -1,5 +1,4 @@
-// The audit log of a machine, with a broker that tries to hide its calls, to flood the log or to deceive its
-// reader.
+// The audit log of a machine whose broker tries to hide its calls, to flood the log or to deceive its reader.
 import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -62,7 +61,7 @@ test('after five refusals of a kind only their number is logged, and other entri
   expect(lines.filter(({ result }) => result === 'ok')).toHaveLength(1);
 });
 
-test('a call open for over a second is logged, and one whose end never arrived is logged as done', async () => {
+test('a call that runs for over a second is logged, and a finished call whose answer did not arrive is logged as ok', async () => {
   const clock = fakeClock(Date.now());
   const directory = temporaryFolder('slow');
   const activity = await AuditLog.open(directory, quiet);
@@ -100,7 +99,7 @@ test('many calls with one id count as one call, and a call whose id fits no head
   const broker = await scriptedBroker();
   const { agent, dataDir } = await broker.agent(['--allow', 'files:read']);
   const call_id = 'call_same';
-  // The stream of this call stays open, but no request is sent on it.
+  // The stream of this call opens and stays open, but the broker sends no request on it.
   const held = broker.call('ReadFile', {}, { call_id, request_follows: true });
   for (let n = 0; n < 50; n += 1) void broker.call('StatFile', { path: Buffer.from('/tmp') }, { call_id });
   void broker.call('StatFile', { path: Buffer.from('/tmp') }, { call_id: 'a\u0001b' });
@@ -135,7 +134,7 @@ test.runIf(hasJq)(
     entry.asked({ path: Buffer.from(`/etc/${evil}`) });
     entry.ended('permission_denied');
     await activity.close();
-    // biome-ignore lint/suspicious/noControlCharactersInRegex: these are what is looked for
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: the test looks for these characters
     const obeyed = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/;
     expect(textIn(directory)).not.toMatch(obeyed);
     const text = readFileSync(join(import.meta.dirname, '../../docs/locks.md'), 'utf8');

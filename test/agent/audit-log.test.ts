@@ -7,7 +7,7 @@ import { type AgentHandle, quiet, startFarhand, temporaryFolder } from '../start
 
 type Line = Record<string, unknown>;
 
-/** Returns all lines of the log after its agent has ended. */
+/** Closes the agent, and returns all lines of its log. */
 async function linesOf(agent: AgentHandle): Promise<Line[]> {
   await agent.close();
   return read(join(agent.dataDir, 'activity.log'));
@@ -159,8 +159,7 @@ test('calls are answered while the log cannot be written, and the missing lines 
 test('more lines than the disk takes at once are written in order', async () => {
   const directory = temporaryFolder('many');
   const lines = await Lines.open(directory, 'x', quiet);
-  // All of these run in one turn of the event loop, so that the second batch is full while the first is being
-  // written.
+  // Adds all lines in one turn of the event loop. The second batch is then full while the first is being written.
   const many = Array.from({ length: 300 }, (_, count) => ({ count, pad: 'x'.repeat(3_000) }));
   for (const line of many) lines.add(line);
   await lines.close();

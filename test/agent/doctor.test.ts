@@ -49,7 +49,7 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
     expect(await examine(dataDir, broker)).toEqual({ code: 1, text: expect.stringMatching(text) });
 });
 
-test('finds nothing wrong with an agent that is linked, as the program’s own verb', async () => {
+test('finds nothing wrong with a linked agent when run as `farhand-agent doctor`', async () => {
   const system = await startFarhand();
   const { dataDir, machineId } = await system.agent();
   const main = join(import.meta.dirname, '../../agent/main.ts');

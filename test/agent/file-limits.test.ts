@@ -1,5 +1,5 @@
-// Limits of the agent's file operations: the cost of many calls at once, and paths about which a request must
-// learn nothing.
+// Limits of the agent's file operations: many simultaneous calls, and errors that reveal nothing about paths outside
+// the roots.
 import { execFileSync } from 'node:child_process';
 import {
   existsSync,
@@ -43,7 +43,7 @@ describe('the semaphore', () => {
     new Semaphore(atOnce, (waiting) =>
       waiting < mostWaiting ? undefined : new AppError('unavailable', 'full'),
     );
-  /** Work that lasts until the test ends it. */
+  /** Runs work in the semaphore until the test ends it. */
   function working(semaphore: Semaphore, signal = never()) {
     const { promise, resolve } = Promise.withResolvers<void>();
     let started = false;
@@ -142,7 +142,7 @@ describe('searches', () => {
   const empty = { done: false, value: { matches: { matches: [] } } };
   const many = { matches: { matches: { length: 64 } } };
 
-  test('four run at once, and one that finds nothing reports that in time and lets others run', async () => {
+  test('four run at once, and one that finds nothing sends an empty batch in time and lets others run', async () => {
     for (let index = 0; index < 200; index += 1) writeFileSync(path(`f${index}`), '');
     writeFileSync(path('huge'), 'x'.repeat(10_000));
     // A sparse file that takes hours to search.
@@ -199,11 +199,12 @@ describe('watches', () => {
       value: { changes: [], path: Buffer.from(path('dir')) },
     });
     await two.iterator.next();
-    // Two directories with nine names each, so that a fifth directory exceeds the quota.
+    // The first two watches use the whole quota: each has two directories, at 15 units, and nine names, at one unit.
     const third = begin();
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();
-    // A watch begins without waiting for a slot.
+    // A watch does not wait for free quota: it begins or fails at once. So the test tries again until the quota is
+    // free.
     await waitFor(async () => {
       const again = begin();
       try {
@@ -230,7 +231,7 @@ describe('watches', () => {
   });
 });
 
-test('of watches that begin together, some succeed if the quota is too small for all', async () => {
+test('if the quota is too small for all watches that begin together, some of them succeed', async () => {
   const { watchFiles: watch } = await disk.open({ watches: watchQuota(60) });
   mkdirSync(path('dir'));
   for (let index = 0; index < 10; index += 1) writeFileSync(path(`dir/f${index}`), '');
@@ -303,7 +304,7 @@ describe('outside the roots', () => {
     }
   }
 
-  test('every way through a symlink is refused with the same words, whatever is there', async () => {
+  test('a path through a symlink out of the root is refused with the same words, whatever the target is', async () => {
     mkdirSync(`${disk.outside}/dir`);
     symlinkSync(disk.outside, path('link'));
     symlinkSync('../outside/secret', path('to-file'));

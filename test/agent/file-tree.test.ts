@@ -1,5 +1,5 @@
-// The agent's operations on trees of files (walk, remove, move, copy), called as the link calls them, on real
-// files. Refusals and attacks come first.
+// The agent's operations on trees of files (walk, remove, move, copy), called as the link calls them, on real files.
+// Tests of refusals and attacks come first.
 import { type ChildProcess, execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -56,13 +56,13 @@ const log = createLogger('test', 'silent');
 
 let disk: Disk;
 let base: string;
-/** The only allowed root in most tests, which is not the home. The directory `outside` is beside it. */
+/** The only allowed root in most tests. It is not the home. The directory `outside` is beside it. */
 let root: string;
 let outside: string;
 let forbidden: string;
 let home: string;
 let files: Files;
-/** A directory on another file system, if there is one. */
+/** A directory on another file system; empty if there is none. */
 let shm: string;
 
 const path = (...parts: string[]): string => join(root, ...parts);
@@ -79,7 +79,10 @@ beforeEach(async () => {
 
 afterEach(() => disk.remove());
 
-/** Makes nested directories whose path is longer than the longest path. The last one contains a file. */
+/**
+ * Makes nested directories. Their path exceeds the limit of Linux for paths (PATH_MAX). The innermost one contains a
+ * file.
+ */
 function makeDeep(at: string, levels: number, name = 'd'): void {
   mkdirSync(at);
   let above = openSync(at, 'r');
@@ -93,11 +96,11 @@ function makeDeep(at: string, levels: number, name = 'd'): void {
   closeSync(above);
 }
 
-/** Swaps a directory with a symlink in a loop for a second. */
+/** For one second, a separate process swaps a directory with a symlink in a loop. */
 function swap(name: string, target: string): ChildProcess {
   return disk.program(`
     const [name, target] = ${JSON.stringify([name, target])};
-    // Running calls may have created or removed something while the name was free.
+    // Fails if the tested operation created or removed the same name in the meantime.
     const tried = (work) => { try { work(); } catch {} };
     console.log('ready');
     for (const end = Date.now() + 1000; Date.now() < end; ) {
@@ -142,7 +145,7 @@ const copy = (source: Way, destination: Way, overwrite = false, signal?: AbortSi
 const change = (at: Way, more: Partial<ChangeFileRequest__Output>) =>
   files.changeFile({ path: Buffer.from(at), ...more }, call());
 
-/** A name in a directory that is not UTF-8. */
+/** A path in directory `at` whose name is not UTF-8. */
 const notText = (at: string): Buffer => Buffer.concat([Buffer.from(`${at}/`), Buffer.from([0x66, 0xff])]);
 
 /** Makes a tree with one entry of each type that can be copied. */
@@ -161,7 +164,7 @@ function plant(at: string): void {
 
 /** Returns the properties that a copy must preserve, by path. */
 function portrait(at: string): Record<string, unknown> {
-  // The time of the root is left out, because every temporary name changes it.
+  // Leaves out the root, because each temporary file changes its modification time.
   const ways = [...(at === path() ? [] : ['']), ...tree(at).filter((way) => !way.includes('\ufffd'))];
   return Object.fromEntries(
     ways.map((way) => {
@@ -205,7 +208,7 @@ describe('walking', () => {
     return steps;
   }
 
-  /** The second step of each directory is left out. */
+  /** A walk yields each directory before and after its content. Returns the paths without the second of these steps. */
   const received = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
     (await receivedTwice(options, from)).filter((way) => !way.endsWith('/'));
 
@@ -243,7 +246,7 @@ describe('walking', () => {
     expect(await received({}, path('sub'))).toEqual(['loop', 'way']);
   });
 
-  test('a directory that is swapped with a symlink in a loop never leads the walk out of the root', async () => {
+  test('a directory that a loop swaps with a symlink never leads the walk out of the root', async () => {
     mkdirSync(path('in/sub'), { recursive: true });
     writeFileSync(path('in/sub/inside'), '');
     const swapping = swap(path('in/sub'), outside);
@@ -257,7 +260,7 @@ describe('walking', () => {
       }
       for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     }
-    // The walk has seen both directories, so there was a race.
+    // The walk has listed the real directory too, so the loop did not swap it for the whole test.
     expect([...seen].sort()).toContain('sub/inside');
     expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
     expect(links).toBeGreaterThan(0);
@@ -319,7 +322,7 @@ describe('walking', () => {
     };
     await expect(failing()).rejects.toThrow('enough');
     for (const directory of opened.splice(0)) directory[Symbol.dispose]();
-    // This is checked soon, because later the garbage collector would close the handles.
+    // Checks soon, because the garbage collector would close the handles later.
     await waitFor(() => expect(disk.openHandles()).toEqual([]), { timeout: 1_000 });
   });
 
@@ -334,7 +337,7 @@ describe('walking', () => {
     expect([entered, left, length]).toEqual([3_001, 3_000, 3_000 * 2 + 'bottom'.length]);
   });
 
-  test('directories come before and after their content, and have content only if they are entered', async () => {
+  test('a directory comes before and after its content, and without content if the walk does not enter it', async () => {
     for (const name of ['b/c', 'a', '.h/i']) mkdirSync(path('t', name), { recursive: true });
     for (const name of ['b/file', 'B', 'ä', 'b/c/x', '.h/j']) writeFileSync(path('t', name), '');
     const from = path('t');
@@ -518,7 +521,7 @@ describe('removing', () => {
     mkdirSync(path('holder'));
     symlinkSync('homes', path('alias'));
     const before = tree(root);
-    // The call is not recursive, because with a faulty agent it would empty the disk.
+    // Not recursive: a faulty agent would otherwise empty the disk.
     await expectCode(remove('/', false, none, all), 'permission_denied');
     await expectCode(remove(base, false, none, all), 'permission_denied');
     for (const recursive of [false, true]) {
@@ -589,19 +592,19 @@ describe('removing', () => {
     expect(text(path('source/precious'))).toBe('x');
   });
 
-  test('a directory that is swapped with a symlink in a loop removes nothing outside', async () => {
+  test('nothing outside is removed through a directory that a loop swaps with a symlink', async () => {
     for (let index = 0; index < 20; index += 1) mkdirSync(join(outside, `d${index}`));
     const before = tree(outside);
     const swapping = swap(path('in/sub'), outside);
     await printed(swapping, 'ready');
     const codes = new Map<string, number>();
     while (swapping.exitCode === null) {
-      // The directory is created elsewhere, because mkdir itself would follow the symlink.
+      // Created under another name and renamed, because mkdir itself would follow the symlink.
       mkdirSync(path('next/sub/deep/deeper'), { recursive: true });
       tries(() => renameSync(path('next'), path('in')));
       const code = await remove(path('in'), true).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
-      // Removes the directory unless the name is the symlink at this moment.
+      // Removes `in` only while it is the real directory.
       tries(() => execFileSync('rm', ['-rf', path('in')]));
     }
     expect(tree(outside)).toEqual(before);
@@ -887,7 +890,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     expect(execFileSync('find', ['deep', '-name', 'bottom'], { cwd: shm }).length).toBeGreaterThan(6_000);
   });
 
-  test('temporary files of a killed agent are removed at the next start, but not files that took their name', async () => {
+  test('temporary files of a killed agent are removed at the next start, but not other files with their names', async () => {
     const data = join(base, 'killed');
     mkdirSync(path('dir'));
     for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));
@@ -961,7 +964,7 @@ describe('copying', () => {
     expect([text(path('a')), statSync(path('a')).nlink]).toEqual(['x', 2]);
   });
 
-  test('a directory that is swapped with a symlink in a loop copies nothing from outside', async () => {
+  test('nothing outside is copied through a directory that a loop swaps with a symlink', async () => {
     mkdirSync(path('in/sub'), { recursive: true });
     writeFileSync(path('in/sub/inside'), '');
     const swapping = swap(path('in/sub'), outside);
@@ -972,7 +975,7 @@ describe('copying', () => {
       const code = await copy(path('in'), path('copy')).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
       if (code !== 'done') return;
-      // find does not follow symlinks here, because a copied symlink also leads out.
+      // `find` without -L follows no symlink. A copied symlink also leads out of the root.
       for (const way of execFileSync('find', ['.'], { cwd: path('copy') })
         .toString()
         .split('\n'))
@@ -980,7 +983,7 @@ describe('copying', () => {
       rmSync(path('copy'), { recursive: true });
     };
     while (swapping.exitCode === null) await copyOnce();
-    // On a busy machine all copies so far may have met the symlink.
+    // The swapping has ended, so this copy succeeds even if the symlink disturbed all earlier ones.
     await copyOnce();
     expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
     expect([...seen]).toContain('./sub/inside');
@@ -990,7 +993,7 @@ describe('copying', () => {
     expect(leftovers()).toEqual([]);
   });
 
-  test('a file that only grows while it is copied is copied as it was', async () => {
+  test('a file that grows while it is copied is copied with its size at the start', async () => {
     writeFileSync(path('log'), Buffer.alloc(100_000_000, 'x'));
     let running = true;
     const copying = copy(path('log'), path('copy')).finally(() => {
@@ -999,7 +1002,7 @@ describe('copying', () => {
     copying.catch(() => undefined);
     for (; running; await new Promise(setImmediate)) appendFileSync(path('log'), 'more');
     const { bytes, files: count } = await copying;
-    // It is possible that bytes were appended before the copy began.
+    // Bytes may have been appended before the copy began, so the size is not exactly 100 MB.
     expect([count, statSync(path('copy')).size]).toEqual([1, bytes]);
     expect(bytes).toBeGreaterThanOrEqual(100_000_000);
     expect(statSync(path('log')).size).toBeGreaterThan(Number(bytes));

@@ -1,4 +1,4 @@
-// The agent's file operations, called as the link calls them, on real files. Refusals and attacks come first.
+// The agent's file operations, called as the link calls them, on real files. Tests of refusals and attacks come first.
 import { execFileSync, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -276,7 +276,7 @@ describe('confinement', () => {
     expect(readFileSync(unit, 'utf8')).toBe('newer unit');
   });
 
-  test('a file with several links is refused while the files of a forbidden directory cannot all be found', async () => {
+  test('a file with several hard links is refused while the agent cannot list all of a forbidden directory', async () => {
     writeFileSync(path('plain'), 'plain');
     linkSync(path('plain'), path('alias'));
     const all = await open(['/'], { forbidden: [forbidden] });
@@ -327,12 +327,12 @@ describe('confinement', () => {
     },
   );
 
-  test('a directory and a file that are swapped with symlinks in a loop let nothing out', async () => {
+  test('nothing outside is reached through a directory and a file that a loop swaps with symlinks', async () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/secret'), 'inside');
     writeFileSync(path('leaf'), 'inside');
     const swapping = disk.program(`
-      // Running calls may have created something while the name was free. It is removed.
+      // Removes what the tested operation created while the name was free, and tries again.
       const insist = (to, work) => {
         for (;;) try { return work(); } catch { try { fs.rmSync(to, { recursive: true, force: true }); } catch {} }
       };
@@ -385,7 +385,7 @@ describe('confinement', () => {
     ]);
     expect(tree(outside)).toEqual(['bait', 'secret']);
     expect(readFileSync(join(outside, 'secret'), 'utf8')).toBe('outside');
-    // Both outcomes happened, so there was a race, and no other error occurred.
+    // The operations met the directory as well as the symlink, and no other error occurred.
     for (const operation of ['read', 'list', 'write']) {
       expect(codes.get(`${operation} done`)).toBeGreaterThan(0);
       expect(codes.get(`${operation} permission_denied`)).toBeGreaterThan(0);
@@ -418,7 +418,7 @@ describe('reading', () => {
     symlinkSync('fifo', path('link'));
     const server = createServer().listen(path('socket'));
     await once(server, 'listening');
-    // This device is made for the test, so that a faulty agent does not replace one of the machine.
+    // This test makes its own device, because a faulty agent might replace a device of the machine.
     const device = tries(() => execFileSync('mknod', [path('zero'), 'c', '1', '5'], { stdio: 'ignore' }))
       ? path('zero')
       : path('fifo');
@@ -441,7 +441,7 @@ describe('reading', () => {
     await once(server, 'close');
   });
 
-  test("the memory of processes and the agent's own environment are no files", async () => {
+  test("the memory of processes and the agent's own environment cannot be read as files", async () => {
     const all = await open(['/']);
     await expectCode(read(`/proc/${process.ppid}/mem`, { by: all }), 'unsupported_file');
     await expectCode(read('/proc/self/mem', { by: all }), 'permission_denied');
@@ -478,7 +478,7 @@ describe('reading', () => {
     writeFileSync(path('big'), Buffer.alloc(2_000_000, 'x'));
     const shrink = (chunk: number) => chunk === 1 && truncateSync(path('big'), 700_000);
     await expectCode(read(path('big'), { between: shrink }), 'conflict');
-    // The change also affects bytes that were already read.
+    // The new content also differs in bytes that were already read.
     writeFileSync(path('big'), Buffer.alloc(600_000, 'x'));
     const cut = (chunk: number) => chunk === 2 && truncateSync(path('big'), 10);
     await expectCode(read(path('big'), { between: cut }), 'conflict');
@@ -547,7 +547,7 @@ describe('reading', () => {
     },
   );
 
-  test('head and bytes of a range, from either end', async () => {
+  test('a range is returned with its head and bytes, counted from the start or the end', async () => {
     writeFileSync(path('ten'), '0123456789', { mode: 0o640 });
     const whole = await read(path('ten'));
     expect(whole.head).toMatchObject({
@@ -660,7 +660,7 @@ describe('listing', () => {
     expect(printed.head.total).toBe(7);
   });
 
-  test('offset and limit cut a page; total is of all', async () => {
+  test('offset and limit select a page, and total counts all entries', async () => {
     for (const name of ['a', 'b', 'c', 'd']) writeFileSync(path(name), '');
     const page = async (offset: number, limit: number): Promise<unknown[]> => {
       const { head, names } = await list(root, { offset, limit });
@@ -719,7 +719,7 @@ describe('listing', () => {
     expect(Math.max(...batches)).toBeLessThanOrEqual(256);
   });
 
-  test('names of owners follow changes of their file', async () => {
+  test('names of owners follow changes of /etc/passwd', async () => {
     const passwd = path('passwd');
     writeFileSync(passwd, 'ada:x:7:7::/:/bin/sh\nbob:x:8\n');
     const users = createUsers(passwd, path('missing'));
@@ -755,7 +755,7 @@ describe('writing', () => {
     expect(readFileSync(path('a'), 'utf8')).toBe('old');
   });
 
-  test('an upload that is cut off leaves nothing behind, not even the directories made for it', async () => {
+  test('an interrupted upload leaves nothing behind, not even the directories made for it', async () => {
     writeFileSync(path('a'), 'old');
     async function* cut(): AsyncGenerator<WriteFileRequest__Output> {
       yield opening(path('made/deep/a'), true);
@@ -767,7 +767,7 @@ describe('writing', () => {
     expect(tree(root)).toEqual(['a']);
   });
 
-  test('a signal ends an upload that waits, even one whose commit has arrived but not its end', async () => {
+  test('a signal ends an upload that waits for more messages, also between its commit and its end', async () => {
     for (const last of [{ chunk: Buffer.from('x') }, { commit: { overwrite: true } }]) {
       const stop = new AbortController();
       async function* stalled(): AsyncGenerator<WriteFileRequest__Output> {
@@ -781,7 +781,7 @@ describe('writing', () => {
     }
   });
 
-  test('a directory, a path that ends like one and a missing parent are refused', async () => {
+  test('a directory, a path with a slash at its end and a missing parent are refused', async () => {
     mkdirSync(path('folder'));
     writeFileSync(path('file'), 'x');
     await expectCode(write(path('folder'), 'x'), 'is_a_directory');
@@ -951,7 +951,7 @@ describe('writing', () => {
     expect(readdirSync(path('new\ndeep'))).toEqual([]);
   });
 
-  test('nothing left from the start delays the exit of an agent that is stopped soon', async () => {
+  test('an agent that is stopped soon after its start exits without delay', async () => {
     const data = join(base, 'new');
     const child = disk.program(`
       await createFiles({ roots: ['/'], home: '/', forbidden: [],
@@ -961,7 +961,7 @@ describe('writing', () => {
     await printed(child, 'no timer');
   });
 
-  test('only plain files with the agent’s own names and marked directories are removed, also after a torn journal', async () => {
+  test('only regular files with the agent’s names and marked directories are removed, also after a torn journal line', async () => {
     const data = join(base, 'journal');
     mkdirSync(data);
     writeFileSync(path('important'), 'x');
@@ -1013,7 +1013,7 @@ describe('writing', () => {
     const left = Buffer.from(path('disk/.farhand-left')).toString('base64url');
     writeFileSync(join(data, 'temporary.journal'), `+${left}\n`);
     const start = () => createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
-    // The agent opens the parent directory without following a symlink, so this start fails to open it.
+    // The start must not follow a symlink to the parent directory. So it fails to open the directory.
     renameSync(path('disk'), path('away'));
     symlinkSync('away', path('disk'));
     await start();
@@ -1073,7 +1073,7 @@ describe('writing', () => {
     expect(readFileSync(path('a'), 'utf8')).toBe('newer');
   });
 
-  test('the mode of a file that appears during the upload is preserved, too', async () => {
+  test('an upload that replaces a file created meanwhile preserves the mode of that file', async () => {
     async function* late(): AsyncGenerator<WriteFileRequest__Output> {
       yield opening(path('a'));
       writeFileSync(path('a'), 'somebody');

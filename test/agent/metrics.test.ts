@@ -1,4 +1,4 @@
-// The agent's metrics: correct numbers on this machine, and no failure on broken machines.
+// The agent's metrics: correct values on this machine, and no failure on machines with broken files or disks.
 import { readFileSync } from 'node:fs';
 import os from 'node:os';
 import { afterEach, expect, test } from 'vitest';
@@ -30,7 +30,7 @@ function machine({ proc = {}, statfs = async () => sound }: Machine): Sources {
   };
 }
 
-/** A clock that does not move by itself. `pass` moves it, and fires the timers that are due by then. */
+/** A clock that only `pass` moves. It then fires the timers that are due. */
 function stoppedClock(): { pass(ms: number): void; now: number } {
   const timers = new Set<{ at: number; run: () => void }>();
   const clock = {
@@ -55,7 +55,7 @@ function stoppedClock(): { pass(ms: number): void; now: number } {
 }
 
 const mountsOf = (metrics: Metrics): string[] => metrics.disks!.map(({ mount }) => mount!);
-/** Resolves after all callbacks that are due already. */
+/** Resolves after all callbacks that are already due. */
 const settle = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 const mountinfo = (
@@ -85,7 +85,7 @@ test('a disk that fails is left out, even that of /', async () => {
   expect(metrics).not.toHaveProperty('disk');
 });
 
-test('a file system that hangs is left out in time and not asked again before it has answered', async () => {
+test('a file system that hangs is left out after a second, and is not queried again before it answers', async () => {
   const clock = stoppedClock();
   const asked: string[] = [];
   let answer = (): void => undefined;
@@ -106,7 +106,7 @@ test('a file system that hangs is left out in time and not asked again before it
   };
   const metrics = new MetricsReader(machine({ proc, statfs }));
   const first = metrics.report();
-  // A second report at the same time waits for the same answer.
+  // A second report at the same time does not query the hung disk again, but waits for the first query.
   const second = metrics.report();
   await settle();
   clock.pass(999);
@@ -176,7 +176,7 @@ test('a machine with thousands of mounts and interfaces still fits one small mes
   expect(size).toBeLessThan(smallMessageBytes / 2);
 });
 
-test('every real file system is listed once: no pseudo ones, images, parts or aliases', async () => {
+test('every real file system is listed once, without pseudo file systems, images, bind mounts and aliases', async () => {
   const proc = {
     '/proc/self/mountinfo': mountinfo(
       ['/proc', 'proc', 'proc', '0:1'],
@@ -212,7 +212,7 @@ test('CPU is the share of all cores since the last report; waiting for disks is 
   times(1_000, 0, 1_000, 8_000, 0, 0, 0, 0, 500);
   const metrics = new MetricsReader(machine({ proc }));
   await settle();
-  // The time since the start is too short for a percentage.
+  // Too little time has passed since the last report for a percentage.
   times(1_010, 0, 1_000, 8_000, 0, 0, 0, 0, 500);
   clock.pass(50);
   expect(await metrics.report()).toMatchObject({ cpu_usage: 0, cpu_cores: 2 });
@@ -234,11 +234,11 @@ test('reclaimable memory counts as free, not only unused memory', async () => {
   const { memory } = await new MetricsReader().report();
   const available = /^MemAvailable: +(\d+) kB$/m.exec(readFileSync('/proc/meminfo', 'utf8'))?.[1];
   expect(memory!.total).toBe(os.totalmem());
-  // Other programs allocate and free memory between the two reads.
+  // Tolerates a difference, because other programs allocate and free memory between the two reads.
   expect(Math.abs(Number(memory!.free) - 1024 * Number(available))).toBeLessThan(0.05 * os.totalmem());
 });
 
-test('network counters leave out the loopback and the ends of containers', async () => {
+test('network counters leave out the loopback and the interfaces of containers', async () => {
   const proc = {
     '/proc/net/dev': readFileSync('/proc/net/dev', 'utf8')
       .split('\n')

@@ -1,5 +1,5 @@
-// Processes on one machine, without a link: each runs at most once, every byte of output arrives, the whole
-// tree ends.
+// Processes on one machine, without a link: each starts at most once, every byte of output arrives, and its whole
+// process tree ends.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -61,7 +61,7 @@ function call(signal: AbortSignal = new AbortController().signal): AgentCall {
   return { call_id: newId('call'), request_id: newId('request'), signal };
 }
 
-/** A command line for the shell, or fields of a spec. */
+/** A shell command, or fields of a process spec. */
 type Wanted = string | Partial<ProcessSpec__Output>;
 
 function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): AsyncIterator<Answer> {
@@ -84,7 +84,6 @@ function follow(id: string, stdout_offset = 0, stderr_offset = 0): AsyncIterator
   return processes.followProcess({ id, stdout_offset, stderr_offset }, call())[Symbol.asyncIterator]();
 }
 
-/** Calls WriteInput. */
 function give(
   id: string,
   data: string | Buffer,
@@ -109,7 +108,7 @@ interface Received {
   exits: ProcessExit[];
 }
 
-/** Reads events until the end, or until `enough` returns true. Checks that every byte is at its offset. */
+/** Reads events to their end, or until `enough` returns true. Checks that each output begins at the expected offset. */
 async function hear(
   events: AsyncIterator<Answer>,
   enough: (received: Received) => boolean = () => false,
@@ -145,7 +144,7 @@ async function hear(
   return received;
 }
 
-/** Runs a command to its end. Returns its exit, of which there must be only one. */
+/** Runs a command to its end. Returns its exit, and fails if there is more than one. */
 async function run(wanted: Wanted, id?: string): Promise<Received & { exit: ProcessExit }> {
   const received = await hear(start(wanted, id));
   const [exit] = received.exits;
@@ -224,7 +223,7 @@ test.runIf(asRoot)('a missing program is detected for another user too', async (
   });
 });
 
-test('a start whose link is lost before it is in the journal expires, and runs only if it is requested again', async () => {
+test('a start that loses its link before its journal entry expires, and runs only if it is requested again', async () => {
   await open();
   const id = newId('command');
   const received = await hear(start('touch ran', id, AbortSignal.abort()));
@@ -232,7 +231,7 @@ test('a start whose link is lost before it is in the journal expires, and runs o
   const after = await hear(follow(id));
   expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
   expect(await exists(join(home, 'ran'))).toBe(false);
-  // It is certain that the command did not run, so a second request runs it once.
+  // The broker is certain that the command did not run. A second request with the id then runs it once.
   const again = await hear(start('echo ran >> ran', id));
   expect(again.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
   expect((await hear(start('echo ran >> ran', id))).exits).toEqual(again.exits);
@@ -268,7 +267,7 @@ test('more processes than allowed are refused, and one more fits when one is ove
 test('an id that the journal could not store is not used up, and may be requested again', async () => {
   await open();
   const journal = join(home, 'agent/journal');
-  // Simulates a full disk: operations on the journal's file fail.
+  // Simulates a full disk: the next write to the journal fails.
   const { open: openFile } = await import('node:fs/promises');
   const file = await openFile(journal);
   const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
@@ -287,7 +286,7 @@ test('an id that the journal could not store is not used up, and may be requeste
   expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
-/** Opens the journal of that directory as an agent does. */
+/** Opens the journal in this directory as an agent does. */
 async function journalIn(directory: string): Promise<Journal> {
   const log = createLogger('test', 'silent');
   await mkdir(directory, { recursive: true });
@@ -338,8 +337,8 @@ test('an entry that could not be written is not part of a later write for anothe
 });
 
 /**
- * Creates the files of an agent of version 0.1.0 that was killed while cmd_ran was running. Only promises-0, a file of
- * its spawner, has that id.
+ * Creates the files that an agent of version 0.1.0 left when it was killed during cmd_ran. Only promises-0, a file of
+ * its spawner, contains that id.
  */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
@@ -353,7 +352,7 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   const directory = join(home, 'agent');
   await leave010(directory);
   expect(await readFile(join(directory, 'journal'), 'utf8')).not.toContain('cmd_ran');
-  // With the usual limit of a day the ids could run again, because the files are older than that.
+  // The files are old. With the usual limit of a day the agent would discard the ids, and they could run again.
   const limits = { seenMs: Number.MAX_SAFE_INTEGER };
   for (let round = 0; round < 2; round++) {
     await open(limits);
@@ -437,7 +436,7 @@ test('input and signals are refused for a process that cannot take them', async 
   await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
 });
 
-test('input has no holes, and nothing comes after its end', async () => {
+test('input with a gap, or after its end, is refused', async () => {
   await open();
   const id = newId('command');
   const events = start({ command: 'cat; sleep 60', input: true }, id);
@@ -451,7 +450,7 @@ test('input has no holes, and nothing comes after its end', async () => {
   expect((await hear(events, sees('abcdef'))).stdout.toString()).toBe('abcdef');
 });
 
-test('a command that does not read gets only as much input as its queue stores, and loses none of it', async () => {
+test('a command that does not read its input is sent only what its queue can store, and loses none of it', async () => {
   await open();
   const id = newId('command');
   const events = start({ command: 'mkfifo go; echo ready; read go <go; cat', input: true }, id);
@@ -538,7 +537,7 @@ test('bytes of any value and a line of 10 MB arrive identical', async () => {
   expect(stdout.equals(Buffer.alloc(10_000_000, 'x'))).toBe(true);
 });
 
-test('input reaches the command, ends, and can be opened by its name; without input there is none', async () => {
+test('input reaches the command, ends, and can be opened as /dev/stdin; without input it is empty', async () => {
   await open();
   const stdin = randomBytes(300_000);
   const { stdout } = await run({ command: 'cat; cat /dev/stdin', stdin });
@@ -556,7 +555,7 @@ test('input arrives in order, and each byte once, however often it is sent', asy
   const more = randomBytes(100_000);
   const taken = [];
   for (let at = 0; at < more.length; at += 10_000) {
-    // The pieces overlap, like those of a retry that does not know which bytes have arrived.
+    // The pieces overlap: a sender that retries does not know which bytes have arrived.
     const from = Math.max(0, at - 25_000);
     taken.push((await give(id, more.subarray(from, at + 10_000), { offset: from })).taken);
   }
@@ -595,7 +594,7 @@ test('a signal goes to the whole group, as a terminal would send it', async () =
   expect(received.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 3, signal: '' }]);
 });
 
-test('a command can open its own output by name', async () => {
+test('a command can open its own output as /dev/stdout', async () => {
   await open();
   const { stdout, stderr } = await run('echo out >/dev/stdout; echo error >/dev/stderr');
   expect([stdout.toString(), stderr]).toEqual(['out\n', 'error\n']);
@@ -724,7 +723,7 @@ test('a follower that leaves and returns at any offset gets all of 100,000 lines
   await first.return?.();
   let known = Buffer.alloc(0);
   for (let i = 0; ; i++) {
-    // Some bytes that were received already are requested again.
+    // Requests again some bytes that were already received.
     const from = known.length - (known.length > 0 ? randomBytes(2).readUInt16BE() % known.length : 0);
     const wanted = from + 1 + randomBytes(2).readUInt16BE();
     const events = follow(id, from);
@@ -811,7 +810,7 @@ test('a slow follower gets every byte of a fast process, through a window much s
   const events = start('cat bytes');
   const slow: AsyncIterator<Answer> = {
     async next() {
-      // During this pause the process could overtake the follower.
+      // A short pause, in which an unthrottled process would overtake the follower.
       await readFile(join(home, 'bytes'));
       return events.next();
     },
@@ -821,7 +820,7 @@ test('a slow follower gets every byte of a fast process, through a window much s
   expect(stdout.equals(bytes)).toBe(true);
 });
 
-test('a follower that stopped reading stalls a process only until it counts as gone', async () => {
+test('a follower that stopped reading stalls a process only for the stall timeout', async () => {
   await open({ windowBytes: 256 * 1024, stallMs: 100 });
   const id = newId('command');
   const first = start('head -c 5000000 /dev/zero; echo over >&2', id);
@@ -831,7 +830,8 @@ test('a follower that stopped reading stalls a process only until it counts as g
     [Symbol.asyncIterator]();
   await dead.next();
   await first.return?.();
-  // The follower has read nothing yet, and its next bytes have left the window.
+  // Standard error appears when the command has written all of its output. By then, bytes that the follower has not
+  // read are deleted.
   await waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
   const { gaps, exits } = await hear(dead);
   expect(gaps).toHaveLength(1);
@@ -920,8 +920,7 @@ test('a cancel during the start or the exit results in exactly one end, and no p
     const id = newId('command');
     const events = start(i % 2 === 0 ? 'exit 7' : 'echo x; exit 7', id);
     const ended = hear(events);
-    // The cancellation arrives at a different moment each time, from before the journal entry until after the
-    // exit.
+    // Cancels at a different moment in each round, from before the journal entry until after the exit.
     for (let turns = i % 30; turns > 0; turns--) await stat(home);
     if (i % 30 === 29) await ended;
     await processes.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
@@ -984,7 +983,7 @@ test('pipes are reused only when no process can have them open', async () => {
 
 test('a pipe that a process has left open for reading, or opens later for writing, is not used again', async () => {
   await open({ drainMs: 100 });
-  // Both processes end when this file is removed.
+  // The processes of both tests end when this file is removed.
   await writeFile(join(home, 'go'), '');
   const read = 'while [ -e go ]; do read -r line && echo $line; done';
   await run(`(${read}) </dev/stdout >stolen 2>&1 & sleep 0.1`);
@@ -998,7 +997,7 @@ test('a pipe that a process has left open for reading, or opens later for writin
   }
 });
 
-test('removing a result removes everything, also of a process that still runs', async () => {
+test('forgetting a process removes its files, and those of a running process once it has ended', async () => {
   await open();
   const [done, running] = [newId('command'), newId('command')];
   await run('echo out; echo error >&2', done);
@@ -1043,7 +1042,10 @@ test('stopping kills processes, ends their followers and refuses new ones; a res
   expect(again.exits).toMatchObject([lost]);
 });
 
-/** Writes a program that opens the same directory. `body` may use `processes`, `spec` and `call`. */
+/**
+ * Writes a program that starts another agent's process table on the same directory. `body` may use `processes`, `spec`
+ * and `call`.
+ */
 async function fixture(body: string): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
@@ -1062,7 +1064,7 @@ async function fixture(body: string): Promise<string> {
   return path;
 }
 
-/** Starts the tree with another agent, and kills that agent with SIGKILL. */
+/** Starts a command in a separate process that acts as the agent, and kills that process with SIGKILL. */
 async function crash(id: string, command: string): Promise<void> {
   const script = await fixture(`
     const spec2 = { ...spec, command: ${JSON.stringify(command)} };
@@ -1071,7 +1073,7 @@ async function crash(id: string, command: string): Promise<void> {
     }`);
   const agent: ChildProcess = spawn(process.execPath, [script], { stdio: ['ignore', 'pipe', 'inherit'] });
   if (agent.stdout) await once(agent.stdout, 'data');
-  // The journal gets the start of a process a little after its first output.
+  // The journal records a process shortly after its first output.
   const isRecorded = async () =>
     (await readFile(join(home, 'agent/journal'), 'utf8')).includes(`"started","id":"${id}"`);
   await expect.poll(isRecorded).toBe(true);
@@ -1096,7 +1098,7 @@ test('after a crash of the agent the outcome is lost, the process tree is killed
   expect(await exists(join(home, 'again'))).toBe(false);
 });
 
-test('after a crash also processes without the mark are killed, by their session', async () => {
+test('after a crash of the agent, processes that removed the command’s variable are killed by their session', async () => {
   const id = newId('command');
   const script = `echo $$ > ${join(home, 'main')}; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
   await crash(id, `exec env -i sh -c '${script}'`);
@@ -1146,7 +1148,8 @@ test('only the agent’s user can read the files', async () => {
 const cgroup = '/proc/self/mountinfo';
 
 /**
- * Makes a cgroup below the test's own. It is owned by the user nobody, like that of a unit with Delegate=yes.
+ * Makes a cgroup below that of this test, for an agent of the user nobody, like a unit with Delegate=yes. Undefined if
+ * there is no writable cgroup v2.
  */
 async function delegated(): Promise<string | undefined> {
   const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
@@ -1169,7 +1172,7 @@ test.runIf(asRoot)(
       const setpriv = join(home, 'setpriv');
       await copyFile('/usr/bin/setpriv', setpriv);
       await chmod(setpriv, 0o4755);
-      // Like sudo: real, effective and saved user are root, so the user nobody may not signal the process.
+      // Like sudo, this makes the real, effective and saved user root. The user nobody may then not signal the process.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
       const script = await fixture(`
       for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
@@ -1219,10 +1222,10 @@ test.runIf(asRoot)(
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
     const go = join(home, 'go');
     const file = join(home, 'worker');
-    // A master process that starts its worker when it gets a signal.
+    // A daemon that starts a worker once the file `go` exists. A later command creates that file.
     const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
     await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
-    // Start times are in hundredths of a second.
+    // The kernel counts start times in hundredths of a second. The pause separates the daemon from the next command.
     await run('sleep 0.1');
     const id = newId('command');
     const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
@@ -1253,7 +1256,7 @@ test.runIf(asRoot)(
 );
 
 test.runIf(asRoot)(
-  'after a crash of the agent a process that has removed every trace is killed, too',
+  'a process that has removed every trace is also killed after a crash of the agent',
   async (context) => {
     await open();
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');

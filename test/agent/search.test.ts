@@ -1,4 +1,4 @@
-// The agent's search in files, on real files. Refusals and attacks come first.
+// The agent's search in files, on real files. Tests of refusals and attacks come first.
 import { execFileSync, spawnSync } from 'node:child_process';
 import { appendFileSync, chmodSync, mkdirSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -22,7 +22,7 @@ afterEach(() => disk.remove());
 
 interface Found {
   matches: FileMatch[];
-  /** Paths relative to the root, sorted. A match by content has ":line" at its end. */
+  /** Paths relative to the root, sorted. A match in the content of a file ends with ":line". */
   names: string[];
   tail: SearchFilesTail | undefined;
 }
@@ -156,7 +156,7 @@ describe('searchFiles', () => {
     },
   );
 
-  test('names by their last part or by the path, hidden ones only on request', async () => {
+  test('a glob matches the name or the whole path, and hidden files only on request', async () => {
     for (const name of ['src/sub', '.git', 'src/.cache']) mkdirSync(path(name), { recursive: true });
     for (const name of ['a.ts', 'src/B.ts', 'src/sub/c.ts', '.git/d.ts', 'src/.cache/e.ts', '.f.ts', 'g.js'])
       writeFileSync(path(name), '');
@@ -180,7 +180,7 @@ describe('searchFiles', () => {
     expect(found.map(({ entry }) => entry?.name)).toEqual([name]);
   });
 
-  test('each matching line is reported once with its number, also a last line without an end, in any case on request', async () => {
+  test('each matching line is reported once with its number, also without a newline at its end, and case-insensitively on request', async () => {
     writeFileSync(path('a'), 'first\r\nword and word\r\n\nWörd ẞ\nword');
     const { matches: found, names } = await search({ content: 'word' });
     expect(names).toEqual(['a:2', 'a:5']);
@@ -204,7 +204,7 @@ describe('searchFiles', () => {
 
   test('a line of many megabytes is reported once, with a kilobyte around the hit, wherever that is', async () => {
     const filler = (length: number): string => 'x'.repeat(length);
-    // In the second line the text crosses two chunks, and in the third it is at the very end.
+    // The second line contains the text across two chunks, and the third line at its very end.
     writeFileSync(path('a'), `one\n${filler(64 * 1024 - 8)}needle${filler(3_000_000)}needle\n`);
     appendFileSync(path('a'), `${filler(5_000_000)}needle\nneedle\n`);
     const { matches: found } = await search({ content: 'needle' });

@@ -1,5 +1,4 @@
-// The start of an agent: what it refuses before it joins, what a failed start releases, and how a machine
-// joins again.
+// The start of an agent: refusals before it joins, what a failed start releases, and how a machine joins again.
 import { chownSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -71,7 +70,7 @@ test('a removed machine joins again with a new token, but not with the one that 
   const second = await system.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
   expect(readFileSync(join(dataDir, 'activity.log'), 'utf8').startsWith(log)).toBe(true);
-  // A machine that was not removed has the same identity as before, whatever token it starts with.
+  // A machine that was not removed keeps its identity, whichever token it starts with.
   await second.close();
   expect((await system.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);

@@ -1,5 +1,4 @@
-// Terminals on one machine, without a link: real programs on real ptys, and clients that attach, leave or
-// read slowly.
+// Terminals on one machine, without a link: real programs on real ptys, with clients that attach, leave or read slowly.
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -30,7 +29,7 @@ async function running(line: string): Promise<number[]> {
   return pids.filter((_, index) => lines[index] === `${line.replaceAll(' ', '\0')}\0`);
 }
 
-/** Returns a duration for which no other test sleeps. */
+/** Returns a duration that no other test passes to `sleep`, so that the process can be found by its command line. */
 function unusual(): number {
   return 1_000_000 + Math.floor(Math.random() * 1_000_000);
 }
@@ -130,7 +129,7 @@ test('a terminal that cannot be opened leaves no file open', async () => {
   const plan = { file: '', args: [], cwd: '/', env: {}, foreign: false, program: '' };
   const output = { append: async () => {}, release: () => {} };
   const log = createLogger('test', 'silent');
-  // Simulates an agent that has too many files open.
+  // Opening the pty fails, as in an agent that has too many files open.
   const broken = { ...maker, open: () => ({ ...maker.open(80, 24), pty: '/dev/pts/none' }) };
   const before = terminals();
   const open = (): Pty => new Pty(broken, { id: 'x', plan, size: { cols: 80, rows: 24 }, output, log });
@@ -163,7 +162,7 @@ test('commands run without the native addon, but terminals do not', async () => 
   }
 });
 
-test('a client types, sees the echo, and gets the exit of the shell', async () => {
+test('a client receives the echo of what it types, and the exit of the shell', async () => {
   const bench = await startBench();
   const id = newId('session');
   const keeper = bench.open({}, id);
@@ -180,7 +179,7 @@ test('a client types, sees the echo, and gets the exit of the shell', async () =
     signal: '',
     stdout_bytes: viewer.position(),
   });
-  // The exit is stored for clients that attach later.
+  // A client that attaches after the exit receives it too.
   const late = bench.attach(id);
   await late.ended;
   expect(late.text()).toBe(viewer.text());
@@ -194,7 +193,7 @@ test('the login shell of the user starts without a program, with a terminal’s 
   const id = newId('session');
   await bench.open({ program: '', env: { HOME: bench.home, TERM: 'vt100' } }, id).started();
   const viewer = bench.attach(id);
-  // The text is typed in two parts, so that its echo differs from the output.
+  // What is typed differs from the expected output, so the terminal's echo does not match.
   viewer.type('echo "<$TERM|$COLORTERM|$LANG|$-|$0|$(tty)>" | sed s/^/OUT:/\n');
   await viewer.sees(/OUT:<vt100\|truecolor\|C\.UTF-8\|\w*m\w*\|-?\S+\|\/dev\/pts\/\d+>/);
   viewer.type('cat <<< a"b"c > /dev/tty && jobs && exit\n');
@@ -202,7 +201,7 @@ test('the login shell of the user starts without a program, with a terminal’s 
   await viewer.ended;
 });
 
-test('two openings of one id start one shell', async () => {
+test('opening a terminal twice with one id starts one shell', async () => {
   const bench = await startBench();
   const id = newId('session');
   const shell = sh('echo $$ >> ran; echo up; cat');
@@ -269,7 +268,7 @@ needs('less')('a pager draws its screen and leaves it', async () => {
   await writeFile(join(bench.home, 'text'), Array.from({ length: 100 }, (_, i) => `line ${i}\n`).join(''));
   const keeper = bench.open({ program: 'less', args: ['text'] }, id);
   const viewer = bench.attach(id);
-  // The client is attached before the terminal is open, so it waits.
+  // The client attached before the terminal was open, and receives its output.
   await viewer.sees('line 22');
   viewer.type('G');
   await viewer.sees('line 99');
@@ -442,7 +441,7 @@ test('a client whose call was cut during much output continues without a gap', a
   expect(digest(Buffer.concat(pieces))).toBe(digest(expected));
 });
 
-test('output waits for a client with a lost link, but only for a while once the broker is back', async () => {
+test('output waits for a client with a lost link, but only for a limited time after the broker is back', async () => {
   const bench = await startBench({ heldMs: 200, terminalWindowBytes: 256 * 1024 });
   const id = newId('session');
   const keeper = bench.open(sh('yes | head -c 2000000; touch done; cat'), id);
@@ -451,8 +450,7 @@ test('output waits for a client with a lost link, but only for a while once the 
   viewer.lose();
   keeper.leave();
   await viewer.ended.catch(() => {});
-  // Another client reads the output. It may be ahead by at most an eighth of the window, and by the bytes in
-  // transit.
+  // The broker is away for longer than `heldMs`, and the output still waits for the client.
   await new Promise((resolve) => setTimeout(resolve, 400));
   await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
   bench.keep(id);
@@ -470,7 +468,7 @@ test('each echo has the count of received input, and the count continues after a
   first.type('go\n');
   await first.sees(/go.*\n/);
   expect(first.input()).toEqual({ taken: 3, known: false });
-  // There is no more echo, so the count of 8 KiB is sent without output.
+  // The terminal no longer echoes, so the agent reports the count of received bytes without output, once per 8 KiB.
   first.type('x'.repeat(4 * 1024));
   first.type('x'.repeat(4 * 1024));
   await waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
@@ -478,7 +476,7 @@ test('each echo has the count of received input, and the count continues after a
   await first.ended.catch(() => {});
   const second = bench.attach(id, { client: 'c', offset: first.position() });
   await waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
-  // The next attach arrives before the loss of this one is noticed.
+  // The third client attaches before the agent notices that the second one lost its link.
   const third = bench.attach(id, { client: 'c', offset: first.position() });
   await waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
   third.leave();
@@ -587,7 +585,7 @@ test('a killed agent leaves no process of a terminal, and the next one reports i
   expect(await bench.keep('ses_1').exit()).toMatchObject(lost);
 });
 
-/** Returns the files that a process has open besides its three standard files. */
+/** Returns the open files of a process other than its three standard files. */
 async function createFiles(pid: number | 'self'): Promise<string[]> {
   const fds = (await readdir(`/proc/${pid}/fd`)).filter((fd) => Number(fd) > 2);
   return Promise.all(fds.map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => 'closed')));

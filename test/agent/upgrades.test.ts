@@ -1,5 +1,5 @@
-// Upgrades on the machine's side: what the agent refuses, what it hands to root's unit, and what that unit takes
-// from a directory that belongs to the agent's user.
+// Upgrades on the machine's side: what the agent refuses, what it passes to root's upgrade unit, and what that unit
+// accepts from a directory of the agent's user.
 import { execFileSync, spawn } from 'node:child_process';
 import {
   appendFileSync,
@@ -33,7 +33,7 @@ import { waitFor } from '../wait-for.ts';
 const owner = makeSigner();
 const bytes = Buffer.alloc(300_000, 'farhand');
 
-/** Makes root's directory of a machine that trusts the owner's key. */
+/** Makes root's directory on a machine that trusts the owner's key. */
 function machine(trusted: string | undefined = owner.pem, kind: string | undefined = 'tar.gz'): string {
   const directory = temporaryFolder('upgrade');
   const { incoming, installed, trustedKey } = upgradePaths(directory);
@@ -50,10 +50,10 @@ function upgradesOf(directory: string, more: Partial<UpgradesOptions> = {}): Upg
   return upgrades;
 }
 
-/** Encodes and decodes messages as the wire does. */
+/** Encodes messages and decodes them again, as on the wire. */
 async function* overWire(...messages: object[]): AsyncGenerator<StageUpgradeRequest__Output> {
   const shape = methods.get('StageUpgrade');
-  // The cast is safe: the decoder of this method makes these messages.
+  // The cast is safe: this method's decoder makes these messages.
   for (const one of messages)
     yield shape?.decodeRequest(shape.encodeRequest(one)) as StageUpgradeRequest__Output;
 }
@@ -229,7 +229,7 @@ test('packages of a new key are accepted by the signature of the old one, over s
 describe('root’s unit', () => {
   const settings = (...flags: string[]) =>
     readSettings(agentSettings, { argv: ['--broker', 'b:1', ...flags], env: {} });
-  /** Puts a request into the agent's directory, as a program of its user can without the agent. */
+  /** Writes a request into the agent's directory, as any program of the agent's user could. */
   function ask(directory: string, upgrade: SignedUpgrade, content: Buffer | undefined = bytes): void {
     const { request, package: file } = upgradePaths(directory);
     const json = { ...signatureJson(upgrade, upgrade), upgrade_id: 'upg_1', link_timeout_ms: 10_000 };
@@ -253,7 +253,7 @@ describe('root’s unit', () => {
     expect(await copied(directory)).toBe('copied');
     expect(readFileSync(upgradePaths(directory).copy)).toEqual(bytes);
     expect(existsSync(upgradePaths(directory).request)).toBe(false);
-    // A second run finds the request of the first, which did not come to its end.
+    // The first run did not finish. A second run finds its request, and reports that the upgrade was interrupted.
     expect(await takeRequest(directory)).toMatchObject({ interrupted: true });
   });
 
@@ -299,7 +299,7 @@ describe('root’s unit', () => {
     ask(growing, owner.sign(bytes));
     appendFileSync(upgradePaths(growing).package, 'more');
     expect(await copied(growing)).toMatch(/another size/);
-    // The copy is another file than the agent's, which can change later.
+    // The unit copies the package to a new file. The agent's user could change the original file later.
     const linked = machine();
     ask(linked, owner.sign(bytes));
     linkSync(upgradePaths(linked).package, join(linked, 'kept'));
@@ -339,7 +339,9 @@ test('trust-key takes a public key of this kind only, and names the key that it 
 });
 
 describe('after a rollback', () => {
-  /** Puts a `systemctl` on the PATH. It has the service run `version`, or another one after a restart. */
+  /**
+   * Puts a fake `systemctl` on the PATH. It reports a service that runs `version`, and `afterRestart` after a restart.
+   */
   function serviceOf(version: string, afterRestart = version) {
     const folder = temporaryFolder('systemctl');
     const [running, calls] = [join(folder, 'running'), join(folder, 'calls')];

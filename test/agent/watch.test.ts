@@ -1,4 +1,4 @@
-// The agent's watch of files, on a real disk. What must never be reported comes first.
+// The agent's watch of files, on a real disk. Tests of what it must never report come first.
 import { execFileSync } from 'node:child_process';
 import {
   appendFileSync,
