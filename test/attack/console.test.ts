@@ -15,7 +15,7 @@ async function logIn(system: TestSystem): Promise<{ id: string; cookie: string }
   return { id: body.data.id, cookie: headers.get('set-cookie')?.split(';')[0] ?? '' };
 }
 
-/** Returns the answer to a GET request whose headers are sent unchanged, each character as a byte. */
+/** Sends a GET request with unchanged headers, each character as one byte. */
 async function answerTo(system: TestSystem, path: string, headers: Record<string, string>) {
   const request = get(`${system.url}/api/v1${path}`, { headers });
   onTestFinished(() => void request.destroy());
@@ -23,7 +23,7 @@ async function answerTo(system: TestSystem, path: string, headers: Record<string
   return response;
 }
 
-/** Follows a stream of events. `text` has all events so far. */
+/** Follows a stream of events. `text` collects all events. */
 async function follow(system: TestSystem, topics: string, key: string): Promise<{ text: string }> {
   const headers = { Authorization: `Bearer ${key}` };
   const response = await answerTo(system, `/live?topics=${topics}`, headers);
@@ -36,7 +36,7 @@ async function follow(system: TestSystem, topics: string, key: string): Promise<
   return heard;
 }
 
-test('a cookie whose name begins with white space that browsers do not protect is not the login’s', async () => {
+test('a cookie whose name begins with unusual white space, which browsers do not protect, is not used as a login', async () => {
   const system = await startFarhand();
   const { cookie } = await logIn(system);
   const statusWith = async (Cookie: string) =>
@@ -101,7 +101,7 @@ test('live updates do not report a batch whose machines the key has lost', async
   expect(live.text.slice(before)).toBe('');
 });
 
-test('live events end with the scope that they need, even if another scope covers the events', async () => {
+test('live events stop when the key loses the scope of their stream, even if another scope covers them', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const made = await system.client.keys.create({
@@ -118,7 +118,7 @@ test('live events end with the scope that they need, even if another scope cover
   expect(live.text.slice(before)).toBe('');
 });
 
-test('a topic that is named many times costs and sends no more than once', async () => {
+test('a topic that is named many times is followed and sent once', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const live = await follow(system, Array(20).fill('machines').join(), system.key);
@@ -162,7 +162,7 @@ test('clients without a key that request assets and do not read cost little memo
   const before = process.memoryUsage().arrayBuffers;
   await Promise.all(Array.from({ length: 60 }, answered));
   const grown = process.memoryUsage().arrayBuffers - before;
-  // If each request read the file again, 370 MB would be needed.
+  // If each request read the file into memory again, they would need 370 MB.
   expect(grown).toBeLessThan(40 * 2 ** 20);
   expect(await (await fetch(`${system.url}/console/assets/main-ABCD1234.js`)).text()).toBe(script);
 });

@@ -1,5 +1,5 @@
-// Every REST route and every gRPC method with every kind of wrong key. Each request would succeed if its
-// check were missing. Refusals change nothing, and no machine gets a call.
+// Every REST route and every gRPC method with every kind of wrong key. Each request would succeed if its check were
+// missing. No refusal changes anything or calls a machine.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { dirname } from 'node:path';
 import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
@@ -29,14 +29,14 @@ import {
 } from '../all-routes.ts';
 import { caOf } from '../grpc-fixture.ts';
 
-// The test makes some thousand requests, which take long on a busy machine.
+// Some thousand requests take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
 // ---- Wrong keys
 
 type Stranger = [what: string, authorization: string | undefined];
 
-/** Kinds of wrong credentials, by name. */
+/** Kinds of wrong keys, by name. */
 async function strangers({ system }: Scene): Promise<Stranger[]> {
   const { client, key } = system;
   const expired = await client.keys.create({
@@ -57,9 +57,7 @@ async function strangers({ system }: Scene): Promise<Stranger[]> {
   ];
 }
 
-/**
- * Further kinds of wrong keys, tested on a few routes only, because all routes read the key in the same way.
- */
+/** More kinds of wrong keys, tested on a few routes only, because all routes read the key in the same way. */
 async function oddities({ system, here }: Scene): Promise<Stranger[]> {
   const { client, key } = system;
   const { token } = await client.joinTokens.create({ name: 'no key' });
@@ -81,7 +79,7 @@ async function oddities({ system, here }: Scene): Promise<Stranger[]> {
   ];
 }
 
-/** Makes for each scope a key with all others, except admin, which includes every scope. */
+/** Creates for each scope a key with all other scopes, except admin, which includes every scope. */
 async function keysWithout({ system }: Scene): Promise<Map<string, string>> {
   const made = scopes.map(async (needed) => {
     const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
@@ -92,7 +90,7 @@ async function keysWithout({ system }: Scene): Promise<Map<string, string>> {
 
 const limits = ['machine_ids', 'tags'] as const;
 
-/** Makes for each scope a key that has it, but may use only one machine. */
+/** Creates keys that are limited to one machine. Returns a function that gives the key for a scope. */
 async function limitedKeys({ limited }: Scene): Promise<(scope: string, by: Limit) => string> {
   const every = scopes.filter((scope) => scope !== 'admin');
   const of = async (by: Limit) => ({ plain: await limited(every, by), admin: await limited(['admin'], by) });
@@ -165,7 +163,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
       .filter(({ noun }) => onMachine[noun])
       .flatMap(({ at, noun }) =>
         limits.flatMap((by) => {
-          // A route for any key names no machine.
+          // A route that every key may use names no machine, so `access` is a scope here.
           const params = { key: keyOf(route.access, by), ids: here };
           const refused = { route, expected: '403 forbidden' };
           const foreign = { swap: { at, id: there[noun] } };
@@ -183,7 +181,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
                     params: { ...params, ...foreign, body: malformed },
                   },
                 ]),
-            // A key without rights cannot distinguish an existing machine from an unknown one.
+            // The answer for a machine beyond the key's limit is the same whether the machine exists or not.
             ...(noun === 'machine'
               ? [
                   {
@@ -228,10 +226,7 @@ test.each(inParts(2))(
   },
 );
 
-/**
- * Values that the schema of a route does not describe. A created path must not exist, and a search needs a
- * query.
- */
+/** For routes that need more than their schema says: other parameters, or a call before the request. */
 function placesOf({
   known,
   here,
@@ -241,23 +236,23 @@ function placesOf({
   const { path = '' } = known;
   const write = () => system.client.files.write({ machine_id: here.machine, path, content: '' });
   return {
-    // A request without a change would not be recorded.
+    // A request that changes nothing would not be recorded.
     'machines.update': { params: { body: { name: 'renamed' } } },
     'files.change': { params: { body: { path, mode: '0644' } } },
     'files.mkdir': { params: { body: { path: `${path}.made` } } },
     'files.copy': { params: { body: { source: path, destination: `${path}.copy` } } },
     'files.search': { params: { query: { name: '*', path: dirname(path) } } },
     'files.extract': { params: { query: { path: dirname(path) } } },
-    // Reading comes before writing in the table, so the file is written first.
+    // The table has the route that reads the file before the one that writes it.
     'files.read': { first: write },
-    // The login of the scene was made with the first key.
+    // A login can be confirmed only with its own key, which is the first one.
     'logins.confirm': { params: { key: system.key } },
     'files.removeAnywhere': { first: write },
     'maintenanceWindows.create': {
       params: { body: { name: 'now', machine_ids: [here.machine], duration: 60_000 } },
     },
     'savedCommands.update': { params: { body: { timeout: 1000 } } },
-    // One that a schedule uses cannot be removed.
+    // A saved command that a schedule uses cannot be removed, so the schedules are changed first.
     'savedCommands.remove': {
       async first() {
         const used = { saved_command_id: here.saved_command };
@@ -269,10 +264,9 @@ function placesOf({
   };
 }
 
-test('each of the same requests succeeds with the right key, and its machine gets the call', async () => {
+test('the same requests succeed with the right key, and the machine gets their calls', async () => {
   const scene = await startScene();
-  // Removals are the last requests, and machines the last of these, because other objects are removed with
-  // them.
+  // Removals come last, and machines last of all, because a removed machine takes its objects with it.
   const order = (name: string): number =>
     Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
   const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
@@ -291,7 +285,7 @@ test('each of the same requests succeeds with the right key, and its machine get
     recorded.push([name, items.map(({ action, result, address }) => [action, result, address])]);
   }
   expect(received).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
-  // Requests that change or run something are recorded once, and those that only read are not.
+  // Only requests that change or run something are recorded, each once.
   expect(recorded).toEqual(
     sorted
       .filter(({ route }) => route.kind !== 'events')
@@ -300,7 +294,10 @@ test('each of the same requests succeeds with the right key, and its machine get
   expect(reached(scene, scene.requestIds).length).toBeGreaterThan(20);
 });
 
-/** A stream of events has no end, so the head of the answer decides. */
+/**
+ * The status of a stream of events is known when its head arrives. Then the test ends the stream, which has no end of
+ * its own.
+ */
 async function outcomeOf(scene: Scene, route: Route, params: Ask): Promise<[status: number, code: unknown]> {
   const enough = new AbortController();
   if (route.kind !== 'events') {
@@ -323,7 +320,7 @@ interface Rpc {
   messages(ids: Ids, scene: Scene): object[];
 }
 
-/** Each rpc with the route whose rights it needs, and a call that would have an effect. */
+/** For each gRPC method, the route that needs the same rights, and a call that would have an effect. */
 const rpcs: Record<string, Rpc> = {
   Exec: {
     route: api.commands.create,
@@ -369,7 +366,6 @@ interface Received {
   code: grpcStatus;
   farhand: string;
   details: Record<string, unknown>;
-  /** Messages received. */
   came: Buffer[];
 }
 
@@ -377,13 +373,13 @@ interface Ring {
   path: string;
   messages: Buffer[];
   headers: Record<string, string>;
-  /** If true, the call may be ended once it has begun. */
+  /** If true, an answer that has begun counts as success, and the test cancels the call. */
   begun?: boolean;
-  /** If true, the client does not half-close. */
+  /** If true, the client leaves its side of the call open. */
   open?: boolean;
 }
 
-/** Makes calls as bytes, without a client library, each on its own connection. */
+/** Makes each call on its own connection, with messages as raw bytes instead of a client library. */
 async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>> {
   const ca = credentials.createSsl(Buffer.from(await caOf(scene.system)));
   const options = { 'grpc.ssl_target_name_override': linkServerName, 'grpc.use_local_subchannel_pool': 1 };
@@ -418,7 +414,7 @@ async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>>
   };
 }
 
-/** The definitions of the broker's services, in the form of grpc-js. */
+/** The services of the broker as grpc-js defines them. */
 interface Definition {
   path: string;
   requestStream: boolean;
@@ -531,7 +527,7 @@ test('with the right key the same calls begin', async () => {
 
 // ---- The services for agents
 
-/** Messages to each method of the link from a client that is not an agent, with the expected refusals. */
+/** For each method of the link, messages of a client that is not an agent, with the expected refusals. */
 async function linkMessages({ system, there }: Scene): Promise<Record<string, [object, string][]>> {
   const used = await system.joinToken();
   await system.agent({ name: 'joined', joinToken: used });
@@ -606,7 +602,7 @@ test('the link refuses every client without a join token or a machine’s key, a
   expect(items.map(({ name }) => name).sort()).toEqual(['here', 'joined', 'there']);
 });
 
-test('the methods of agents are served to no client, whatever the key', async () => {
+test('no client can call the methods of agents, whichever key it has', async () => {
   const scene = await startScene();
   const ring = await dialler(scene);
   const headers = authorized(`Bearer ${scene.system.key}`);

@@ -19,7 +19,8 @@ async function onMachine(flags: string[] = []) {
 }
 
 /**
- * Sends a request as bytes. More bytes can be sent later. `answer` has all bytes that the broker has sent.
+ * Sends the head of a request and the first bytes of its body. The test can send more on `socket`. `answer` resolves
+ * with all bytes from the broker.
  */
 function raw(system: TestSystem, head: string[], begin: Buffer | string) {
   const { hostname, port } = new URL(system.url);
@@ -40,7 +41,7 @@ const part = (name: string, value: string, charset: BufferEncoding = 'utf8') =>
   Buffer.from(`--XX\r\nContent-Disposition: form-data; name="${name}"\r\n\r\n${value}\r\n`, charset);
 const formType = 'Content-Type: multipart/form-data; boundary=XX';
 
-/** Sends a form whose fields after the file are sent only when the machine has begun to write. */
+/** Sends a form with fields after its file. They are sent only when the machine has begun to write the file. */
 async function lateForm(
   system: TestSystem,
   files: string,
@@ -161,8 +162,8 @@ test('create_parents after the file is refused, never ignored', async () => {
   await cleared(folder);
 });
 
-test('a path_encoding after the file is used or refused, never ignored', async () => {
-  // If this path were read as text, it would be relative, and thus be in this directory.
+test('a path_encoding after the file is refused, never ignored', async () => {
+  // Read as text, this path would be relative to the home, so the home is a folder of the test.
   const home = temporaryFolder('home');
   vi.stubEnv('HOME', home);
   onTestFinished(() => void vi.unstubAllEnvs());
@@ -197,7 +198,7 @@ test('deeply nested details of an agent’s error do not break the envelope', as
   expect([status === 500, headers.get('content-type')]).toEqual([false, 'application/json; charset=utf-8']);
 });
 
-test('an expectation that is not known is answered in the envelope', async () => {
+test('an Expect header with an unknown value is answered with the error envelope', async () => {
   const { system, files } = await onMachine();
   const head = [
     `GET /api/v1${files}?path=/ HTTP/1.1`,
@@ -235,7 +236,7 @@ test('HEAD of an empty file does not count as a download', async () => {
   }
 });
 
-test('a route without a machine in the path refuses a key without rights with 403 before all other checks', async () => {
+test('a route without a machine in the path answers a key without rights with 403 before all other checks', async () => {
   const { system } = await onMachine();
   const { key } = await system.keyed(readsAndWrites, { tags: ['elsewhere'] });
   const read = await system.call('GET', '/files?path=/&limit=0', { key });
@@ -266,7 +267,7 @@ test('a symlink that leads out of the roots does not reveal its target', async (
   expect(codes).toEqual(['there', 'missing', 'there/below'].map((name) => [name, 'permission_denied']));
 });
 
-test('a PUT with Content-Range is refused, and does not replace the file by a part', async () => {
+test('a PUT with Content-Range is refused, and does not replace the whole file', async () => {
   const { system, folder, files } = await onMachine();
   writeFileSync(join(folder, 'a'), '0123456789');
   const answer = await fetch(`${system.url}/api/v1${files}/raw?path=${folder}/a`, {

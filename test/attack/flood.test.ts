@@ -67,7 +67,7 @@ const connections: Tuning['connections'] = { connections: 12, unauthenticated: 6
 
 test('unauthenticated connections are cut for new ones, the longest silent first; those with a key are not', async () => {
   const system = await startFarhand({ tuning: { connections } });
-  // One connection is idle, the other follows events.
+  // One connection with a key is idle, and the other follows events.
   const [idle, busy] = [await dial(system), await dial(system)];
   expect(await askOn(idle, system, '/machines')).toBe(ok);
   expect(await askOn(busy, system, '/events/stream')).toBe(ok);
@@ -221,7 +221,7 @@ test('every answer forbids browsers to store it, frame it or load anything from 
     });
     const page = path === '/docs';
     for (const [name, value] of Object.entries(wanted)) {
-      // Browsers may store the document and the files of the page, but must revalidate them.
+      // Browsers may store the page and its files, but must ask the broker each time whether they have changed.
       if (headers.has('etag') && name === 'cache-control') expect(headers.get(name)).toBe('no-cache');
       else if (page && name === 'content-security-policy') {
         expect(headers.get(name)).toMatch(/^default-src 'none';.*; frame-ancestors 'none';/);
@@ -253,7 +253,7 @@ test('a simple POST of a page of another origin has no effect', async () => {
 
 const enrolPath = '/farhand.link.v1.Link/Enroll';
 
-/** A system with a machine. At its end the test expects that a request is still answered. */
+/** A system with a machine. `standing` expects that requests are still answered. */
 async function besieged(tuning: Tuning = {}) {
   const system = await startFarhand({ tuning });
   const { machineId: machine_id } = await system.agent();
@@ -268,7 +268,7 @@ async function besieged(tuning: Tuning = {}) {
   };
 }
 
-/** Sends the frames of `next` until the broker closes the connection, or `count` times. */
+/** Sends the frames of `next` up to `count` times, until the broker closes the connection. */
 async function pour(client: FrameClient, count: number, next: (n: number) => Buffer[]): Promise<number> {
   let sent = 0;
   while (sent < count && !client.socket.destroyed) {
@@ -341,7 +341,7 @@ test('a connection without a key may make 32 calls, and the 33rd ends it; with a
     session.once('remoteSettings', resolve),
   );
   expect(settings.maxConcurrentStreams).toBe(512);
-  // All calls are sent at once on one new connection. The key of the first one arrives before any message.
+  // All calls are sent at once on a new connection. The key of the first call arrives before any message of another.
   const streams = await streamsOf(system);
   const command_id = `cmd_${'0'.repeat(22)}`;
   const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));
@@ -356,7 +356,7 @@ test('messages of unauthenticated calls end their connection at 256 KiB', async 
   const chunk = Buffer.alloc(16 * 1024);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
   await client.send(frame(kinds.data, 0, 1, messageHead(1024 * 1024)));
-  // Fifteen are accepted, and two more are too many.
+  // After 15 chunks of 16 KiB the connection is still open; two more exceed the limit.
   const answered = async (): Promise<void> => {
     const data = once(client.socket, 'data');
     await client.send(frame(kinds.ping, 0, 0, Buffer.alloc(8)));

@@ -1,5 +1,5 @@
-// Limits for clients of the gRPC streams: clients that never authenticate, never read, or disappear without
-// closing their connection.
+// Limits for clients of the gRPC streams: clients that never authenticate, never read, or vanish without closing their
+// connection.
 import { createHash, randomBytes } from 'node:crypto';
 import { readdirSync, readlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -77,7 +77,7 @@ test('a connection without a valid key is cut, and one with a key is not', async
     watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
   });
   expect(await cut).toBe(grpcStatus.UNAVAILABLE);
-  // This client connected earlier, so it would have been cut before the other one.
+  // The client with a key connected earlier. Without its key it would have been cut first.
   expect(open).toBe(true);
   await system.broker.close();
   await heard;
@@ -98,8 +98,8 @@ test('a reader that stops reading uses little memory and delays no other reader'
   let read = 0;
   for await (const { chunk } of quick.readFile({ machine_id, path })) read += chunk?.length ?? 0;
   expect(read).toBe(size);
-  // Broker, agent and both clients run in this process. Together they may need some windows of memory, much
-  // less than the file.
+  // Broker, agent and both clients run in this process. Together they may buffer a few windows, which are much less
+  // than the file.
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
   await stalled.return(undefined);
 });
@@ -117,7 +117,7 @@ test('a client that stops reading or writing a file is cut, so that others can t
   const writing = line<WriteFileRequest>({ open: { machine_id, path: join(folder, 'new') } });
   expect(await refusalOf(client.writeFile(writing.requests))).toMatchObject({ code: 'unavailable' });
   await soon(() => readdirSync(folder)).toEqual(['file']);
-  // The agent, which runs in this process, has closed the file.
+  // The agent runs in this process, so its open files are those of the process.
   await soon(() => isOpen(path)).toBe(false);
   expect(await refusalOf(reading)).toMatchObject({ code: 'unavailable' });
 });
@@ -194,7 +194,7 @@ test('a frozen client is disconnected when it answers no ping', async () => {
   await running;
 });
 
-test('a client of another system is refused by its key, whatever else it knows', async () => {
+test('a key of another broker is refused, even if the client trusts this broker’s authority', async () => {
   const [system, other] = [await startFarhand(), await startFarhand()];
   const client = connect({ address: system.grpc, ca: await caOf(system), apiKey: other.key });
   onTestFinished(() => client.close());

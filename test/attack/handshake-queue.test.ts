@@ -1,5 +1,5 @@
-// Many simultaneous connections to the port of agents. They wait for their TLS handshake and are not reset,
-// the sources take turns, and connections that stall or close delay no other.
+// Many simultaneous connections to the port for agents. They wait for their TLS handshake and are not reset. The
+// sources take turns, and connections that stall or close delay no other.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
@@ -9,12 +9,12 @@ import { HandshakeQueue } from '../../broker/link/handshake-queue.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 
-/** The head of a TLS record (type, version, length) whose content is never sent (RFC 8446 section 5.1). */
+/** The head of a TLS record (type, version, length), whose content the client never sends (RFC 8446 section 5.1). */
 const recordHead = Buffer.of(22, 3, 1, 1, 0);
 
 /**
- * Starts a queue behind a port. `begun` has the first bytes of each connection whose handshake has begun, in
- * order.
+ * Starts a queue of handshakes behind a port. `begun` has the first bytes of each connection that has left the queue,
+ * in order.
  */
 async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: number }) {
   const options = { connections: 100, unauthenticated: 50, deadlineMs: 60_000, isShared: () => true };
@@ -71,7 +71,7 @@ test('sources take turns, however many connections one of them has', async () =>
     ['a1', 'a2', 'b1', 'a3'],
   ]) {
     const [last] = sockets.slice(-1);
-    // One connection closes, and the next authenticates. After either event another handshake begins.
+    // A handshake begins after the one before has ended: either its connection closes or it authenticates.
     if (expected.length % 2 === 0) last?.destroy();
     else if (last) limiter.authenticate(last);
     await waitFor(() => expect(begun).toEqual(expected));

@@ -1,5 +1,4 @@
-// A hostile agent harms only itself. Whatever it sends, or does not read, another machine is served as
-// before.
+// A hostile agent harms only itself. Whatever it sends or does not read, the broker serves another machine as before.
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
@@ -21,7 +20,7 @@ interface Bench {
   system: TestSystem;
   neighbour: AgentHandle;
   hostile: ScriptedAgent;
-  /** Expects that a file and a command of the other machine are served soon. */
+  /** Expects that the broker soon serves a file and a command of the other machine. */
   served(): Promise<void>;
 }
 
@@ -37,7 +36,7 @@ async function bench(): Promise<Bench> {
     expect(read.body.data.content).toBe('as ever');
     const ran = await system.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
     expect(ran.body.data).toMatchObject({ status: 'completed', stdout: 'as ever\n' });
-    // On an idle machine this takes some milliseconds.
+    // The limit is generous: on an idle machine this takes a few milliseconds.
     expect(performance.now() - begun).toBeLessThan(10_000);
   };
   return { system, neighbour, hostile: await scriptedMachine(system), served };
@@ -54,7 +53,7 @@ const fileOf = (text: string) => ({
   length: text.length,
 });
 
-/** Resolves when a stream accepts more data, or has ended. */
+/** Resolves when a stream accepts more data or has ended. */
 function drained(stream: ScriptedAgent['control'] | AnswerStream): Promise<void> {
   return new Promise((resolve) => {
     const done = (): void => {
@@ -65,7 +64,7 @@ function drained(stream: ScriptedAgent['control'] | AnswerStream): Promise<void>
   });
 }
 
-/** Returns the whole answer to ReadFile. */
+/** Returns the messages of a complete answer to ReadFile. */
 function whole(agent: ScriptedAgent, text: string) {
   const chunk = { chunk: Buffer.from(text) };
   return { messages: [agent.encode('ReadFile', { head: fileOf(text) }), agent.encode('ReadFile', chunk)] };
@@ -78,7 +77,7 @@ test('an answer to a call of another machine or to an old call is ignored', asyn
   const { call_id } = await victim.next('call');
   hostile.send({ reply: { call_id, messages: whole(hostile, 'forged') } });
   hostile.send({ reply: { call_id, error: { code: 'file_not_found', message: 'forged' } } });
-  // The broker handles the next message of a stream after the earlier ones.
+  // The broker handles messages of a stream in order. So after this answer it has handled the forged ones.
   const own = system.call('GET', content(hostile));
   hostile.send({ reply: { call_id: (await hostile.next('call')).call_id, messages: whole(hostile, 'own') } });
   expect((await own).body.data.content).toBe('own');
@@ -166,7 +165,7 @@ test('an agent that never reads its calls gets only as many as may wait for it',
     const answer = await system.call('POST', `/machines/${machineOf(hostile)}/files/mkdir`, { body });
     statuses.push(answer.status);
   });
-  // 64 calls are sent and 256 wait; all others are refused at once.
+  // 64 calls are sent and 256 wait. All others are refused at once.
   await expect.poll(() => statuses.length).toBe(900 - 64 - 256);
   await served();
   expect(new Set(statuses)).toEqual(new Set([503]));
@@ -366,7 +365,7 @@ test('a command with an impossible report is lost, without other effects', async
   await served();
 });
 
-/** Resolves with the next call of a method. Other calls, such as acknowledgements, get no answer. */
+/** Resolves with the next call of a method. Calls of other methods, such as acknowledgements, get no answer. */
 async function calledFor(agent: ScriptedAgent, method: string): Promise<Call__Output> {
   for (;;) {
     const call = await agent.next('call');
@@ -379,7 +378,7 @@ test('a frame that is too large ends one stream', async () => {
   const asked = system.call('GET', content(hostile));
   const stream = hostile.answer((await hostile.next('call')).call_id);
   const status = statusOf(stream);
-  // The client's limit is above the broker's.
+  // The client's limit is higher than the broker's, so the broker refuses the frame.
   stream.write(frameOf(Buffer.alloc(1_900_000)) as never);
   expect((await asked).status).toBe(503);
   expect(await status).not.toBe(grpcStatus.OK);

@@ -11,8 +11,7 @@ test('more failed calls than HTTP/2 allows resets do not affect the link', async
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const error = { code: 'file_not_found', message: '', details: '{}' };
-  // HTTP/2 ends a connection that resets more than a thousand streams at once, so an error must not cause a
-  // reset.
+  // HTTP/2 ends a connection after about a thousand resets of streams, so an error must not reset its stream.
   for (let n = 0; n < 1_200; n += 1) {
     const answer = system.call('GET', content(agent));
     const stream = agent.answer((await agent.next('call')).call_id);

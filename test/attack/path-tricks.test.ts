@@ -1,5 +1,5 @@
-// Requests that proxies and frameworks may read differently. Disguised paths, methods and headers must not
-// change the rights. Requests are sent as bytes, because clients would normalize them.
+// Requests that proxies and frameworks may read differently from the broker. Disguised paths, methods and headers must
+// not change the rights. Requests are sent as raw bytes, because clients would normalize them.
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
@@ -16,13 +16,13 @@ import {
   startScene,
 } from '../all-routes.ts';
 
-// The test makes some thousand requests, which take long on a busy machine.
+// Some thousand requests take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
 interface Sent {
   method: string;
   target: string;
-  /** Names and values in order, with repetitions. */
+  /** Names and values by turns, with repetitions. */
   headers: string[];
   body?: string | undefined;
 }
@@ -96,7 +96,7 @@ const strangeMethods = ['OPTIONS', 'TRACE', 'PROPFIND', 'PURGE'];
 
 const bearer = (key: string): string[] => ['Authorization', `Bearer ${key}`];
 
-/** A request of a route with existing ids, which would succeed if a check were missing. */
+/** A valid request of a route, with existing ids. It would succeed if a check were missing. */
 function genuine(
   scene: Scene,
   route: Route,
@@ -112,7 +112,7 @@ function genuine(
   };
 }
 
-/** Makes for each scope a key with all others. */
+/** Creates for each scope a key with all other scopes, except admin. */
 async function weakKeys({ system }: Scene): Promise<Map<string, string>> {
   const made = scopes.map(async (needed) => {
     const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
@@ -127,7 +127,10 @@ interface Case extends Sent {
   refused: number[];
 }
 
-/** Clients without a key and, for routes that change something, with every scope except the required one. */
+/**
+ * Clients to try: one without a key and, for routes that change something, one with every scope except the required
+ * one.
+ */
 function askersOf({ access, method }: Route, weak: Map<string, string>) {
   const stranger = { who: 'a stranger', refused: [400, 401], own: [] as string[] };
   const key = method === 'GET' ? undefined : weak.get(access);
@@ -149,7 +152,7 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
           ...plain,
           asked: `${name} as ${disguise} by ${who}`,
           target: disguise + query,
-          // A file of the reference page needs no key.
+          // The files of the reference page need no key, so a disguised path may only be unknown.
           refused: /^\/docs\/[^/]+$/.test(disguise) ? [404] : refused,
         })),
         ...pretences.map((pretence) => ({
@@ -208,7 +211,7 @@ async function wire({ system }: Scene, text: string): Promise<number[]> {
   ].map(([, status]) => Number(status));
 }
 
-test('a request hidden in the body of another is never executed, however its length is declared', async () => {
+test('a request hidden in the body of another request is never executed, however the length is declared', async () => {
   const scene = await startScene();
   const { key } = await scene.system.keyed(['machines:read']);
   const target = `/api/v1/machines/${scene.there.machine}`;

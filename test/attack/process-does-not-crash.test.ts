@@ -1,5 +1,4 @@
-// Failures after which a process must go on: too many open files, a reset connection, standard error on a
-// full disk.
+// Failures that must not end a process: too many open files, a reset connection, standard error on a full disk.
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync } from 'node:fs';
@@ -40,7 +39,7 @@ function dial(address: string): Socket {
   return socket.on('error', () => undefined);
 }
 
-/** Returns the output of a short program. It may open 64 files, and its standard error is `stderr`. */
+/** Runs a short program and returns its output. It may open 64 files, and its standard error goes to `stderr`. */
 async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
   const command = `ulimit -n 64; exec "$@" 2>${stderr}`;
   const node = [process.execPath, '--input-type=module-typescript', '-e', lines];
@@ -49,7 +48,7 @@ async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
 
 const shared = (name: string): string => JSON.stringify(join(import.meta.dirname, '../../shared', name));
 
-test('a process that cannot open more files still reads its memory usage', async () => {
+test('a process that cannot open more files goes on without its memory usage', async () => {
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
@@ -90,7 +89,7 @@ test('errors of a listener are logged once a minute and end nothing', async () =
 });
 
 test.each([64, 256, 1_024, 20_000, 524_288])(
-  'the limit of connections leaves some of %i files to the broker',
+  'with %i files, the limit of connections leaves some to the broker',
   (files) => {
     const { http, grpc } = connectionLimits(files);
     expect(http.connections + grpc.connections).toBeLessThanOrEqual(files - Math.min(1_024, files / 4));

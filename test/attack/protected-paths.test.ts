@@ -1,4 +1,4 @@
-// Files that the agent protects whatever its roots are: all known paths to them, with every operation.
+// Files that the agent protects whatever its roots are: every operation, with every kind of path that leads to them.
 import { createHook } from 'node:async_hooks';
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -30,12 +30,12 @@ interface Ground {
   machineId: string;
   /** Another machine, as the destination of copies. */
   other: string;
-  /** A directory with the data directory and a harmless file. */
+  /** A directory that contains the data directory and a harmless file. */
   holder: string;
   data: string;
   identity: string;
   config: string;
-  /** A directory for links and mounts. */
+  /** A directory in which tests create links and mounts. */
   folder: string;
 }
 
@@ -51,7 +51,7 @@ async function createProtectedFiles(): Promise<Ground> {
   return { system, machineId, other, holder, data, identity: join(data, 'identity.json'), config, folder };
 }
 
-/** Starts another process in a directory, with a file as its standard input. */
+/** Starts another process that has a directory as its working directory and a file as its standard input. */
 async function bystander(cwd: string, file: string): Promise<number> {
   const fd = openSync(file, 'r');
   const child = spawn('sleep', ['600'], { cwd, stdio: [fd, 'ignore', 'ignore'] });
@@ -158,7 +158,7 @@ const on =
     });
 const at = (path: string): string => `path=${encodeURIComponent(path)}`;
 
-/** Operations that follow a symlink. */
+/** Operations on the target of a symlink. */
 const reading: Operation[] = [
   ['content', on('GET', (path) => `/content?${at(path)}`)],
   ['download', on('GET', (path) => `/download?${at(path)}`)],
@@ -210,7 +210,7 @@ const reading: Operation[] = [
     ),
   ],
 ];
-/** Operations on the name itself, which do not follow a symlink. */
+/** Operations on a path itself, which do not follow a symlink. */
 const naming: Operation[] = [
   ['stat', on('GET', (path) => `/stat?${at(path)}`)],
   [
@@ -277,7 +277,7 @@ async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]):
       if (answer.status !== denied.status) answers.push([way, name, answer.status]);
     }
     expect(existsSync(join(folder, 'stolen'))).toBe(false);
-    // The names are used again by the next path.
+    // The next path uses the same names again.
     for (const name of readdirSync(folder))
       if (name !== 'mount') execFileSync('rm', ['-r', join(folder, name)]);
   }
@@ -290,7 +290,7 @@ describe('every file operation that the wire has', () => {
     requiredCapabilities[name].some((capability) => capability.startsWith('files:')),
   );
 
-  /** Makes a request with all path fields that an operation may have, each set to one of the paths. */
+  /** Makes a request in which all path fields that an operation may have are set. */
   function requestOf(shape: MethodShape, path: string, destination: string): unknown {
     const paths = {
       path: Buffer.from(path),
@@ -307,7 +307,7 @@ describe('every file operation that the wire has', () => {
   }
 
   async function outcomeOf(files: Files, shape: MethodShape, request: unknown): Promise<unknown> {
-    // The cast is safe: the table of methods pairs each handler with its request.
+    // The cast is safe: each handler is called only with a request of its own method.
     const handler = files[shape.key as keyof Files] as (request: unknown, call: AgentCall) => unknown;
     try {
       const answer = handler(request, asCall());
@@ -416,7 +416,7 @@ describe('the data directory', () => {
     ],
   ];
 
-  test('is closed to every operation', async () => {
+  test('refuses every operation', async () => {
     await expectSafe(await createProtectedFiles(), ways, operations);
   });
 
@@ -457,7 +457,7 @@ describe('the data directory', () => {
 });
 
 describe('files of the kernel about the agent', () => {
-  /** Returns the pid of the process that starts the commands of the agent in this process. */
+  /** Returns the pid of this agent's spawner. */
   function spawnerPid(): number {
     const children = readFileSync(`/proc/self/task/${process.pid}/children`, 'latin1').trim().split(' ');
     const found = children.find((pid) => {
@@ -467,7 +467,7 @@ describe('files of the kernel about the agent', () => {
     return Number(found);
   }
 
-  test('are closed: memory, environment, arguments and open files, also of its threads and its spawner', async () => {
+  test('cannot be opened: memory, environment, arguments and open files, also of its threads and its spawner', async () => {
     const ground = await createProtectedFiles();
     const { system, machineId, folder, data } = ground;
     const tid = readdirSync('/proc/self/task').find((one) => Number(one) !== process.pid) ?? '';
@@ -499,7 +499,7 @@ describe('files of the kernel about the agent', () => {
       }
     }
     expect(open).toEqual([]);
-    // Files of other processes in /proc are ordinary files, except their memory.
+    // The /proc files of other processes are ordinary files, except their memory.
     const other = await bystander(folder, '/dev/null');
     expect((await system.call('GET', `${files}/content?path=/proc/${other}/cmdline`)).status).toBe(200);
     expect((await system.call('GET', `${files}/content?path=/proc/${other}/mem`)).status).not.toBe(200);
@@ -519,7 +519,7 @@ describe('files of the kernel about the agent', () => {
   });
 });
 
-/** Returns the paths that systemd reports for units, if it is installed. */
+/** Returns the paths where systemd looks for units; empty without systemd. */
 function unitPaths(): string[] {
   try {
     return execFileSync('systemd-analyze', ['unit-paths'], { encoding: 'utf8', stdio: 'pipe' })
@@ -651,20 +651,21 @@ test('a file call after a second without calls needs a few dozen system calls to
   clock.leap(1_500);
   const afterQuiet = await once();
   expect(afterQuiet).toBeGreaterThan(busy);
-  // If each path were checked separately with its parents, there would be four hundred.
+  // Checking each path and its parents separately would need four hundred.
   expect(afterQuiet - busy).toBeLessThan(100);
 });
 
-test('a protected file that cannot be examined does not unprotect the hard links of its neighbours', async () => {
+test('protected files are also refused as hard links if another protected file cannot be examined', async () => {
   const base = temporaryFolder('neighbours');
   const secret = join(base, 'secret');
   const levels = Array.from({ length: 15 }, () => 'd'.repeat(250));
   const filled = join(secret, ...levels);
-  // The path of the directory has 3,990 bytes, and the path of its first file more than the 4,096 that lstat() takes.
+  // The path of the directory is just short enough for lstat(). The path of its first file exceeds the limit of 4,096
+  // bytes.
   const deep = join(filled, 'e'.repeat(3_989 - filled.length));
   mkdirSync(deep, { recursive: true });
   execFileSync('touch', ['a'.repeat(200), 'key'], { cwd: deep });
-  // rmSync() cannot remove a file with so long a path.
+  // rmSync() cannot remove a file whose path is so long.
   onTestFinished(() => void execFileSync('rm', ['-r', secret]));
   const files = await createFiles({
     ...{ roots: ['/'], home: base, forbidden: [secret], directory: join(base, 'data'), log: quiet },

@@ -1,5 +1,5 @@
-// Slow readers of a command that writes more than the 64 MiB window. Each of them gets every byte, or a
-// report of the bytes that it missed.
+// Slow readers of a command that writes more than the 64 MiB window. Each reader gets every byte, or is notified which
+// bytes it missed.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -8,9 +8,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { bench, gate, leapingClock, output, soon } from '../commands-fixture.ts';
 import type { TestSystem } from '../start-farhand.ts';
 
-/**
- * Requests the output with a client that reads only when the test resumes it. Until then its socket fills up.
- */
+/** Requests output with a client that reads only while the test resumes it. Otherwise its socket fills up. */
 async function pausedOutput({ url, key }: TestSystem, path: string): Promise<IncomingMessage> {
   const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
   onTestFinished(() => void request.destroy());
@@ -19,7 +17,7 @@ async function pausedOutput({ url, key }: TestSystem, path: string): Promise<Inc
   return response;
 }
 
-test('a fast reader gets every byte beside a stalled one, which gets a gap', async () => {
+test('a fast reader gets every byte while another is stalled, and the stalled one gets a gap', async () => {
   const { system, begin } = await bench();
   const { wait, open } = gate();
   const numbers = 'seq 1 15000000';
@@ -35,7 +33,7 @@ test('a fast reader gets every byte beside a stalled one, which gets a gap', asy
       .toString()
       .slice(0, 64),
   );
-  // The answer is cut off, because an incomplete one must not look complete.
+  // Bytes are missing, so the answer is cut off: a complete end would hide the gap.
   const cut = once(slowBytes, 'error');
   slowBytes.resume();
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
@@ -60,8 +58,7 @@ test('a single slow reader gets every byte of more than the window, because the 
     hash.update(piece);
     seen += piece.length;
     if (seen < next) continue;
-    // This reader continues only after the command has stopped writing. At that time no stalled reader has
-    // been cut yet.
+    // Reads on only after the command has stopped writing. At that time the broker has not yet cut its stalled reader.
     next += 40 * 2 ** 20;
     let before = -1;
     await soon(async () => {
@@ -84,8 +81,7 @@ test('a single stalled reader delays the command only for a while, and is cut', 
   const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
   const still = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
-  // The end is polled, because a stream of events would be another reader. Cutting the stalled reader takes
-  // real time.
+  // Polls the status, because a stream of events would be another reader. Cutting the stalled reader takes real time.
   const status = async () => (await get(id)).status;
   await expect.poll(status, { interval: 200 }).toBe('completed');
   expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });
@@ -95,7 +91,7 @@ test('a single stalled reader delays the command only for a while, and is cut', 
 });
 
 test('a single reader that disconnects no longer delays the command', async () => {
-  // The clock does not move, so a connected reader would delay the command forever.
+  // The clock stands still, so a connected reader would delay the command forever.
   leapingClock({ still: true });
   const { system, begin, get } = await bench();
   const { wait, open } = gate();
