@@ -23,7 +23,7 @@ function missing(): boolean {
   }
 }
 
-/** Runs protoc on both protos, into a temporary folder. */
+/** Generates Python code from both protos in a temporary folder. */
 function generate(): string {
   const folder = temporaryFolder('python');
   const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
@@ -33,7 +33,7 @@ function generate(): string {
   return folder;
 }
 
-/** Starts the agent as a separate process, which ends with the test. */
+/** Starts the agent as a separate process. Ends it with the test. */
 function startAgent(generated: string, system: TestSystem, joinToken: string) {
   const args = [join(import.meta.dirname, 'agent.py'), system.grpc, temporaryFolder('agent'), joinToken];
   const env = { ...process.env, PYTHONPATH: generated, PYTHONDONTWRITEBYTECODE: '1' };
@@ -42,7 +42,7 @@ function startAgent(generated: string, system: TestSystem, joinToken: string) {
   let waiting: Record<string, unknown>[] = [];
   const lines = createInterface({ input: child.stderr });
   lines.on('line', (line) => {
-    // A line that is not JSON is an error message of Python.
+    // Python prints its own errors as plain text, the agent its log as JSON.
     waiting.push(line.startsWith('{') ? JSON.parse(line) : { msg: line });
     child.emit('logged');
   });
@@ -73,7 +73,7 @@ async function linkedSystem() {
   return { system, agent, machine_id, at: (name: string): string => join(folder, name) };
 }
 
-/** Debian: python3-grpcio, python3-cryptography, protobuf-compiler and protobuf-compiler-grpc. */
+/** Debian packages: python3-grpcio, python3-cryptography, protobuf-compiler and protobuf-compiler-grpc. */
 const needed = '(skipped where python3-grpcio, python3-cryptography, protoc or its plugin is missing)';
 const testPython = test.skipIf(missing());
 
@@ -125,7 +125,7 @@ testPython(
       { name: 'new', type: 'directory' },
       { name: 'large', type: 'file', size: bytes.length },
     ]);
-    // The listing is larger than a reply on the control stream may be.
+    // A reply on the control stream is too small for this listing.
     for (let number = 0; number < 1_000; number += 1) writeFileSync(at(`new/${number}`.padEnd(100, '-')), '');
     const long = await client.files.list({ machine_id, path: at('new') });
     expect(long.files.map(({ name }) => name)).toEqual(readdirSync(at('new')).sort());

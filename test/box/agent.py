@@ -28,10 +28,10 @@ broker, data_dir = sys.argv[1:3]
 join_token = (sys.argv[3:] or [''])[0]
 
 VERSION = '0.1.0'
-# Capabilities are what the owner allows, whether or not there is a method for it. This owner forbids nothing.
+# The capabilities that the owner allows. They may include some without a method here. This owner allows all of these.
 CAPABILITIES = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user']
 REPLY_BYTES = 60 * 1024
-# The broker waits 10 s for an answer to begin.
+# The broker waits up to 10 s for the first part of an answer.
 REPLY_SECONDS = 1
 OPEN_CALLS = 32
 INSTANCE = uuid.uuid4().hex
@@ -59,7 +59,7 @@ class Link:
     def __init__(self, identity):
         self.identity = identity
         self.outgoing, self.over = queue.SimpleQueue(), threading.Event()
-        self.calls = {}  # by id: the stream of its Answer, once there is one
+        self.calls = {}  # by call id: the stream of its answer, once it is open
         self.heard, self.silence, self.every = time.monotonic(), 10, None
         self.welcomed, self.wait, self.removed = False, None, False
 
@@ -67,7 +67,7 @@ class Link:
         self.outgoing.put(link.ConnectRequest(**message))
 
     def run(self):
-        # Large answers have a connection of their own.
+        # Large answers use a connection of their own.
         with channel(self.identity) as control, channel(self.identity) as bulk:
             self.answers = link_pb2_grpc.LinkStub(bulk)
             stream = link_pb2_grpc.LinkStub(control).Connect(iter(self.outgoing.get, None))
@@ -188,7 +188,7 @@ class Link:
         finally:
             if stream.is_active():
                 send(None)
-            # The broker ends the stream last.
+            # Reads until the broker ends the stream, which it does last.
             for _ in stream:
                 pass
 
@@ -246,7 +246,7 @@ def store(identity):
 
 
 def identify():
-    """The identity in the data directory; joins with the token where there is none."""
+    """Returns the identity in the data directory. Joins with the token if there is no identity."""
     os.makedirs(data_dir, 0o700, exist_ok=True)
     path = os.path.join(data_dir, 'identity.json')
     identity = {}

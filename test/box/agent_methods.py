@@ -118,7 +118,7 @@ def list_files(request):
 
 def read_file(request):
     path = absolute(request.path)
-    # Without O_NONBLOCK a FIFO waits for its writer.
+    # With O_NONBLOCK, opening a FIFO does not wait for a writer.
     with open(path, 'rb', opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -128,7 +128,7 @@ def read_file(request):
         if start > size:
             raise Failure('range_not_satisfiable', 'the file has %d bytes' % size, size=size)
         left = request.length if request.HasField('length') else 2**63
-        # Files of /proc have a size of 0 and hold more.
+        # Files of /proc report a size of 0, but may have content.
         known = size > 0
         left = min(left, size - start) if known else left
         if known and 0 < request.max_bytes < left:
@@ -169,7 +169,7 @@ def write_file(requests):
                 os.fchown(handle, before.st_uid, before.st_gid)
             os.fchmod(handle, mode)
             os.fsync(handle)
-        # A rename replaces what is there, a link never does.
+        # A rename replaces an existing file, and a hard link fails instead.
         (os.rename if commit.overwrite else os.link)(temporary, path)
         sync_directory(folder)
     finally:
@@ -181,7 +181,7 @@ def write_file(requests):
 
 
 def replaceable(path, opening, overwrite):
-    """What has the path, if anything; refuses what must not be replaced."""
+    """Returns the stats of an existing file, or None. Refuses a file that must not be replaced."""
     found = os.stat(path) if os.path.exists(path) else None
     if found and stat.S_ISDIR(found.st_mode):
         raise Failure('is_a_directory', 'is a directory')
@@ -197,7 +197,7 @@ def replaceable(path, opening, overwrite):
 
 
 def received(requests, file):
-    """Writes all chunks; the commit counts once the stream has ended after it."""
+    """Writes all chunks. Returns the commit after the end of the stream, because only then does it count."""
     commit, digest = None, hashlib.sha256()
     for request in requests:
         if commit or not request.WhichOneof('part') in ('chunk', 'commit'):
@@ -218,7 +218,7 @@ def sync_directory(path):
     os.close(handle)
 
 
-# A method takes its request, or an iterator of them, and yields its responses.
+# Methods by name. Each takes its request, or an iterator of requests, and yields its responses.
 METHODS = {
     'GetMetrics': (machine.GetMetricsRequest, get_metrics),
     'ListFiles': (machine.ListFilesRequest, list_files),

@@ -1,5 +1,4 @@
-// Boots a Debian in a container, for tests that need a real systemd. Its base system is stored beside the
-// checkout.
+// Boots a Debian in a container, for tests that need a real systemd. Its base system is stored beside the checkout.
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import {
   chmodSync,
@@ -20,7 +19,7 @@ const checkout = join(import.meta.dirname, '../..');
 const base = join(process.env.FARHAND_TEST_DISK ?? tmpdir(), 'farhand-test-base-bookworm');
 const packages = 'systemd,systemd-sysv,dbus,curl,ca-certificates';
 const bootMs = 60_000;
-/** With a compile cache, our programs start from their sources in a third of the time. */
+/** The compile cache lets programs start from their sources in a third of the time. */
 const environment = [
   'PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
   'LC_ALL=C.UTF-8',
@@ -34,7 +33,7 @@ export interface Ran {
 }
 
 export interface Container {
-  /** Path of its file system on this machine. */
+  /** Path of the container's file system on this machine. */
   root: string;
   /** Runs a program in the container as root. */
   run(...command: string[]): Promise<Ran>;
@@ -53,9 +52,7 @@ export function execute(file: string, args: string[], timeout = 120_000): Promis
   });
 }
 
-/**
- * Returns one container for all tests of a file. If it cannot boot, the tests are skipped with the reason.
- */
+/** Returns one container for all tests of a file. If it cannot boot, the tests are skipped with the reason. */
 export function containerOfFile(): Omit<Container, 'close'> {
   let found: Container | string = 'is not booted yet';
   const box = (): Container => {
@@ -107,7 +104,7 @@ function cgroupMount(): string | undefined {
   return lines.find((line) => line.includes(' - cgroup2 '))?.split(' ')[4];
 }
 
-/** Makes the base system, which takes forty seconds. This is done once per machine. */
+/** Makes the base system, once per machine. That takes forty seconds. Returns the reason if it fails. */
 async function makeBase(): Promise<string | undefined> {
   if (existsSync(base)) return undefined;
   const fresh = mkdtempSync(`${base}-`);
@@ -120,7 +117,7 @@ async function makeBase(): Promise<string | undefined> {
   try {
     if (code === 0) renameSync(fresh, base);
   } catch {
-    // Another run has made it in the meantime.
+    // Another run has made the base system in the meantime.
   }
   rmSync(fresh, { recursive: true, force: true });
   return existsSync(base) ? undefined : `debootstrap failed: ${(stderr || stdout).trim().slice(-200)}`;
@@ -143,7 +140,7 @@ class Box implements Container {
     for (const directory of [upper, work, this.root]) mkdirSync(directory);
     const layers = `lowerdir=${base},upperdir=${upper},workdir=${work}`;
     const mounted = await execute('mount', ['-t', 'overlay', 'overlay', '-o', layers, this.root]);
-    // An overlay cannot be mounted on an overlay, for example inside a container.
+    // An overlay cannot be mounted on another overlay, as in a container. Then the base system is copied.
     if (mounted.code !== 0) await execute('cp', ['-a', `${base}/.`, this.root]);
     mkdirSync(this.#cgroup);
     return await this.#boot();
@@ -157,7 +154,7 @@ class Box implements Container {
   async reboot(): Promise<void> {
     const ended = new Promise((resolve) => this.#nspawn?.once('exit', resolve));
     await this.run('systemctl', 'reboot');
-    // nspawn exits with this code for a reboot, so the container is started again.
+    // For a reboot nspawn exits, so the test starts the container again.
     await ended;
     const failed = await this.#boot();
     if (failed) throw new Error(failed);
@@ -166,7 +163,7 @@ class Box implements Container {
   async close(): Promise<void> {
     const [nspawn, init] = [this.#nspawn, this.#init()];
     const ended = new Promise((resolve) => nspawn?.once('exit', resolve));
-    // Killing the container's first process ends all others of its namespace.
+    // When the first process of a PID namespace is killed, the kernel kills all its other processes.
     if (init) process.kill(init, 'SIGKILL');
     if (nspawn && nspawn.exitCode === null && nspawn.signalCode === null) {
       await Promise.race([ended, sleep(5_000, undefined, { ref: false })]);
@@ -178,7 +175,7 @@ class Box implements Container {
     try {
       rmdirSync(`/run/systemd/nspawn/propagate/box${process.pid}`);
     } catch {
-      // The process has ended by itself.
+      // The process has already ended.
     }
   }
 
@@ -206,7 +203,7 @@ class Box implements Container {
       `--machine=box${process.pid}`,
       `--bind-ro=${checkout}:/opt/farhand`,
     ];
-    // The container is in a separate cgroup, because nspawn creates cgroups with fixed names below its own.
+    // Moves nspawn to a separate cgroup first, because it creates cgroups with fixed names below its own.
     const script = 'echo $$ > "$0/cgroup.procs" && exec systemd-nspawn "$@"';
     this.#nspawn = spawn('/bin/sh', ['-c', script, this.#cgroup, ...options, ...own], {
       env: { ...process.env, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY: '1' },

@@ -1,4 +1,4 @@
-// Builds agent and broker as tar.gz and as Debian packages, once for all test files of a run.
+// Builds the tar.gz and Debian packages of agent and broker, once for all test files of a run.
 import { execFileSync } from 'node:child_process';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -6,7 +6,7 @@ import { madeOnce } from '../make-once-per-run.ts';
 
 const root = join(import.meta.dirname, '../..');
 
-/** The folder with the packages for this architecture, once they are built. */
+/** The folder that has the packages for this architecture after the build. */
 export const built = join(tmpdir(), 'packages');
 
 export function buildPackages(): void {

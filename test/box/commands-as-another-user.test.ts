@@ -1,4 +1,5 @@
-// Commands as another user: settings of the caller take effect only after root's rights were dropped.
+// Commands as another user: settings from the caller, such as LD_PRELOAD, take effect only after root's rights are
+// dropped.
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
@@ -32,7 +33,7 @@ function createFolder(): string {
   return folder;
 }
 
-/** Runs commands as the other user on a real agent of root. */
+/** Runs commands as another user on a real agent that runs as root. */
 async function machine() {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
@@ -80,7 +81,7 @@ test.runIf(asRoot && has('gcc'))(
     }`,
     );
     execFileSync('gcc', ['-shared', '-fPIC', '-o', library!, source!]);
-    // The files are created first, so that both root and the user can append to them.
+    // Created in advance and writable for all, so that both root and the user could append.
     writeFileSync(out!, '');
     chmodSync(out!, 0o666);
     for (const args of [undefined, ['-c', 'true']]) {
@@ -104,7 +105,7 @@ test.runIf(asRoot)('the dynamic loader gets LD_ variables only as the other user
 });
 
 test.runIf(asRoot)(
-  'the process that still runs as root has only the mark of the command, and no values in its arguments',
+  'the process that still runs as root gets only the id of the command, and no values in its arguments',
   async () => {
     const spec = { direct: true, command: '/bin/true', args: ['argument'], cwd: '/tmp', user, timeout_ms: 0 };
     const env = {

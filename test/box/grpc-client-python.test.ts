@@ -21,7 +21,7 @@ function missing(): boolean {
   }
 }
 
-/** Debian: python3-grpcio, protobuf-compiler and protobuf-compiler-grpc. */
+/** Debian packages: python3-grpcio, protobuf-compiler and protobuf-compiler-grpc. */
 test.skipIf(missing())(
   'a program in Python does everything with client.proto alone (skipped where python3-grpcio, protoc or its plugin is missing)',
   async () => {

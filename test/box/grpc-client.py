@@ -1,4 +1,4 @@
-"""A client of the streams from client.proto alone: what a program in another language does.
+"""A client of the gRPC streams that is made from client.proto alone, as a program in another language would be.
 
 Usage: grpc-client.py GENERATED ADDRESS CA KEY MACHINE SESSION FILE
 """

@@ -1,5 +1,5 @@
-// Packages as users get them: unpacked without node_modules and without Node, installed by the install line,
-// and from npm.
+// Packages as users get them: unpacked on a system without Node and node_modules, installed by the install line, and
+// from npm.
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -36,7 +36,7 @@ const agentName = `farhand-agent-${version}-linux-${arch}`;
 const brokerName = `farhand-broker-${version}-linux-${arch}`;
 const agentHome = join(unpacked, agentName);
 const brokerHome = join(unpacked, brokerName);
-/** An environment whose PATH does not contain our Node. */
+/** An environment whose PATH does not contain the checkout's Node. */
 const plain = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', HOME: unpacked };
 
 beforeAll(() => {
@@ -51,7 +51,7 @@ interface Box {
   url: string;
   grpc: string;
   client: Farhand;
-  /** Returns standard output and standard error. */
+  /** Runs a verb. Resolves with standard output and standard error. */
   farhand(...args: string[]): Promise<string>;
 }
 
@@ -78,7 +78,7 @@ async function startBox(...flags: string[]): Promise<Box> {
   };
 }
 
-/** A broker without flags, for tests that change nothing that another one sees. */
+/** One broker for all tests that change nothing visible to other tests. */
 const anyBox = shared(() => startBox());
 
 function run(file: string, args: string[]): ChildProcess {
@@ -101,7 +101,7 @@ async function received(child: ChildProcess, message: string): Promise<Record<st
 }
 
 describe('a broker from its package', () => {
-  test('refuses names of files that it does not serve, however they are written', async () => {
+  test('refuses file names that it does not serve, in every spelling', async () => {
     const { url } = await anyBox();
     for (const name of [
       'nothing.tar.gz',
@@ -116,7 +116,7 @@ describe('a broker from its package', () => {
     }
   });
 
-  test('serves its agents without a key, each as in SHA256SUMS, with 304 for a client that has it', async () => {
+  test('serves its agent packages without a key, each as in SHA256SUMS, with 304 for a client that has it', async () => {
     const { url } = await anyBox();
     const sums = await (await fetch(`${url}/packages/SHA256SUMS`)).text();
     const [hash, name] = sums.trim().split(/\s+/);
@@ -153,14 +153,14 @@ describe('a broker from its package', () => {
     const command_line = 'cat /proc/$PPID/comm; readlink /proc/$PPID/exe';
     const spawner = await client.commands.create({ machine_id, command: command_line });
     expect(spawner.stdout).toBe(`farhand-spawner\n${agentHome}/node\n`);
-    // The spawner has loaded the addon for fast starts.
+    // The spawner, which is the parent of commands, has loaded the addon for fast starts.
     const maps = await client.commands.create({ machine_id, command: 'cat /proc/$PPID/maps' });
     expect(maps.stdout).toContain('/koffi.node\n');
     const session = await client.sessions.create({ machine_id, shell: '/bin/sh' });
     expect(session.reason ?? null).toBeNull();
   });
 
-  test('has a CLI that creates tokens while no broker runs, without an install line for a broker that is not reachable', async () => {
+  test('has a CLI that creates tokens while no broker runs, without an install line if the broker is not reachable', async () => {
     const box = await anyBox();
     const dataDir = temporaryFolder('quiet-broker');
     const token = JSON.parse(await box.farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json'));
@@ -235,7 +235,7 @@ function canMount(): boolean {
   }
 }
 
-/** Runs shell lines in a namespace where /opt and /usr/local/bin are empty and private. */
+/** Runs shell lines in a mount namespace where /opt and /usr/local/bin are empty and private. */
 async function elsewhere(lines: string): Promise<{ code: number; text: string }> {
   const mounts = 'mount -t tmpfs none /opt; mount -t tmpfs none /usr/local/bin';
   const child = spawn('unshare', ['--mount', 'sh', '-c', `${mounts}; exec 2>&1; ${lines}`], { env: plain });
@@ -267,7 +267,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
     appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
     const { text } = await attempt(token);
     expect(text).toMatch(/is damaged: its SHA-256/);
-    // The error is the only line, so ls has listed no file.
+    // The error is the only line, so `ls` has found no installed file.
     expect(text.trim().split('\n')).toHaveLength(1);
   });
 
@@ -276,7 +276,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
     cpSync(join(built, 'packages'), packages, { recursive: true });
     const { client } = await startBox('--packages', packages);
     const { token, install } = await client.joinTokens.create({});
-    // Another list of packages, as in another version.
+    // A changed list of packages, as after an upgrade of the broker.
     const sums = readFileSync(join(packages, 'SHA256SUMS'), 'utf8');
     const [sum] = sums.split(' ');
     copyFileSync(join(packages, `${agentName}.tar.gz`), join(packages, 'farhand-agent-other.tar.gz'));
@@ -306,12 +306,12 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
     expect(text).toContain(`farhand-agent ${version} is installed`);
   });
 
-  test('runs nothing of a script that was cut off, wherever that was', async () => {
+  test('runs nothing of an incomplete script, wherever it was cut off', async () => {
     const { url } = await anyBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
-    // The script is cut at some places, and at every byte after its last function. Only the last brace makes
-    // it complete.
+    // Cuts the script at some places, and at every byte after its last function. It is complete only with its last
+    // brace.
     const end = script.lastIndexOf('}');
     const last = script.lastIndexOf('\n}\n');
     const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((last * (n + 1)) / 12));
@@ -399,7 +399,7 @@ describe('the Debian packages', () => {
 describe('the npm tarball', () => {
   const isCheckout = has('git') && existsSync(join(root, '.git'));
 
-  /** Returns a copy of the files that git has, without generated ones. */
+  /** Returns a copy of the files in git, without generated files. */
   async function freshClone(): Promise<string> {
     const clone = temporaryFolder('clone');
     const { stdout } = await execute('git', ['ls-files', '-z'], { cwd: root });
@@ -409,7 +409,7 @@ describe('the npm tarball', () => {
     return clone;
   }
 
-  /** The path of the tarball, as its maker prints it. */
+  /** The path of the tarball, as scripts/package.ts prints it. */
   const tarball = shared(async () => {
     const cwd = isCheckout ? await freshClone() : root;
     const folder = temporaryFolder('tarball');
@@ -448,7 +448,7 @@ describe('the npm tarball', () => {
       const { stdout } = await execute(join(folder, 'node_modules/.bin', name), ['--version'], { env });
       expect([name, stdout.trim()]).toEqual([name, version]);
     }
-    // Simulates an older Node, without modules that the programs load.
+    // Simulates an older Node, which lacks modules that the programs load.
     const old = ['--no-experimental-sqlite', '--import', `data:text/javascript,${olderNode}`];
     for (const name of ['farhand', 'farhand-agent', 'farhand-broker']) {
       const bin = join(folder, 'node_modules/.bin', name);
@@ -458,7 +458,7 @@ describe('the npm tarball', () => {
           new RegExp(`^${name}: Node v20.20.2 is not supported; install Node 22.*\\n$`),
         ),
       });
-      // An older Node parses these files, so they must not contain newer syntax.
+      // An older Node must be able to parse these files and report its version, so they must not contain newer syntax.
       expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);
     }
     mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });
@@ -523,7 +523,7 @@ describe('the npm tarball', () => {
 
 const olderNode = "Object.defineProperty(process,'version',{value:'v20.20.2'})";
 
-/** A program of a user of the package. The line with @ts-expect-error proves that the types are checked. */
+/** A TypeScript program that uses the package. The line with @ts-expect-error proves that the types are checked. */
 const consumer = `import { Farhand, FarhandError } from 'farhand';
 import { connect, FarhandError as Same } from 'farhand/grpc';
 

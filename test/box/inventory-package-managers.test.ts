@@ -1,5 +1,5 @@
-// The inventory agrees with the package managers of four distributions. An agent in a root file system of its own reports
-// packages and pending updates. Then the package manager installs its updates, which must be the reported ones.
+// Compares the inventory with the package managers of four distributions. In a separate root file system, an agent
+// reports packages and pending updates. Then the package manager installs its updates, which must be the reported ones.
 import { execFileSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import { describe, expect } from 'vitest';
@@ -20,11 +20,11 @@ function canMount(): boolean {
   }
 }
 
-/** makepkg alone needs 2 s of a processor for each of its four runs. */
+/** Long, because each of the four runs of makepkg needs 2 s of CPU time. */
 const ms = 240_000;
 const longName = 'a_package_whose_name_is_longer_than_a_line_of_eighty_characters_in_a_terminal_of_a_machine';
 
-/** Starts an agent in a root file system. Returns a function that collects its inventory. */
+/** Starts an agent in a root file system. Returns a function that collects the inventory. */
 async function agentIn(root: Root) {
   const system = await startFarhand();
   const args = [
@@ -50,7 +50,7 @@ async function agentIn(root: Root) {
   };
 }
 
-/** Builds packages, makes a repository of them all and installs the older ones. */
+/** Builds packages in two versions, makes a repository of all of them, and installs the older ones. */
 function rootOf(manager: PackageManager, older: Packages, newer: Packages): Root {
   const root = new Root(manager);
   manager.build(older, root.repository);
@@ -61,7 +61,7 @@ function rootOf(manager: PackageManager, older: Packages, newer: Packages): Root
   return root;
 }
 
-/** The updates that the package manager has installed, with the newest version that was installed before. */
+/** Returns the updates that the package manager has installed, each with the newest version before. */
 function changes(before: string[], after: string[]) {
   const newest = new Map(before.map(partsOf));
   const added = after.filter((line) => !before.includes(line)).map(partsOf);
@@ -73,7 +73,10 @@ function partsOf(line: string): [name: string, version: string] {
   return [name, version];
 }
 
-/** Compares inventory and package manager: before lists were fetched, with updates, and after these updates. */
+/**
+ * Compares the inventory with the package manager three times: before it has fetched lists, with pending updates, and
+ * after the updates.
+ */
 async function compare(root: Root, manager: PackageManager, unfetched: RegExp | undefined): Promise<void> {
   const collect = await agentIn(root);
   const before = root.installed();
@@ -146,7 +149,7 @@ describe.skipIf(!mayMount)('package managers (need root that may mount)', () => 
         [...newer, ['moves', '1.1', arch], [kernel, '1.1', arch], [kernel, '1.2', arch]],
       );
       const installedAt = Number(root.run("rpm -q kernel --queryformat '%{INSTALLTIME}'"));
-      // The order of installation is known to the second.
+      // Waits for the next second, because package managers record the time of an installation in seconds.
       await waitFor(() => expect(Math.floor(Date.now() / 1000)).toBeGreaterThan(installedAt));
       root.install(readdirSync(root.repository).filter((file) => file.startsWith('kernel-1.1')));
       await compare(root, dnf, undefined);

@@ -1,5 +1,5 @@
-// A small root file system for each package manager, in which only that manager is in use, with a repository of tiny
-// packages in a folder. The packages and the repository are made by the distribution's own tools.
+// Small root file systems, one for each package manager, each with a repository of tiny packages in a folder. The
+// distribution's own tools make the packages and the repository.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import {
@@ -16,27 +16,30 @@ import { temporaryFolder } from '../start-farhand.ts';
 
 const checkout = join(import.meta.dirname, '../..');
 
-/** Names of packages and their versions, all with the release 1. */
+/** Names and versions of packages. Each has release 1. */
 export type Packages = readonly (readonly [name: string, version: string, arch?: string])[];
 
 export interface PackageManager {
   format: string;
   /** Programs that must be installed. */
   programs: readonly string[];
-  /** Files of the root file system, by path. The repository is at /repository there. */
+  /** Files of the root file system, by path. It has the repository at /repository. */
   files: Readonly<Record<string, string>>;
   /** Builds these packages in a folder. */
   build(packages: Packages, folder: string): void;
   /** Makes a repository of the packages in a folder. */
   index(folder: string): void;
-  /** Shell lines: install the packages `$@`, fetch package lists, list `name version`, install updates. */
+  /**
+   * Shell lines. `install` installs the packages `$@`; the others fetch package lists, list `name version`, and install
+   * updates.
+   */
   install: string;
   fetch: string;
   list: string;
   upgrade: string;
 }
 
-/** Runs a program on this machine. An ordinary user has no rights beyond its folder. */
+/** Runs a program on this machine. Its home is the folder, because an ordinary user may write nowhere else. */
 function run(command: readonly string[], cwd: string): string {
   const [program = '', ...args] = command;
   const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C', HOME: cwd };
@@ -61,7 +64,7 @@ const apt: PackageManager = {
     '/var/lib/dpkg/status': '',
     '/var/lib/dpkg/info/format': '1\n',
     '/var/lib/dpkg/updates/.folder': '',
-    // The package manager of another distribution, as Debian packages it, must not be taken for the one in use.
+    // Debian has pacman as a package. Its database exists here, but the inventory must still find dpkg in use.
     '/var/lib/pacman/local/ALPM_DB_VERSION': '9\n',
   },
   build(packages, folder) {
@@ -92,7 +95,7 @@ const apt: PackageManager = {
 
 // ---- rpm with dnf and zypper
 
-/** Where Debian's rpm does not look by itself: its database is in a home. */
+/** Debian's rpm looks for its database in a home directory. These files make it use the usual path. */
 const rpmFiles = { '/etc/rpm/macros': '%_dbpath /var/lib/rpm\n', '/var/lib/rpm/.folder': '' };
 
 const rpm = {
@@ -116,7 +119,7 @@ const rpm = {
     }
   },
   index: (folder: string) => void run(['createrepo_c', '--quiet', folder], folder),
-  // Each package of a name is installed beside the other ones, like a kernel.
+  // All packages of one name stay installed side by side, like kernels.
   install: 'rpm --install --nodeps "$@"',
   list: "rpm -qa --queryformat '%{NAME} %|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\n'",
 };
@@ -168,7 +171,7 @@ const pacman: PackageManager = {
     '/var/lib/dpkg/status': '',
   },
   build(packages, folder) {
-    // One run builds all packages of a version, because each run takes a second.
+    // Builds all packages of one version in a single run, because each run takes a second.
     for (const [text, some] of Map.groupBy(packages, ([, version]) => version)) {
       const [, epoch = '0', version = ''] = /^(?:(\d+):)?(.*)$/.exec(text) ?? [];
       const names = some.map(([name]) => name);
@@ -207,8 +210,8 @@ export const managers = { apt, dnf, zypper, pacman };
 // ---- The root file system
 
 /**
- * Mounts the programs of this machine into a root file system, and runs a command in it. The mounts are in a namespace
- * of their own, so they end with the command.
+ * Mounts the programs of this machine into a root file system, and runs a command there. The mounts are in a mount
+ * namespace of their own, so they end with the command.
  */
 const enter = `set -e
 for path in /usr /proc /sys /dev "$1" "$2"; do mkdir -p "$0$path"; done
@@ -232,7 +235,7 @@ export class Root {
     for (const [name, text] of Object.entries(manager.files)) inFolder(this.path, name, text);
   }
 
-  /** The command before a command, so that it runs in this root. */
+  /** The arguments that run the following command in this root. */
   get under(): string[] {
     return ['unshare', '--mount', 'sh', '-c', enter, this.path, checkout, dirname(process.execPath)];
   }
@@ -245,14 +248,14 @@ export class Root {
     this.run(this.#manager.install, ...files.map((file) => join('/repository', file)));
   }
 
-  /** Returns a line `name version` for each installed package, as the package manager lists them. */
+  /** Returns a line `name version` for each package that the package manager lists as installed. */
   installed(): string[] {
     return this.run(this.#manager.list).trim().split('\n').sort();
   }
 
   /**
-   * Returns size and time of each file, by path. Not of logs and temporary files, and not of the list of expired
-   * repositories, which dnf writes even if it is asked to use its cache alone.
+   * Returns the size and time of each file, to detect changes. Leaves out logs, temporary files and dnf's list of
+   * expired repositories, which dnf writes even with --cacheonly.
    */
   snapshot(): string[] {
     const find = "find /etc /var /root -type f -printf '%p %s %T@\\n'";

@@ -1,5 +1,5 @@
-// Packages that a running broker serves: a stalled download has no file open, and rebuilt packages are served
-// at once.
+// Packages that a running broker serves: a stalled download keeps no file open, and rebuilt packages are served at
+// once.
 import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,7 +14,7 @@ function sha256(text: string): string {
   return createHash('sha256').update(text).digest('hex');
 }
 
-/** Makes packages with this content, as `npm run package` does. Returns the hash of the list. */
+/** Makes packages with this content, as `npm run package` does. Returns the hash of SHA256SUMS. */
 function pack(directory: string, content: string): string {
   const list = `${sha256(content)}  ${name}\n`;
   rmSync(join(directory, 'SHA256SUMS'), { force: true });
@@ -69,7 +69,7 @@ test('a running broker serves rebuilt packages, and new tokens have their hash',
   const { headers, body } = await call(`${system.url}/packages/${name}`, 'GET');
   expect([headers.get('etag'), body]).toEqual([`"${sha256('new and longer')}"`, 'new and longer']);
   expect(await system.joinToken()).toContain(`.${second}`);
-  // While packages are being built, there are none.
+  // During a build the broker has no packages.
   writeFileSync(join(directory, 'SHA256SUMS'), `${sha256('x')}  farhand-agent-other.tar.gz\n`);
   expect((await call(`${system.url}/packages/${name}`, 'GET')).status).toBe(404);
   expect((await system.client.joinTokens.create({})).install_missing).toContain('npm run package');

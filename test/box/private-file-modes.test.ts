@@ -1,6 +1,6 @@
-// The modes of all files that broker and agent create in their data directories. Each file is private from
-// its creation on, whatever the umask is. The system calls of the real programs are traced, because a later
-// chmod would be too late.
+// The modes of all files that broker and agent create in their data directories. Each file must be private from its
+// creation on, whatever the umask. The test traces the system calls of the real programs, because a later chmod would
+// be too late.
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';
@@ -44,8 +44,8 @@ function seenIn(file: string, directory: string): Seen[] {
 }
 
 /**
- * Returns the path to which a call has given rights to users other than the owner. `known` contains the
- * existing names.
+ * Returns a description of a call that gives users other than the owner rights to a path; undefined if it gives none.
+ * `known` has the paths that exist.
  */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
   const isNew = !known.has(path);
@@ -55,7 +55,7 @@ function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<strin
     return (mode & ~umask) === 0o700 ? undefined : received;
   }
   if (call.includes('chmod')) return mode & 0o077 ? received : undefined;
-  // The mode of a socket depends on the umask until it is changed, so its directory must be private.
+  // A socket gets its mode from the umask until a chmod, so its directory must already be private.
   if (call === 'bind') return known.has('') ? undefined : received;
   if (!call.startsWith('creat') && !call.startsWith('mknod') && !/O_CREAT|O_TMPFILE/.test(flags))
     return undefined;
@@ -68,7 +68,7 @@ const leaksIn = (seen: Seen[], umask: number): string[] => {
   return seen.flatMap((one) => leak(one, umask, known) ?? []);
 };
 
-/** Returns all files that exist at the end, with their modes. */
+/** Returns each file that exists at the end, with its mode. */
 function modesIn(directory: string): string[] {
   const names = ['', ...(readdirSync(directory, { recursive: true }) as string[])];
   return names.flatMap((name) => {
@@ -78,7 +78,7 @@ function modesIn(directory: string): string[] {
   });
 }
 
-/** Uses every function that leaves a file, such as long output. */
+/** Uses every function that makes broker or agent write a file, such as long output. */
 async function use(
   client: Farhand,
   url: string,
@@ -100,7 +100,7 @@ async function use(
   const session = await client.sessions.create({ machine_id, shell: 'cat' });
   await client.sessions.end({ session_id: session.id });
   await client.files.write({ machine_id, path: join(folder, 'written'), content: 'x' });
-  // The path comes after the file, so the broker must spool it.
+  // The path comes after the file, so the broker must first store the file itself.
   const form = new FormData();
   form.append('file', new Blob(['x'.repeat(100_000)]), 'x');
   form.append('path', join(folder, 'uploaded'));
@@ -153,7 +153,7 @@ test.skipIf(!traceable).each(['0000', '0022'])(
     expect(leaksIn(broker, Number.parseInt(umask, 8))).toEqual([]);
     expect(leaksIn(agent, Number.parseInt(umask, 8))).toEqual([]);
     expect(left).toEqual([]);
-    // Checks that the trace has the expected calls.
+    // The trace is useful only if it contains these calls.
     const named = (seen: Seen[], name: RegExp): boolean => seen.some(({ path }) => name.test(path));
     const brokers = [
       /^\.state\.json-/,
@@ -171,7 +171,7 @@ test.skipIf(!traceable).each(['0000', '0022'])(
   },
 );
 
-test('a trace reveals a file, a directory or a socket that others could open for a moment', () => {
+test('a trace shows a file, a directory or a socket that others could open for a moment', () => {
   const made = { call: 'openat', path: 'x', mode: 0o600, flags: 'O_WRONLY|O_CREAT' };
   expect(leaksIn([made, { ...made, mode: 0o644 }], 0)).toEqual([]);
   expect(leaksIn([{ ...made, mode: 0o644 }], 0)).toEqual(['openat of x with 644']);

@@ -1,5 +1,5 @@
-// The nginx configuration of the docs, unchanged except for its addresses: REST, a terminal and an agent's
-// link through it.
+// REST, a terminal and an agent's link through nginx, with the configuration of the docs, unchanged except for its
+// addresses.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -16,7 +16,7 @@ import { waitFor } from '../wait-for.ts';
 const streamModule = '/usr/lib/nginx/modules/ngx_stream_module.so';
 const isHere = spawnSync('nginx', ['-v']).status === 0 && existsSync(streamModule);
 
-/** Replaces each text, which must occur exactly once, so that the test fails if the docs have changed. */
+/** Replaces each text. Throws unless it occurs exactly once, so that changed docs fail the test. */
 function replaced(config: string, pairs: [from: string, to: string][]): string {
   return pairs.reduce((done, [from, to]) => {
     expect([from, done.split(from).length]).toEqual([from, 2]);
@@ -33,7 +33,7 @@ function recipes(): [http: string, stream: string] {
   return [http, stream];
 }
 
-/** Starts nginx in the foreground as the present user, with all of its files in a folder. */
+/** Starts nginx in the foreground as the current user. All of its files are in one folder. */
 async function nginx(folder: string, http: string, stream: string): Promise<void> {
   const paths = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map(
     (name) => `${name}_temp_path ${join(folder, name)};`,
@@ -86,7 +86,7 @@ test.skipIf(!isHere)(
     const ca = readFileSync(cert);
     const ask = async (method: string, path: string, headers = {}, body?: Buffer | string) => {
       const bearer = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
-      // The address differs from the proxy's own, which is trusted.
+      // The broker trusts the proxy's address, so the client uses another one.
       const options = { method, ca, localAddress: '127.0.0.2', headers: { ...bearer, ...headers } };
       const asked = request(`${url}/api/v1${path}`, options).end(body);
       const [response] = await once(asked, 'response');
@@ -98,7 +98,7 @@ test.skipIf(!isHere)(
     const { machineId: machine_id } = await system.agent({ through: `127.0.0.1:${linkPort}` });
     expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });
 
-    // A client cannot pretend to have another address: the wrong keys were not counted for that address.
+    // The broker ignores the address that the client claims: the wrong keys count for the client's own address.
     const lie = { 'X-Forwarded-For': '203.0.113.9', Authorization: 'Bearer service_apikey_wrong' };
     for (let n = 0; n < 31; n += 1) {
       const { statusCode } = (await ask('GET', '/machines', lie)).resume();
@@ -136,7 +136,7 @@ test.skipIf(!isHere)(
     const terminal = new WebSocket(stream_url, { ca, origin: url });
     onTestFinished(() => terminal.terminate());
     let output = '';
-    // `ws` gives a Buffer by default.
+    // The library `ws` gives each message as a Buffer by default.
     terminal.on('message', (data: RawData, binary: boolean) => {
       if (binary) output += (data as Buffer).toString();
     });

@@ -1,5 +1,5 @@
-// Broker and agent as services of a real systemd, in a booted container. Each test continues with the state
-// that the earlier ones left.
+// Broker and agent as services of a real systemd in a container. Each test continues with the state that the tests
+// before it left.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
@@ -33,7 +33,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     });
   const property = async (unit: string, name: string): Promise<string> =>
     (await box.run('systemctl', 'show', unit, '--value', `--property=${name}`)).stdout.trim();
-  /** Finds files named after Farhand, except journals and sources. */
+  /** Returns the paths of files named after Farhand, except journals and sources. */
   const traces = async (name: string): Promise<string[]> => {
     const { stdout } = await box.run(
       'find',
@@ -49,7 +49,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     return stdout.split('\n').filter((path) => path !== '');
   };
-  /** Finds the pids of `sleep` with this argument in the container, seen from outside. */
+  /** Returns the pids, outside the container, of `sleep` processes with this argument in it. */
   const sleepers = (seconds: number): number[] =>
     readdirSync('/proc')
       .filter((pid) => /^\d+$/.test(pid))
@@ -92,7 +92,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 
   test('the broker is installed, runs as its own user, and reports its addresses', async () => {
-    // Root has a restrictive umask here.
+    // Root has a restrictive umask here, but the service must be able to read its files.
     const line = `umask 077; ${node} /opt/farhand/broker/main.ts install --http ${http} --grpc ${grpc} | head -n 1`;
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0, stderr: '' });
@@ -263,7 +263,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(lost.stderr).toContain('The previous installation was restored.');
     expect(lost.stderr).not.toContain('broker is up');
     await online();
-    // The file changes only the settings that it contains, so the lock is unchanged.
+    // The file has no setting `allow`, so the installed one stays.
     await box.run('sh', '-c', 'printf \'log_level = "debug"\\n\' > /root/more.toml');
     expect(await agent('install', '--config', '/root/more.toml')).toMatchObject({ code: 0, stderr: '' });
     const kept = await box.run('cat', '/etc/farhand/agent.toml');
@@ -282,7 +282,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('cat', dropIn)).stdout).toBe('[Service]\n');
   });
 
-  test('forged status lines of a command are printed without control characters', async () => {
+  test('status lines that a command forges are printed without control characters', async () => {
     await online();
     await exec(
       'NOTIFY_SOCKET=/run/systemd/notify systemd-notify --status="$(printf \'evil\\033[2Jtext\')"; sleep 1',
@@ -301,7 +301,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 
   test('running as root needs a flag, and then commands run as root', async () => {
-    // Files of the agent's user that would make root open other files.
+    // The agent's user plants a symlink and a FIFO, which must not make root open other files or wait.
     const line = 'cd /var/lib/farhand-agent && ln -s /etc/passwd link && rm lock.db && mkfifo lock.db';
     await box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
     const rooted = await agent('install', '--user', 'root');
@@ -327,7 +327,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     machine = again.machine_id;
   });
 
-  test('nothing is left of an agent that is uninstalled, nor of a purged broker', async () => {
+  test('an uninstalled agent leaves nothing, and neither does a purged broker', async () => {
     const left = box.run('runuser', '-u', 'farhand-agent', '--', 'sleep', '87004');
     await waitFor(() => expect(sleepers(87_004)).toHaveLength(1));
     const held = await agent('uninstall');
@@ -336,7 +336,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('ls', '/var/lib/farhand-agent')).code).toBe(2);
     for (const pid of sleepers(87_004)) process.kill(pid);
     await left;
-    // The directory also contains unexpected files of other users.
+    // The directory contains an unexpected file of another user.
     await box.run('sh', '-c', 'mkdir /var/lib/farhand-agent && mkfifo /var/lib/farhand-agent/identity.json');
     expect(await agent('uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toEqual([]);

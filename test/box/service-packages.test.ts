@@ -1,5 +1,5 @@
-// The Debian packages and the install line on a booted Debian. Each test continues with the state that the
-// earlier ones left.
+// The Debian packages and the install line on a booted Debian. Each test continues with the state that the tests before
+// it left.
 import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -28,7 +28,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     (await box.run('systemctl', 'show', 'farhand-agent', '--value', `--property=${name}`)).stdout.trim();
   const machineId = async (): Promise<string> =>
     JSON.parse((await box.run('farhand-agent', 'status', '-o', 'json')).stdout).machine_id;
-  /** The agent packages inside the broker's package are left out. */
+  /** Returns the paths of files named after Farhand, except the agent packages inside the broker's package. */
   const traces = async (name: string): Promise<string> => {
     const places = ['/etc', '/home', '/opt/farhand-agent', '/root', '/run', '/usr', '/var'];
     const carried = ['!', '-path', '/usr/lib/farhand-broker/*', '!', '-path', '/root/*.deb'];
@@ -64,7 +64,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await property('ExecStart')).toContain('path=/usr/bin/farhand-agent ;');
   });
 
-  test('its console needs nothing but the broker: no Node on the box, and no other server', async () => {
+  test('its console works without Node on the machine and without another server', async () => {
     expect((await box.run('which', 'node', 'npm')).stdout).toBe('');
     const page = await call(`http://${http}/console/`, 'GET', { headers: { Accept: 'text/html' } });
     expect([page.status, page.headers.get('content-security-policy')]).toEqual([
@@ -115,20 +115,19 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(back).toMatchObject({ code: 0, stderr: expect.not.stringContaining('try-restart') });
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
     expect(await machineId()).toBe(machine);
-    // After the install line has replaced the package, the service starts the new program with the old
-    // settings.
+    // The install line has replaced the package, and the service starts the new program with the old settings.
     const settings = await box.run('cat', '/etc/farhand/agent.toml');
     const moved = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
     expect(moved).toMatchObject({ code: 0 });
     expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
     expect((await box.run('cat', '/etc/farhand/agent.toml')).stdout).toBe(settings.stdout);
-    // The package does not remove files that it no longer owns.
+    // The package no longer owns these files, so it does not remove them.
     expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
     await online();
     expect(await machineId()).toBe(machine);
     expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
     expect(await box.run('/usr/bin/farhand-agent', 'install')).toMatchObject({ code: 0 });
-    // The other program in /opt is removed with the service, whichever of the two programs uninstalls it.
+    // Either of the two installed programs can uninstall the service, and that also removes the program in /opt.
     expect(await box.run('/usr/bin/farhand-agent', 'uninstall', '--keep-data')).toMatchObject({ code: 0 });
     expect((await box.run('ls', '/opt/farhand-agent', '/usr/local/bin/farhand-agent')).code).toBe(2);
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
@@ -139,7 +138,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
 
   test('the install line installs the agent, run again upgrades it, and uninstall leaves nothing', async () => {
     const { install } = (await api('POST', '/join-tokens', { name: 'web-1' })).body.data;
-    // The container has no sudo and does not need it.
+    // Already root, and the container has no sudo.
     const line = install.replace('sudo sh', 'sh');
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0 });
@@ -152,7 +151,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
     await online();
-    // The same line is used after an upgrade of the broker has changed its packages.
+    // After an upgrade of the broker with other packages, the same line installs the new agent.
     const packages = '/usr/lib/farhand-broker/packages';
     const other =
       'cp farhand-agent-*.tar.gz farhand-agent-other.tar.gz && sha256sum *.tar.gz > new && mv new SHA256SUMS';

@@ -1,4 +1,4 @@
-// The unit files of both programs, checked by systemd, and the notifications that a program sends to systemd.
+// The unit files of both programs, checked by systemd, and the notifications that programs send to systemd.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
@@ -141,9 +141,7 @@ describe('a unit', () => {
   });
 });
 
-/**
- * Receives notifications as systemd would, with a Python program: Node has no datagram sockets with a path.
- */
+/** Receives notifications as systemd would. A Python program does that, because Node has no Unix datagram sockets. */
 async function listener(): Promise<{ socket: string; next(): Promise<string> }> {
   const socket = join(temporaryFolder('notify'), 'socket');
   const script = `import socket
@@ -214,7 +212,7 @@ describe('a program that systemd has started', () => {
   });
 });
 
-test('a broker shows that it is alive until it stops', async () => {
+test('a broker reports that it is alive until it stops', async () => {
   const { broker } = await startFarhand();
   expect(await broker.alive()).toBe(true);
   await broker.close();
@@ -229,7 +227,7 @@ describe('an agent', () => {
     const stuck = Promise.withResolvers<never>();
     const stopping = new AbortController();
     const asked = Promise.withResolvers<void>();
-    // The agent uses no other option before its hello.
+    // The agent uses no other option before it sends its hello.
     const options = {
       brokers: await BrokerAddresses.open(temporaryFolder('agent'), [system.grpc], quiet),
       identity,
@@ -249,7 +247,7 @@ describe('an agent', () => {
     } as unknown as LinkOptions;
     const linked = keepLinked(options, stopping.signal);
     await asked.promise;
-    // The start of the loop and the challenge are reported, and nothing after them.
+    // The agent reports progress at the start of its loop and at the challenge, and not while it is stuck.
     expect(due).toEqual([60_000, 90_000]);
     stopping.abort();
     stuck.reject(new Error('over'));
@@ -263,7 +261,7 @@ describe('an agent', () => {
     const { dataDir, close } = await system.agent({ joinToken: '', flags: ['--join-token-file', file] });
     await expect(execute('cat', [file])).resolves.toMatchObject({ code: 1 });
     await close();
-    // The file is not needed at the next start.
+    // The next start works without the file.
     await system.agent({ dataDir, joinToken: '', flags: ['--join-token-file', file] });
   });
 });

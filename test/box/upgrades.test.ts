@@ -1,5 +1,5 @@
-// Upgrades by signed packages on a booted Debian: whatever the package and whenever the machine is interrupted, an agent
-// works afterwards. Each test continues with the state that the earlier ones left.
+// Upgrades by signed packages on a booted Debian. An agent must work afterwards, whatever the package contains and
+// whenever the machine is interrupted. Each test continues with the state that the tests before it left.
 import { execFileSync } from 'node:child_process';
 import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -18,7 +18,7 @@ const box = containerOfFile();
 const broker = onePerFile(upgradingBroker);
 const [owner, successor, stranger] = [makeSigner(), makeSigner(), makeSigner()];
 
-/** Lines that go to the start of a launcher. Only the service is started with --config. */
+/** Shell lines to insert at the start of a launcher. Only the service is started with --config. */
 const launchers = {
   good: '',
   crashing: 'case "$*" in --config*) exit 3 ;; esac',
@@ -28,7 +28,7 @@ const launchers = {
 type Behaviour = keyof typeof launchers;
 type Kind = 'tar.gz' | 'deb';
 
-/** The Node of the checkout, which the container has at /opt/farhand. */
+/** The checkout's Node in the container, where the checkout is at /opt/farhand. */
 const nodeInBox = `/opt/farhand/node_modules/node-linux-${process.arch}/bin/node`;
 
 /** Changes the version and the launcher of an unpacked package. */
@@ -60,7 +60,7 @@ function unpack(kind: Kind, tree: string): void {
 const homeIn = (kind: Kind, tree: string): string =>
   join(tree, kind === 'deb' ? 'usr/lib/farhand-agent' : (readdirSync(tree)[0] ?? ''));
 
-/** Unpacks a package, and replaces its Node, of 120 MB, by a script that executes the Node of the checkout. */
+/** Unpacks a package, and replaces its 120 MB Node by a script that executes the checkout's Node. */
 async function unpackWithoutNode(kind: Kind): Promise<string> {
   const tree = join(temporaryFolder('without-node'), 'tree');
   unpack(kind, tree);
@@ -76,7 +76,7 @@ const withoutNode = {
 };
 
 /**
- * Makes a package of another version from the built one. A `whole` one has Node, as a user's package has; the others
+ * Makes a package of another version from the built one. A `whole` package includes Node, as users get it. The others
  * have 1 MB.
  */
 async function packageOf(kind: Kind, to: string, behaviour: Behaviour, whole: boolean): Promise<Buffer> {
@@ -104,7 +104,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
   const inBox = (path: string): string => join(box.root, path);
   const shared = '/var/lib/farhand-agent-upgrade';
 
-  /** Sends a package of this version. Returns the id of the upgrade and the end of the call. */
+  /** Sends a package of this version. Resolves with the id of the upgrade and the end of the call. */
   async function send(
     kind: Kind,
     to: string,
@@ -124,7 +124,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
     return { id, ...(await (await up()).stage(signed, content, { upgrade_id: id, link_timeout_ms })) };
   }
 
-  /** Waits for the end of an upgrade, and for an agent of `runs` that is linked. */
+  /** Waits for the end of an upgrade, and until an agent of version `runs` is linked. */
   async function outcome(id: string, runs: string, milliseconds = 120_000): Promise<Record<string, unknown>> {
     const { linked, lastUpgrade } = await up();
     await waitFor(
@@ -157,10 +157,10 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
   beforeAll(() => buildPackages(), 300_000);
 
   describe.each<Kind>(['tar.gz', 'deb'])('an agent from a %s', (kind) => {
-    /** What does not depend on the kind of package is tested with one of them. */
+    /** A test that does not depend on the kind of package, and so runs with one kind only. */
     const testOnce = kind === 'tar.gz' ? test : (_name: string, _run: () => Promise<void>): void => {};
 
-    test('is installed with root’s unit and the key that it trusts', async () => {
+    test('is installed with root’s upgrade unit and a trusted key', async () => {
       const { address, joinToken } = await up();
       writeFileSync(inBox('root/key.pub'), owner.pem);
       if (kind === 'tar.gz') {
@@ -235,7 +235,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
       },
     );
 
-    test('stays as it is if the package is not what it says, and goes back if it does not start', async () => {
+    test('stays unchanged if the package is not what it claims to be, and is restored if the new version does not start', async () => {
       const lying = await send(kind, '9.2.0', { behaviour: 'lying' });
       expect(lying.answers).toEqual(['staged', 'switching']);
       expect(lying.end).toContain('the program in the package is version 1.2.3, not 9.2.0');
@@ -299,7 +299,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
         const first = await send(kind, '9.6.0', { signer: successor, signed: { key_changes } });
         expect(await outcome(first.id, '9.6.0')).toMatchObject({ outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
         expect((await send(kind, '9.7.0')).end).toBe('untrusted_key');
-        // An older version is installed by the same way.
+        // An older version is installed in the same way as a newer one.
         const second = await send(kind, '9.0.0', { signer: successor });
         expect(await outcome(second.id, '9.0.0')).toMatchObject({ outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
         expect((await agent('doctor')).stdout).toContain(fingerprintOf(successor.raw));

@@ -1,5 +1,5 @@
-// A broker that upgrades the agent of a container by StageUpgrade, and records what the agent reports. It lives as long
-// as the tests of a file.
+// A broker that upgrades the agent of a container with StageUpgrade, and records what the agent reports. It runs for
+// all tests of a file.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import type { AnswerStream } from '../../broker/link/agent-calls.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
@@ -15,9 +15,9 @@ import { firstMessageFor, type SignedUpgrade } from '../sign-packages.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 
 export interface Staged {
-  /** Names of the answers: staged, waiting, switching. */
+  /** Kinds of the answers: staged, waiting, switching. */
   answers: string[];
-  /** Reason or code of the error; its message if root refused the package; "link lost" if the link ended first. */
+  /** Reason or code of the error. Its message if root refused the package; "link lost" if the link ended first. */
   end: string;
 }
 
@@ -130,7 +130,7 @@ function reasonOf(error: { code?: string; details?: string } | null | undefined)
   return reason === 'refused' ? message : reason;
 }
 
-/** The name of the field that an answer has. */
+/** Returns the name of the field that is set in an answer. */
 function nameOf(response: unknown): string {
   const fields = Object.entries(response as Record<string, unknown>);
   return fields.find(([, value]) => typeof value === 'object' && value !== null)?.[0] ?? '';

@@ -1,5 +1,5 @@
-// Data and agents of version 0.1.0 still work. They are made by the programs of that version, from the
-// history of this repository.
+// Data and agents of version 0.1.0 still work. The test makes them with the programs of that version, from the history
+// of this repository.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -25,7 +25,7 @@ function isHere(): boolean {
   }
 }
 
-/** Checks out the sources of 0.1.0, with the libraries of today. */
+/** Checks out the sources of 0.1.0, and lets them use the current libraries. */
 function checkout(): string {
   const folder = temporaryFolder('old');
   const archive = execFileSync(
@@ -81,7 +81,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     const changed = { name: 'changed', machine_id, command: 'echo "$FARHAND_CHANGED_PATHS"', on_change };
     const { id: schedule_id } = await system.client.schedules.create(changed);
     const changeAndCount = async (): Promise<number> => {
-      // The watch begins a moment after the schedule was made.
+      // Repeated, because the watch begins some time after the schedule was created.
       writeFileSync(join(folder, 'b'), String(process.hrtime.bigint()));
       return (await system.client.schedules.history({ schedule_id, status: 'completed' })).total;
     };
@@ -99,7 +99,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     expect(out).toMatch(/^warn +agents +these agents are older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
   });
 
-  test('data of its broker and agent works with those of today, without joining again', async () => {
+  test('data of its broker and agent works with today’s programs, without joining again', async () => {
     const old = checkout();
     const [brokerDir, agentDir] = [temporaryFolder('old-broker'), temporaryFolder('old-agent')];
     const { child, entry } = await start(
