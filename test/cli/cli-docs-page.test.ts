@@ -1,4 +1,4 @@
-// docs/cli.md: its commands run in one shell, unchanged, and its tables name verbs and flags that exist.
+// The page docs/cli.md: its commands run unchanged in one shell, and its tables name only verbs and flags that exist.
 import { execFile } from 'node:child_process';
 import { chmodSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';

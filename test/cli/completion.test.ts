@@ -1,4 +1,4 @@
-// farhand completion: candidates in real shells, from the verbs and from the broker.
+// farhand completion in real shells: candidates are verbs and flags, and values from the broker.
 import { execFile } from 'node:child_process';
 import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,7 +10,7 @@ import { lacks, needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 
-/** The call is asynchronous, because the broker runs in this process. */
+/** Asynchronous, because the broker runs in this process and must answer meanwhile. */
 const run = promisify(execFile);
 
 /** A user with `farhand` in PATH, two machines, and a folder on them. */
@@ -71,7 +71,7 @@ needs('bash')(
       ['farhand webhooks test h', [hook.id]],
       ['farhand files ls we', ['web-1:']],
       ['farhand files put ', []],
-      // Bash begins a new word after a colon.
+      // After a colon Bash completes only the rest of the word.
       [`farhand files ls web-1:${there}/s`, [`${there}/site/`, `${there}/some\\ file`]],
       [`farhand files ls web-1:${there}/e`, []],
       [`farhand files get "db 1:${there}/si`, [`${there}/site/`]],
@@ -79,7 +79,7 @@ needs('bash')(
       ['farhand exec ', [], { FARHAND_API_KEY: 'wrong' }],
       ['farhand nonsense ', []],
     ];
-    // On a busy machine the broker may need longer than the one second that completion waits.
+    // Tries again, because on a busy machine the broker may need longer than the one second that completion waits.
     const check = ([line, found, more]: (typeof cases)[number]) =>
       waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]));
     for (let at = 0; at < cases.length; at += 3) await Promise.all(cases.slice(at, at + 3).map(check));

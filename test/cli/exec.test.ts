@@ -15,7 +15,7 @@ async function startScene() {
 }
 
 describe('farhand exec on one machine', () => {
-  test('passes on every byte unchanged, including escape sequences, as ssh does', async () => {
+  test('forwards every byte of output unchanged, including escape sequences, as ssh does', async () => {
     const { farhand } = await startScene();
     const { stdout } = await farhand('exec', ['web-1', '--', forgery]);
     expect(stdout.includes('\u001b[1A\rother-1 | forged')).toBe(true);
@@ -59,7 +59,7 @@ describe('farhand exec on one machine', () => {
     expect(out).toBe('unseen\n');
   });
 
-  test('passes on every byte of input and output', async () => {
+  test('forwards every byte of input and output', async () => {
     const { farhand } = await startScene();
     const bytes = Buffer.alloc(1_500_000, Buffer.from(Array.from({ length: 251 }, (_, n) => n + 3)));
     const { code, stdout, err } = await farhand('exec', ['web-1', '--', 'cat'], { input: bytes });
@@ -68,7 +68,7 @@ describe('farhand exec on one machine', () => {
     expect([stdout.length, sum(stdout)]).toEqual([bytes.length, sum(bytes)]);
   });
 
-  test('ends if the command ignores its input, and if the reader of the output leaves', async () => {
+  test('ends if the command ignores its input, and if the output has no reader any more', async () => {
     const { system, farhand } = await startScene();
     const { code } = await farhand('exec', ['web-1', '--', 'exit 5'], { input: Buffer.alloc(300_000) });
     expect(code).toBe(5);
@@ -151,7 +151,7 @@ describe('farhand exec on one machine', () => {
 
 test('farhand exec loads few modules before its first request: no schemas, no second HTTP client, no other verb', async () => {
   const { farhand } = await startScene();
-  // Loaded modules are counted, and not the time, so that the test does not fail on a busy machine.
+  // Counts loaded modules instead of time, so that the test does not fail on a busy machine.
   const hook = `import { registerHooks } from 'node:module';
     const load = (url, context, next) => { process.stderr.write('loads ' + url + '\\n'); return next(url, context); };
     registerHooks({ load });`;
@@ -163,13 +163,13 @@ test('farhand exec loads few modules before its first request: no schemas, no se
 });
 
 /**
- * Output that tries to imitate a line of another machine: by moving the cursor, by a carriage return, and by
- * C1 characters.
+ * Output that imitates a line of another machine: by moving the cursor, by carriage returns, and by C1 control
+ * characters.
  */
 const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother-1 | forged\n\033]0;title\007\302\2332J\342\200\256turned\n'`;
 
 describe('farhand exec on several machines', () => {
-  test('prints no escape sequence, carriage return, C1 or bidi control of a machine before another one’s line', async () => {
+  test('prints no control character (ESC, carriage return, C1, bidi) that could imitate a line of another machine', async () => {
     const { system, farhand } = await startScene();
     await system.agent({ name: 'other-1', tags: 'other' });
     const { out, err } = await farhand('exec', ['web-1', 'other-1', '--', `${forgery}; ${forgery} >&2`]);
@@ -193,7 +193,7 @@ describe('farhand exec on several machines', () => {
     const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
     const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
     expect(out).not.toMatch(
-      // biome-ignore lint/suspicious/noControlCharactersInRegex: that there are none is the point
+      // biome-ignore lint/suspicious/noControlCharactersInRegex: the test expects no such characters
       /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/,
     );
     expect(JSON.parse(out.split('\n')[0] ?? '')).toMatchObject({ data: text });

@@ -1,5 +1,5 @@
-// farhand files: transfers between this machine and others are complete or leave nothing. Also tests a
-// hostile machine.
+// farhand files: a transfer between this machine and others is complete or leaves nothing. A hostile machine does no
+// harm.
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -37,7 +37,7 @@ async function startScene() {
   };
 }
 
-/** Makes a folder with all kinds of entries. */
+/** Makes a folder with one entry of each type. */
 function plant(folder: string): void {
   mkdirSync(join(folder, 'deep/er'), { recursive: true });
   mkdirSync(join(folder, 'empty'));
@@ -76,7 +76,7 @@ describe('farhand files', () => {
     const { farhand, there, here } = await startScene();
     plant(join(here, 'tree'));
     writeFileSync(join(here, 'large'), Buffer.alloc(3_000_000, 'farhand '));
-    // A symlink that leads out is left out, and reported.
+    // A symlink that leads out of the tree is not sent, and the command reports it.
     symlinkSync('/etc/passwd', join(here, 'tree/out'));
     const put = await farhand('files put', [join(here, 'tree'), join(here, 'large'), `web-1:${there}`]);
     expect([put.code, put.err]).toEqual([
@@ -194,12 +194,12 @@ describe('farhand files touch', () => {
     const touched = await farhand.json('files touch', [`web-1:${path}`]);
     const { mode, size, mtimeMs } = statSync(path);
     expect([mode & 0o7777, size]).toEqual([0o644, 0]);
-    // The kernel's clock for files may be a tick behind.
+    // A file's time may be slightly earlier than Date.now(), because the kernel's clock for files is coarse.
     expect([mtimeMs > start - 100, mtimeMs < Date.now() + 100]).toEqual([true, true]);
     expect(touched).toEqual(await system.client.files.stat({ machine_id: agent.machineId, path }));
     const { out } = await farhand('files touch', [`web-1:${timed}`, '--modified-at', old.toISOString()]);
     expect([out, statSync(timed).mtime]).toEqual([`${timed}\n`, old]);
-    // A symlink inside the roots is followed.
+    // The command follows a symlink inside the roots.
     symlinkSync('target', join(there, 'link'));
     const linked = await farhand.json('files touch', [`web-1:${join(there, 'link')}`]);
     expect([linked.link_target, statSync(join(there, 'target')).size]).toEqual(['target', 0]);
@@ -212,8 +212,8 @@ describe('farhand files touch', () => {
     utimesSync(file, old, old);
     symlinkSync('file', join(there, 'link'));
     const linkTime = lstatSync(join(there, 'link')).mtimeMs;
-    // Half of all milliseconds are inexact as seconds in floating point. Node takes negative numbers for the
-    // present time.
+    // Half of all milliseconds are not exact as seconds in floating point. Node takes negative numbers for the present
+    // time.
     for (const time of ['2026-11-21T10:00:00.123Z', '2026-11-21T10:00:00.001Z', '1969-12-31T23:59:58.997Z']) {
       const touched = await farhand.json('files touch', [
         `web-1:${join(there, 'link')}`,
@@ -294,7 +294,7 @@ describe('farhand files, in edge cases', () => {
     expect((await farhand('files put', [...put, `web-1:${there}`, '--mode', 'rw'])).code).toBe(2);
   });
 
-  test('ends on a refusal and on Ctrl-C though standard input stays open', async () => {
+  test('ends after a refusal and on Ctrl-C although standard input stays open', async () => {
     const { farhand, there } = await startScene();
     const quiet = (path: string): Running => {
       const running = farhand.start('files put', ['-', `web-1:${path}`], { input: open });
@@ -310,9 +310,9 @@ describe('farhand files, in edge cases', () => {
     await waitFor(() => expect(readdirSync(there)).toEqual([]));
   });
 
-  test('reads no further after Ctrl-C', async () => {
+  test('reads no more of its input after Ctrl-C', async () => {
     const { farhand, there } = await startScene();
-    // /dev/zero has no end.
+    // /dev/zero never ends.
     const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
     await waitFor(() => expect(readdirSync(there)).toHaveLength(1));
     running.child.kill('SIGINT');
@@ -382,7 +382,7 @@ describe('farhand files, in edge cases', () => {
       command: `echo x > ${there}/one`,
     });
     const [read, missing, full, through] = await Promise.all([
-      // /proc/self/mem cannot be read at offset 0.
+      // Reading /proc/self/mem at offset 0 fails.
       farhand('files put', ['/proc/self/mem', `web-1:${there}/x`]),
       farhand('files put', [join(here, 'none'), `web-1:${there}/x`]),
       farhand('files get', [`web-1:${there}/one`, '/dev/full']),
@@ -401,7 +401,7 @@ describe('farhand files, in edge cases', () => {
 
 const id = `mach_${'x'.repeat(22)}`;
 
-/** Starts a broker with the routes that `files get` needs. Its machine sends what the test chooses. */
+/** Starts a broker with the routes that `files get` uses. The test chooses what the machine of this broker sends. */
 async function startHostileBroker(
   send: (response: ServerResponse) => void,
   type: 'file' | 'directory' = 'directory',
@@ -509,7 +509,7 @@ describe('a hostile machine', () => {
     }, 'file');
     const running = slow.start('files get', [`${id}:/x`, join(folder, 'kept')]);
     await waiting;
-    // A second signal must not prevent the cleanup.
+    // A second signal must not interrupt the cleanup.
     running.child.kill('SIGINT');
     running.child.kill('SIGINT');
     expect((await running.ended).code).toBe(130);

@@ -1,5 +1,5 @@
-// The memory that V8 releases when a process is idle. Each test starts a process of its own, because the
-// memory of the whole process is measured.
+// The memory that an idle process releases. Each test starts a separate process, because it measures the memory of the
+// whole process.
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -7,9 +7,7 @@ import { expect, test } from 'vitest';
 
 const heap = join(import.meta.dirname, '../../shared/start-garbage-collection.ts');
 
-/**
- * Returns the resident MiB of a process that has 100 MiB of garbage, before and after it runs `meanwhile`.
- */
+/** Starts a process that has 100 MiB of garbage. Returns its resident MiB before and after it runs `meanwhile`. */
 async function rush(meanwhile: string): Promise<{ full: number; after: number }> {
   const program = `
     import { setTimeout } from 'node:timers/promises';

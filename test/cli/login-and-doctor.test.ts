@@ -1,5 +1,4 @@
-// farhand login, whoami, logout and doctor: which broker they use, how they verify it, and which problems
-// doctor finds.
+// farhand login, whoami, logout and doctor: which broker they use, how they verify it, and which problems doctor finds.
 import { createHash, generateKeyPairSync, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -21,8 +20,8 @@ import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 /**
- * Starts an https proxy in front of a system, with its own certificate authority. It counts the requests that
- * it forwards.
+ * Starts an https proxy in front of a broker, with its own certificate authority. It counts the requests that it
+ * forwards.
  */
 async function startTlsProxy(system: TestSystem) {
   const authority = await loadAuthority(temporaryFolder('authority'), true);
@@ -91,7 +90,7 @@ describe('farhand login', () => {
     });
     const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
     expect(other.out).toMatch(/^scopes +machines:read$/m);
-    // A key that was stored for one broker is never sent to another.
+    // A key that is stored for one broker is never sent to another.
     const elsewhere = await farhand('whoami', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } });
     expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('no broker is configured')]);
     expect((await farhand('logout')).code).toBe(0);
@@ -118,17 +117,17 @@ describe('farhand login', () => {
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
-    // The end of the command arrives before the answer to its cancellation.
+    // Waits for the end of the command, which arrives before the answer to its cancellation.
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
-    // With another form of its URL, or with another key, it is still the same broker, so its pin is used.
+    // A URL in another form, or another key, still means the same broker, so the stored pin is used.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
       const env = { FARHAND_URL, FARHAND_API_KEY: system.key };
       expect((await farhand('machines list', [], { env })).code).toBe(0);
     }
-    // The WebSocket of a terminal checks the pin, too.
+    // The WebSocket of a terminal checks the pin as well.
     const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
     expect([shell.code, shell.err]).toEqual([4, '']);
     const session = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
@@ -155,7 +154,7 @@ test('farhand login reads the environment, stores absolute paths, and connects t
   expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
   expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
   expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
-  // These servers must not get the key.
+  // Neither of these servers may receive the key.
   const [agents, clear] = await Promise.all([
     farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
     farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),

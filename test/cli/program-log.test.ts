@@ -1,4 +1,4 @@
-// The log of a program on standard error: JSON, or text with levels if standard error is systemd's journal.
+// The log of a program on standard error: JSON, or text with levels if standard error goes to systemd's journal.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
@@ -11,8 +11,8 @@ const checkout = join(import.meta.dirname, '../..');
 
 describe('the log of a program', () => {
   /**
-   * Returns what a program with this source writes to standard error, which is a file. `<FILE>` is replaced
-   * by the device and inode of that file.
+   * Returns what a program with this source writes to standard error, which is a file. `<FILE>` in `stream` stands for
+   * that file's device and inode.
    */
   async function logged(source: string, stream: string | undefined): Promise<string> {
     const file = join(temporaryFolder('log'), 'stderr');
@@ -58,13 +58,13 @@ describe('the log of a program', () => {
   test('delays no other work while its reader is slow, and loses no line', async () => {
     const source = `import { createLogger } from './shared/logger.ts';
       const log = createLogger('x', 'info');
-      // This makes a pipe non-blocking.
+      // Node makes a pipe non-blocking when it creates process.stderr.
       process.stderr;
       for (let n = 0; n < 5_000; n += 1) log.info({ n, text: 'x'.repeat(100) }, 'line');
       console.log('done');`;
     const args = ['--input-type=module', '--eval', source];
     const child = spawn(process.execPath, args, { cwd: checkout, stdio: ['ignore', 'pipe', 'pipe'] });
-    // The pipe is read only now. With a logger that waits for its reader, this data would never arrive.
+    // The test reads the pipe only now. A logger that waits for its reader would block before this data arrives.
     await once(child.stdout, 'data');
     const lines = (await text(child.stderr)).trim().split('\n');
     expect(lines.map((line) => JSON.parse(line).n)).toEqual(Array.from({ length: 5_000 }, (_, n) => n));

@@ -1,4 +1,4 @@
-// The real programs as processes: their command lines, one broker per directory, and how they end.
+// The real programs as processes: their command lines, one broker per data directory, and how they end.
 
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
@@ -41,13 +41,13 @@ interface Ending {
 
 interface Running {
   child: ChildProcess;
-  /** Settles when the process has ended and all of its output was read. */
+  /** Resolves when the process has ended and all of its output is read. */
   ended: Promise<Ending>;
-  /** Resolves with the first match on standard error. Rejects if the program ends without one. */
+  /** Resolves with the first match on standard error. Rejects if the program ends without a match. */
   said(pattern: RegExp): Promise<RegExpExecArray>;
 }
 
-/** Starts a program with its own environment. At the end of the test it is killed if it still runs. */
+/** Starts a program with its own environment. It is killed at the end of the test if it still runs. */
 function start(program: keyof typeof mains, args: string[], env: Environment = {}): Running {
   const child = spawn(process.execPath, [mains[program], ...args], {
     env: { PATH, NODE_COMPILE_CACHE, HOME: temporaryFolder('home'), XDG_CACHE_HOME: shipped, ...env },
@@ -100,7 +100,6 @@ async function startBroker(dataDir = temporaryFolder('broker')): Promise<Running
   return { ...running, dataDir, url, grpc };
 }
 
-/** Returns the JSON that the command line prints. */
 async function json<T>(args: string[], env: Environment = {}): Promise<T> {
   const { code, stdout, stderr } = await run('cli', [...args, '-o', 'json'], env);
   expect([code, stderr.replace(/^farhand: creating the data directory of a new broker: .*\n/, '')]).toEqual([
@@ -128,7 +127,7 @@ interface JoinToken {
 
 const me = (url: string, key: string) => call(`${url}/api/v1/auth/me`, 'GET', { key });
 
-/** Returns every process that has a text in its arguments. */
+/** Returns the pids of processes with a text in their arguments. */
 function processesWith(text: string): string[] {
   return readdirSync('/proc')
     .filter((name) => /^\d+$/.test(name))
@@ -141,7 +140,7 @@ function processesWith(text: string): string[] {
     });
 }
 
-/** Sends signals to a program. Returns its exit code and the time until its end. */
+/** Sends signals to a program. Resolves with its end and the milliseconds until then. */
 async function stop({ child, ended }: Running, ...signals: NodeJS.Signals[]): Promise<[Ending, number]> {
   const asked = performance.now();
   for (const signal of signals.length > 0 ? signals : (['SIGTERM'] as const)) child.kill(signal);
@@ -310,7 +309,7 @@ describe('farhand auth create-key', () => {
     }
   });
 
-  test('is not misled by the socket file of a killed broker', async () => {
+  test('ignores the socket file of a killed broker', async () => {
     const broker = await startBroker();
     await stop(broker, 'SIGKILL');
     expect(existsSync(join(broker.dataDir, 'broker.sock'))).toBe(true);
@@ -421,7 +420,7 @@ describe('a data directory', () => {
       enough = resolve;
     });
     const writers = Array.from({ length: 16 }, async (_, writer) => {
-      // Repeated until the broker is killed during a request.
+      // Sends requests until the broker is killed during one of them.
       for (let n = 0; ; n += 1) {
         const made = await client.keys.create({ name: `${writer}-${n}`, scopes: ['machines:read'] });
         answered.push(made.id);
@@ -478,7 +477,7 @@ describe('SIGTERM ends the broker with 0 within 10 s', () => {
     expect(took).toBeLessThan(10_000);
     const { status, body: answered } = await answer;
     expect([status, answered.data.finished_at]).toEqual([201, null]);
-    // The machine may have started the command before the broker got the report.
+    // The machine may already run the command although the broker has no report of it yet.
     expect(['queued', 'running']).toContain(answered.data.status);
     const [gone, tookAgent] = await stop(agent);
     expect([gone.code, gone.signal]).toEqual([0, null]);
@@ -519,7 +518,7 @@ describe('SIGTERM ends the broker with 0 within 10 s', () => {
   });
 });
 
-test('a broker asked twice to close, by two signals, has closed when either resolves', async () => {
+test('a broker that is asked twice to close has closed when either call resolves', async () => {
   const system = await startFarhand();
   await system.agent();
   const first = system.broker.close();

@@ -1,5 +1,5 @@
-// The README and the pages of docs/: their programs and shell commands run, their links work, and their
-// tables are correct.
+// The README and the pages of docs/: their programs and shell commands run, their links work, and their tables are
+// correct.
 import { execFile, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -34,7 +34,7 @@ function blocks(page: string, fence: string, from?: string, to = 'the end'): str
 
 // ---- Programs in TypeScript
 
-/** Makes a project in which the package is installed. */
+/** Makes a project that has the package installed. */
 function project(): string {
   const folder = temporaryFolder('docs');
   mkdirSync(join(folder, 'node_modules/@xterm'), { recursive: true });
@@ -59,7 +59,7 @@ const prompt = term.onWriteParsed(() => {
 });
 `;
 
-test('the TypeScript programs pass the type check, run, and do what the text says', async () => {
+test('the TypeScript programs pass the type check, run, and do what the page says', async () => {
   const system = await startWebhookSystem();
   const { machineId } = await system.agent({ name: 'web-1', tags: 'demo' });
   const folder = project();
@@ -93,7 +93,7 @@ test('the TypeScript programs pass the type check, run, and do what the text say
     ReturnType<typeof start>,
     ReturnType<typeof start>,
   ];
-  // The program ends with a server that listens.
+  // The program stays open as a server, so the test now sends events to it.
   const { id } = await system.client.webhooks.create({
     url: `http://127.0.0.1:${port}/`,
     events: ['*'],
@@ -132,7 +132,7 @@ test('the TypeScript programs pass the type check, run, and do what the text say
 
 // ---- Shell commands
 
-/** Records each call that fails or is refused in the file `failures`, even if its output goes through a pipe. */
+/** Records each failed call in the file `failures`, also if its output goes into a pipe. */
 const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;
@@ -159,8 +159,8 @@ needs('curl', 'tar')('the shell blocks marked "run" succeed, in the order of the
 });
 
 /**
- * Returns the calls of our programs in the shell blocks of a page. The commands that `exec` runs on machines
- * are left out.
+ * Returns the calls of Farhand's programs in the shell blocks of a page, without the commands that `exec` runs on
+ * machines.
  */
 function callsIn(page: string): { program: string; words: string[] }[] {
   const lines = ['sh', 'sh run']
@@ -193,7 +193,7 @@ test('every shell block calls verbs and flags that exist', async () => {
   expect(calls.length).toBeGreaterThan(25);
   for (const { program, words } of calls) {
     if (program !== 'farhand') {
-      // Without a verb the program itself is started.
+      // Without a verb, farhand-agent and farhand-broker start.
       const verbs = ['install', 'status', 'uninstall', 'doctor', 'migrate', 'cluster', 'trust-key'];
       if (!isFlag(words[0] ?? '')) expect(verbs).toContain(words[0]);
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag.replace('--no-', '--')} `);
@@ -284,7 +284,7 @@ test('the state diagrams of docs/architecture.md name every state of the API', (
   }
 });
 
-/** Anchors of headings in the form that GitHub uses. */
+/** Returns the anchor that GitHub gives a heading. */
 const anchorOf = (heading: string): string =>
   heading
     .toLowerCase()
@@ -307,7 +307,7 @@ test('every link between pages leads to a file and a heading', () => {
   expect(broken).toEqual([]);
 });
 
-/** Files of the examples in CONTRIBUTING.md, which do not exist. */
+/** Files that exist only in examples of CONTRIBUTING.md. */
 const invented = new Set([
   'agent/files/touch.ts',
   'agent/users.ts',

@@ -1,4 +1,4 @@
-// The verbs farhand saved-commands, from the command line to the machine and back.
+// The verbs farhand saved-commands, up to the commands that run on the machine.
 import { expect, test } from 'vitest';
 import { createLine } from '../cli-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';

@@ -1,5 +1,5 @@
-// Settings from flags, variables and a file. Also the real programs with wrong settings, and servers that
-// they must not trust.
+// Settings from flags, variables and a file. Also the real programs with wrong settings, and with servers that they
+// must not trust.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -25,7 +25,7 @@ const broker = (argv: string[], env: Environment = {}) => readSettings(brokerSet
 const agent = (argv: string[], env: Environment = {}) =>
   readSettings(agentSettings, { argv: ['--broker', '127.0.0.1:1', ...argv], env });
 
-/** Writes a TOML file that is removed at the end of the test. */
+/** Writes a TOML file, and removes it at the end of the test. */
 function fileWith(content: string): string {
   const file = join(temporaryFolder('settings'), 'farhand.toml');
   writeFileSync(file, content);
@@ -138,7 +138,7 @@ describe('a file is refused', () => {
     expect(error.message).toContain(part);
   });
 
-  test('that is not there', () => {
+  test('that does not exist', () => {
     const file = join(temporaryFolder('settings'), 'none.toml');
     expect(failureOf(() => broker(['--config', file])).message).toContain(file);
     expect(failureOf(() => broker([], { FARHAND_CONFIG: file })).message).toContain(file);
@@ -157,7 +157,7 @@ describe('settings', () => {
     expect(broker(['--config', fileWith('')], { FARHAND_CONFIG: config }).http.port).toBe(8420);
   });
 
-  test('that were set can be written to a file and mean the same elsewhere', () => {
+  test('that are set can be written to a file, which another start reads with the same result', () => {
     const table = { ...brokerSettings, tls_cert: { schema: z.string().optional(), value: 'FILE', help: '' } };
     const argv = ['--config', fileWith('keep_history = "3d"'), '--tls-cert', 'cert.pem', '--insecure-http'];
     const { config: _, ...given } = givenSettings(table, {
@@ -170,7 +170,7 @@ describe('settings', () => {
     expect([again.keep_history, again.webhook_allow]).toEqual([3 * 86_400_000, ['10.0.0.0/8']]);
   });
 
-  test('of a switch come from flag, variable and file, too, and false is a value', () => {
+  test('of a switch also come from flag, variable and file, and can be false', () => {
     const config = fileWith('insecure_http = true');
     expect(broker([]).insecure_http).toBe(false);
     expect(broker(['--config', config]).insecure_http).toBe(true);
@@ -213,7 +213,7 @@ describe('settings', () => {
     expect(broker(['--data-dir', 'some/where']).data_dir).toBe(join(process.cwd(), 'some/where'));
   });
 
-  test('are not changed by variables that look like help or version', () => {
+  test('are not changed by the variables FARHAND_HELP and FARHAND_VERSION', () => {
     const env = { FARHAND_VERSION: '1.2.3', FARHAND_HELP: 'https://example.org' };
     expect(broker([], env).http.port).toBe(8420);
     expect(agent([], env).tags).toEqual([]);
@@ -251,7 +251,7 @@ interface Ending {
   stderr: string;
 }
 
-/** Runs a program to its end, with its own environment. */
+/** Runs a program to its end in an environment of its own. */
 async function run(program: Program, args: string[], env: Environment = {}): Promise<Ending> {
   const child = spawn(process.execPath, [join(root, mains[program]), ...args], {
     env: { PATH, NODE_COMPILE_CACHE, FARHAND_DATA_DIR: temporaryFolder('data'), ...env },
@@ -263,7 +263,7 @@ async function run(program: Program, args: string[], env: Environment = {}): Pro
   return { code, stdout, stderr };
 }
 
-/** Returns a HOST:PORT that is in use until the end of the test. */
+/** Returns HOST:PORT of an address that is in use until the end of the test. */
 async function takenAddress(): Promise<string> {
   const server = createServer().listen(0, '127.0.0.1');
   onTestFinished(() => void server.close());
@@ -464,17 +464,15 @@ test('an agent that waits to join reports what is wrong with the address, and st
 
 interface Impostor {
   address: string;
-  /** Number of bytes received inside TLS. */
+  /** Bytes received inside TLS. */
   heard: number;
-  /** Resolves when a client aborts its handshake. */
+  /** Resolves when a client aborts the TLS handshake. */
   refused: Promise<void>;
-  /** Accepts no more clients. Resolves when the last one has disconnected. */
+  /** Stops listening. Resolves when the last client has disconnected. */
   close(): Promise<void>;
 }
 
-/**
- * Starts a TLS server with another certificate authority, at the address where an agent expects its broker.
- */
+/** Starts a TLS server with another certificate authority, at the address where an agent expects its broker. */
 async function startImpostor(): Promise<Impostor> {
   const authority = await loadAuthority(temporaryFolder('impostor'), true);
   const server = createTlsServer({ ALPNProtocols: ['h2'], ...(await authority.leaf()) });
@@ -508,7 +506,7 @@ describe('an agent whose broker has another authority than its join token pins',
     await impostor.close();
     expect(impostor.heard).toBe(0);
     expect(readdirSync(dataDir)).not.toContain('identity.json');
-    // The token and the directory can still be used after the failure.
+    // The failure uses up neither the token nor the directory.
     await system.agent({ joinToken, dataDir });
   });
 

@@ -1,5 +1,4 @@
-// Terminals as users see them: full-screen programs over an attach, and `farhand shell` in a terminal and
-// through pipes.
+// Terminals as users see them: full-screen programs over an attach, and `farhand shell` in a terminal or through pipes.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -22,7 +21,7 @@ async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }>
 
 // ---- Terminals over the SDK
 
-/** Starts a session in an xterm. Its shell reads no settings of the user. */
+/** Starts a session in an xterm, with a shell that reads no settings of the user. */
 async function startScreen({ system, agent }: { system: TestSystem; agent: AgentHandle }, command: string[]) {
   const { client } = system;
   const [shell = '', ...args] = command;
@@ -110,7 +109,7 @@ describe('over an attach', () => {
     },
   );
 
-  test('two clients see one terminal; input of an observer is refused; a detached client is notified', async () => {
+  test('two clients see the same terminal; input of an observer is refused; a detached client is notified', async () => {
     const { system, agent } = await startScene();
     const { client } = system;
     const { session_id } = await client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
@@ -225,7 +224,7 @@ describe('through pipes, farhand shell', () => {
     await system.client.sessions.end({ session_id });
   });
 
-  test('works over the socket file on the broker’s own machine, and so do list and end', async () => {
+  test('works over the socket file on the broker’s own machine, and so do the verbs list and end', async () => {
     const { system } = await startScene();
     const local = { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_DATA_DIR: system.dataDir };
     const { code } = await farhand(local, ['shell', 'web-1'], 'exit 4\n');
@@ -237,9 +236,9 @@ describe('through pipes, farhand shell', () => {
       code: 0,
       stdout: expect.stringMatching(new RegExp(`^${session_id}  CONNECTED +web-1 `, 'm')),
     });
-    // The list has one line besides the titles.
+    // The list has a line of titles and one for the session.
     expect(list.stdout.trim().split('\n')).toHaveLength(2);
-    // The session is found even after many later sessions.
+    // The session is found although many later sessions exist.
     const history = new DatabaseSync(join(system.dataDir, 'history.db'));
     history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
       INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,
@@ -255,7 +254,7 @@ describe('through pipes, farhand shell', () => {
 
 // ---- farhand shell in a terminal
 
-/** Starts a tmux with a plain shell, which is ended with the test. */
+/** Starts tmux with a plain shell. The test ends it. */
 function startTmux(env: NodeJS.ProcessEnv) {
   const folder = temporaryFolder('tmux');
   const tmux = (...args: string[]): string =>
@@ -271,7 +270,7 @@ function startTmux(env: NodeJS.ProcessEnv) {
     line: (text: string) => void tmux('send-keys', '-l', `${text}\n`),
     shell: (rest: string) => void tmux('send-keys', '-l', `${process.execPath} ${main} shell ${rest}\n`),
     resize: (x: number, y: number) => void tmux('resize-window', '-x', String(x), '-y', String(y)),
-    /** Returns the program that the shell is waiting for. */
+    /** Returns the pid of the program that the shell is waiting for. */
     child: () => {
       const shell = tmux('display-message', '-p', '#{pane_pid}').trim();
       return Number(readFileSync(`/proc/${shell}/task/${shell}/children`, 'utf8').trim());
@@ -287,7 +286,7 @@ function startTmux(env: NodeJS.ProcessEnv) {
   };
 }
 
-/** Expects that line discipline, screen, cursor and mouse are restored. */
+/** Expects that the terminal has its line settings, screen, cursor and mouse mode back. */
 async function restored(tmux: ReturnType<typeof startTmux>): Promise<void> {
   tmux.line('clear; stty -g | cmp - before && echo as "it was"');
   await tmux.says(/^as it was$/m);
@@ -326,7 +325,7 @@ describe('in tmux, farhand shell', () => {
       tmux.line(':wq');
       await waitFor(() => expect(readFileSync(file, 'utf8')).toBe(`${wide}\n日本語\nsecond\n`));
       await tmux.says(/far> $|far>$/m);
-      // Ctrl-C is sent to the remote terminal, also during much output.
+      // Ctrl-C reaches the remote terminal even during much output.
       tmux.line('yes 漢字');
       await tmux.sees((lines) => expect(new Set(lines.slice(0, 14))).toEqual(new Set(['漢字'])));
       tmux.type('C-c');
@@ -419,7 +418,7 @@ describe('in tmux, farhand shell', () => {
   });
 });
 
-/** Starts vim in `farhand shell` in tmux. The connection to the broker goes through a proxy. */
+/** Starts vim in `farhand shell` in tmux, with a proxy between farhand and the broker. */
 async function vimBehindProxy() {
   const { system } = await startScene();
   const proxy = await startProxy(new URL(system.url).host);

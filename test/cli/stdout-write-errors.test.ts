@@ -14,7 +14,7 @@ async function startScene() {
   return { system, farhand: createLine(system), folder };
 }
 
-/** Opens a file for a child process. It is closed at the end of the test. */
+/** Opens a file for a child process. Closes it at the end of the test. */
 function opened(path: string): number {
   const file = openSync(path, 'w');
   onTestFinished(() => closeSync(file));
@@ -34,13 +34,13 @@ test('a full disk under standard output is a failure with a message', async () =
     expect([code, err]).toEqual([1, 'farhand: standard output: ENOSPC: no space left on device, write\n']);
 });
 
-test('output cut off by a file size limit is a failure', async () => {
+test('output that exceeds the limit of a file’s size is a failure', async () => {
   const { farhand, folder } = await startScene();
   const file = join(folder, 'out');
   writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
   const { code, err } = await farhand('files cat', [`web-1:${folder}/small`], {
     stdout: opened(file),
-    // With this variable, the compiled code of the bundle cannot be cached in a file.
+    // Keeps Node from writing compiled code to a cache, because the limit applies to every file.
     env: { XDG_CACHE_HOME: '/nonexistent' },
     through: ['sh', '-c', 'ulimit -f 4; exec "$@"', 'sh'],
   });
@@ -75,7 +75,7 @@ test('events, a list and the output of a command end in the same way', async () 
 });
 
 test.each(['stdout', 'stderr'] as const)(
-  'exec ends with its command although its %s is not read',
+  'exec ends and cancels its command when its %s has no reader any more',
   async (name) => {
     const { system, farhand } = await startScene();
     const both = 'while sleep 0.02; do echo line; echo line >&2; done';

@@ -1,5 +1,4 @@
-// farhand, verb by verb: keys, machines, commands, schedules, webhooks, events. Also checks that every verb
-// has a test.
+// farhand, verb by verb: keys, machines, commands, schedules, webhooks, events. Also checks that every verb has a test.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Command } from 'commander';
@@ -89,7 +88,7 @@ describe('the command line', () => {
       expect(err).not.toMatch(/service_apikey_\w| {4}at /);
   });
 
-  test('an irreversible verb needs a confirmation, or --yes without a terminal', async () => {
+  test('an irreversible verb asks for a confirmation, and without a terminal needs --yes', async () => {
     const { system, agent, farhand } = await startScene();
     const key = await system.client.keys.create({ name: 'other', scopes: ['machines:read'] });
     const token = await system.client.joinTokens.create({});
@@ -443,7 +442,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(await farhand.json('schedules history', ['backup'])).toEqual([
     expect.objectContaining({ command_id, schedule_id: backup.id }),
   ]);
-  // A key that may not read schedules can still remove one by its id.
+  // A key that may not read schedules can remove one by its id.
   const { key } = await system.keyed(['schedules:write', 'commands:execute']);
   const [blind, byName] = [
     await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
@@ -566,7 +565,7 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   ]);
   expect(list.out).toMatch(/ago +machine.registered +web-1/);
   const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
-  // No output shows that following has begun, so machines change until an event is printed.
+  // Following prints nothing at its start, so machines join until an event is printed.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
   const more = setInterval(() => void system.agent({ name: `web-${names++}` }), 1000);
@@ -586,7 +585,7 @@ test('farhand lists the history of a removed machine by its id, before and after
   const { machineId: machine, ended } = await system.agent();
   await system.client.commands.create({ machine_id: machine, command: 'true' });
   await system.client.machines.remove({ machine_id: machine });
-  // The agent stops for good. `ended` rejects with the reason, which is not of interest here.
+  // The agent stops for good. `ended` rejects with the reason, which does not matter here.
   await ended.catch(() => undefined);
   const verbs = ['commands list', 'events', 'audit'];
   const look = async (at: Pick<TestSystem, 'url' | 'key'>) => {
@@ -610,7 +609,6 @@ function leaves(command: Command, path: string[] = []): { words: string; command
   return below.flatMap((one) => leaves(one, [...path, one.name()]));
 }
 
-/** Returns what --help prints. */
 function helpOf(command: Command): string {
   let text = '';
   const writeOut = (more: string): void => {
