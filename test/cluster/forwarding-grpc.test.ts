@@ -1,5 +1,5 @@
-// gRPC calls about machines of another broker. They are forwarded over the peer port, from the client to the disk of
-// the machine and back.
+// gRPC calls about machines of another broker, forwarded over the peer port, from the client to the disk of the machine
+// and back.
 import { randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -42,7 +42,7 @@ test('a call goes on although the owner of its machine stalls for less than the 
   const watch = client.watchFiles({ machine_id, path: folder });
   expect((await watch.next()).value).toMatchObject({ change: '' });
   proxy.stall();
-  // Nothing happens in this time: a check of the connection begins within 4 s, and must wait for longer than the rest.
+  // A check of the connection begins within 4 s. It must not give up in the remaining time.
   await sleep(leaseMs - 500);
   proxy.resume();
   writeFileSync(join(folder, 'new'), '');

@@ -1,4 +1,4 @@
-// Requests about machines of another broker. They are forwarded over the peer port, from HTTP to the disk of the
+// HTTP requests about machines of another broker, forwarded over the peer port, from the client to the disk of the
 // machine and back.
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -19,7 +19,7 @@ const stat = '/files/stat?path=/etc/hostname';
 
 const sha256 = (bytes: Uint8Array): string => createHash('sha256').update(bytes).digest('hex');
 
-/** A request whose body and answer the test sends and reads piece by piece. */
+/** A request whose body the test sends in pieces, and whose answer it reads in pieces. */
 async function plainRequest(
   path: string,
   { method = 'GET', headers = {} }: { method?: string; headers?: Record<string, string | number> },
@@ -45,7 +45,7 @@ test('requests for an owner that cannot be reached get 503 with Retry-After 1, u
   expect((await get()).status).toBe(200);
 });
 
-test('requests for an owner that stalls at the handshake get 503 after two seconds', async () => {
+test('requests for an owner that stalls at the TLS handshake get 503 after two seconds', async () => {
   const { call, machineId, throughProxy } = await startTwoBrokers();
   throughProxy().stall();
   const { status, body } = await call('GET', `/machines/${machineId}${stat}`);
@@ -78,7 +78,8 @@ test('a request is answered although its owner stalls for 10 seconds, the length
   const running = () => owner.client.commands.list({ status: 'running' });
   await waitFor(async () => expect((await running()).items).toHaveLength(1));
   proxy.stall();
-  // In the first five seconds the front broker begins to check whether it can reach the owner.
+  // In the first five seconds the front broker starts to check its connection. That check must not give up in the other
+  // five.
   for (const ms of [5_000, 5_000]) clock.leap(ms);
   proxy.resume();
   open();
@@ -171,7 +172,7 @@ test('an upload whose client leaves changes nothing on the machine', async () =>
 test('a stream whose client leaves ends at the owner', async () => {
   const { front, key, machineId } = await brokers();
   const folder = temporaryFolder('watch');
-  // More streams than the machine may have at once.
+  // The machine may not have so many streams open at once, so each one must have ended.
   for (let n = 0; n < 40; n += 1) {
     await waitFor(async () => {
       const left = new AbortController();
@@ -221,7 +222,7 @@ test('an upload of several megabytes and its download are the same bytes, with r
   expect([head.status, head.headers.get('etag')]).toEqual([200, etag]);
 });
 
-test('a client that waits for 100 Continue is asked for its body once the owner accepts', async () => {
+test('a client that waits for 100 Continue gets it once the owner accepts', async () => {
   const file = join(temporaryFolder('continue'), 'file');
   const upload = await plainRequest(`/files/raw?path=${file}`, {
     method: 'PUT',
@@ -286,7 +287,7 @@ test('a command whose machine is named in the body runs there, once for an Idemp
   expect(readFileSync(file, 'utf8')).toBe('run\n');
 });
 
-test('a request that may omit its machine is forwarded if it names it in the query or in the body', async () => {
+test('a request whose machine is optional is forwarded if the query or the body names a machine', async () => {
   const { call, machineId } = await brokers();
   const file = join(temporaryFolder('implied'), 'file');
   const written = await call('PUT', '/files/content', {

@@ -10,7 +10,7 @@ import { all, hearing, streamsOf } from '../grpc-fixture.ts';
 import { createServer, withPostgres } from '../postgres/postgres-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
-/** `front` gets the requests; the machine is linked to `owner`. */
+/** `front` gets the requests. The machine is linked to `owner`. */
 async function startOnOneDatabase() {
   const database = await (await createServer()).createDatabase();
   const flags = ['--database-url', database, '--peer-listen', '127.0.0.1:0'];

@@ -15,7 +15,7 @@ import { startTwoBrokers } from './two-brokers.ts';
 
 const brokers = shared(startTwoBrokers);
 
-/** Asks the owner's peer port for a file as the local administrator, with a certificate. */
+/** Requests a file over the owner's peer port as the local administrator, with this certificate. */
 async function ask(leaf: SecureContextOptions, headers: Record<string, string> = {}): Promise<number> {
   const { peerPort, machineId } = await brokers();
   const sent = request(`https://${peerPort}/api/v1/machines/${machineId}/files/stat?path=/etc`, {
@@ -44,7 +44,7 @@ test('a connection without a certificate, or with one that is not a broker’s, 
   expect(await ask({ ca, ...peer })).toBe(200);
 });
 
-test('a broker that describes no client, or a key that does not exist, is refused', async () => {
+test('a request of a broker is refused if it describes no client, or a key that does not exist', async () => {
   const { front } = await brokers();
   const leaf = await (await loadAuthority(front.dataDir, false)).peer();
   expect(await ask(leaf, { 'X-Farhand-Client': '' })).toBe(400);
@@ -54,7 +54,7 @@ test('a broker that describes no client, or a key that does not exist, is refuse
 
 test('a broker does not send requests to a server that is not a broker', async () => {
   const { call, machineId, owner, urls } = await startTwoBrokers();
-  // The port for agents has a certificate of the same authority.
+  // The server there, the port for agents, has a certificate of the same authority but is no peer port.
   urls.set('owner', `https://${owner.grpc}`);
   const { status } = await call('GET', `/machines/${machineId}/files/stat?path=/etc`);
   expect(status).toBe(503);
@@ -92,6 +92,6 @@ test('the pieces of an answer do not wait for acknowledgements of earlier ones',
     expect(await text(answer)).toBe('onetwo');
     times.push(performance.now() - begun);
   }
-  // Linux delays acknowledgements by 40 ms, but not the first ones on a connection.
+  // Linux delays acknowledgements by 40 ms, but not on new connections. So the test measures later requests.
   expect(times.slice(20).sort((a, b) => a - b)[5]).toBeLessThan(30);
 });

@@ -7,7 +7,7 @@ import { gate, soon } from '../commands-fixture.ts';
 import { createServer, withPostgres } from '../postgres/postgres-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
-/** Two brokers with a machine each; `near` is that of the broker `one`. */
+/** Two brokers with a machine each. `near` is the machine of the broker `one`. */
 async function startWithMachines() {
   const server = await createServer();
   const url = await server.createDatabase();
@@ -38,7 +38,7 @@ async function startWithMachines() {
 const system = shared(startWithMachines);
 
 withPostgres('a copy between machines of two brokers', () => {
-  test('is refused as on one broker: an existing file, a missing source, a key for one machine', async () => {
+  test('is refused for the same reasons as on one broker: an existing file, a missing source, a key for one machine', async () => {
     const { one, near, far } = await system();
     const folder = temporaryFolder('copy');
     writeFileSync(join(folder, 'a'), 'a');
@@ -98,7 +98,7 @@ withPostgres('a batch on machines of two brokers', () => {
     return { one, two, near, far, machine_ids: [near, far] };
   };
 
-  test('ends on both with its output, whichever broker is asked', async () => {
+  test('ends on both machines with its output, whichever broker is asked', async () => {
     const { one, two, near, far, machine_ids } = await asked();
     for (const { client } of [one, two]) {
       const batch = await client.batches.create({ machine_ids, command: 'echo $((6*7))', wait: 20_000 });
@@ -190,7 +190,7 @@ withPostgres('a batch on machines of two brokers', () => {
 });
 
 withPostgres('a schedule with tags on machines of two brokers', () => {
-  test('runs on both at its times and by hand, whichever broker is asked', async () => {
+  test('runs on both machines at its times and by hand, whichever broker is asked', async () => {
     const { one, two, near, far } = await system();
     const { client } = one;
     for (const machine_id of [near, far]) await client.machines.update({ machine_id, tags: ['both'] });
@@ -210,7 +210,7 @@ withPostgres('a schedule with tags on machines of two brokers', () => {
     }
   });
 
-  test('with on_change each machine is watched by its owner, also after it has got another owner', async () => {
+  test('with on_change the owner of each machine watches it, also after a change of owner', async () => {
     const { one, two, near, far, farAgent, query } = await startWithMachines();
     const { client } = one;
     const folder = temporaryFolder('watched');

@@ -1,4 +1,4 @@
-// Two brokers with the same keys and authority: `front`, which gets the requests, and `owner`, which has the machines.
+// Starts two brokers with the same keys and authority: `front` gets the requests, and `owner` has the machines.
 import { cpSync } from 'node:fs';
 import type { Owners } from '../../broker/cluster/peers/owner-lookup.ts';
 import type { Tuning } from '../../broker/start/index.ts';
@@ -9,7 +9,7 @@ import { startProxy } from '../tcp-proxy.ts';
 
 type Name = 'front' | 'owner';
 
-/** The owners of machines, in a table of the test. All machines belong to `owner` until the test calls `move`. */
+/** The owners of machines, in a table of the test. All machines belong to `owner` until the test calls `own`. */
 function createOwners() {
   const urls = new Map<Name, string>();
   /** Resolves when each broker has loaded the open work of its machines. */
@@ -60,14 +60,14 @@ export async function startTwoBrokers(tuning: Tuning = {}) {
     urls: owners.urls,
     /** HOST:PORT of the owner's peer port. */
     peerPort: host,
-    /** Makes forwarded requests pass through a proxy. */
+    /** Routes forwarded requests through a proxy. */
     throughProxy() {
       owners.urls.set('owner', `https://${proxy.address}`);
       return proxy;
     },
-    /** Makes both brokers wait for this promise before they know the open work of a machine. */
+    /** Makes each broker wait for this promise before it has loaded the open work of its machines. */
     loadWork: (loading: Promise<void>) => void Object.assign(owners.work, { loading }),
-    /** Sets the owner of the machine, separately for each broker. */
+    /** Sets which broker owns the machine. The answer may differ for each broker that asks. */
     own: (as: (seenBy: Name) => Name) => void owners.moved.set(agent.machineId, as),
     client: new Farhand({ baseUrl: front.url, apiKey: key, retries: 0 }),
     call: (method: string, path: string, options: CallOptions = {}) =>

@@ -1,5 +1,5 @@
-// A broker that cannot reach the database: it hands its agents and clients over if another broker has the database, and
-// keeps them if none has it.
+// A broker that cannot reach the database. It hands its agents and clients over if another broker reaches the database,
+// and keeps them otherwise.
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { gate, soon } from '../commands-fixture.ts';
@@ -15,8 +15,8 @@ const handsOver =
   'this broker cannot reach the database, but another broker can: this broker ends its links and streams, so that agents and clients connect to another broker';
 
 /**
- * The broker `cut`, a separate process that reaches the database through a proxy, and the broker `other`, which reaches
- * it directly. The agent is linked with `cut`, and has the addresses of both.
+ * Starts the broker `cut` in a separate process, with a proxy to the database, and the broker `other`, which reaches it
+ * directly. The agent is linked to `cut`, and has the addresses of both.
  */
 async function startBoth() {
   const server = await createServer();
@@ -80,7 +80,7 @@ withPostgres('a broker without the database', () => {
     },
   );
 
-  test('ends streams and terminals when it hands over, and clients continue at the other broker without a gap', async () => {
+  test('ends streams and terminals when it hands its agents over, and clients continue at the other broker without a gap', async () => {
     const { other, toDatabase, url, machine_id } = await startBoth();
     const toBroker = await startProxy(new URL(url).host);
     onTestFinished(() => toBroker.close());
@@ -147,12 +147,12 @@ withPostgres('a broker without the database', () => {
     await soon(() => client.commands.cancel({ command_id })).toMatchObject({ status: 'cancelled' });
   }, 60_000);
 
-  test('keeps its agents while no broker has it, also if it reaches the database later than others', async () => {
+  test('keeps its agents while no broker reaches the database, and also if it reaches the database later than others', async () => {
     const { server, other, toDatabase, cut, client, agent, machine_id } = await startBoth();
     const lost = vi.fn();
     void agent.linked(false).then(lost);
     await server.stop('SIGKILL');
-    // Others are asked each time that the lease is found to be over.
+    // Each time that `cut` finds its lease over, it asks whether another broker reaches the database.
     for (let n = 0; n < 5; n += 1) await cut.line(leaseIsOver);
     toDatabase.forbid();
     await server.start();
