@@ -1,5 +1,5 @@
-// The pages of alerts: a rule that fires at once, its alert on the list and on the machine, the channel that
-// sends it, and a maintenance window.
+// The console's pages about alerts: a rule that opens an alert at once, the alert in the list and at its machine, the
+// channel that sends it, and a maintenance window.
 import { expect } from 'vitest';
 import { soon } from '../alerts-fixture.ts';
 import { startReceiver } from '../webhook-receivers.ts';

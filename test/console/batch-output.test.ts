@@ -1,4 +1,4 @@
-// The output of a batch on many machines, in one stream.
+// The console's page of a batch: the output of many machines in one stream.
 import { expect } from 'vitest';
 import { nextCall, reporting } from '../commands-fixture.ts';
 import { connectScripted, joinScripted } from '../scripted-agent.ts';

@@ -1,5 +1,5 @@
-// A broker that serves a built console, as a separate process for tests that kill it with kill -9. Usage:
-// broker-process.ts CONSOLE-FOLDER FLAG…
+// A broker with a built console as a separate process, for tests that kill it with kill -9.
+// Usage: broker-process.ts CONSOLE-FOLDER FLAG…
 import { brokerSettings } from '../../broker/settings-schema.ts';
 import { startBroker } from '../../broker/start/index.ts';
 import { createLogger } from '../../shared/logger.ts';

@@ -1,5 +1,5 @@
-// The broker is killed with kill -9 and started again under each open page. The page reports it, recovers by
-// itself, and displays nothing twice.
+// Kills the broker with kill -9 and starts it again while each page is open. The page reports that, recovers by itself,
+// and displays nothing twice.
 import { once } from 'node:events';
 import { expect, inject } from 'vitest';
 import type { TestSystem } from '../start-farhand.ts';
@@ -9,7 +9,7 @@ import { filledSystem } from './filled-broker.ts';
 
 const healMs = 10_000;
 
-/** Starts a broker with the data and the addresses of another one, which has ended. */
+/** Starts a broker with the data and addresses of a broker that has ended. */
 async function startProcess({ dataDir, url, grpc }: TestSystem) {
   const where = ['--data-dir', dataDir, '--http', new URL(url).host, '--grpc', grpc];
   const broker = program('test/console/broker-process.ts', [inject('consoleFolder'), ...where]);
@@ -17,7 +17,7 @@ async function startProcess({ dataDir, url, grpc }: TestSystem) {
   return broker;
 }
 
-/** Returns the text of a page without numbers and times, which change by themselves. */
+/** Returns the text of a page, without numbers and times, which change all the time. */
 async function textOf({ page }: ConsolePage): Promise<string> {
   const text = await page.evaluate<string>(`document.querySelector('main').innerText`);
   return text
@@ -27,7 +27,7 @@ async function textOf({ page }: ConsolePage): Promise<string> {
     .replaceAll(/\s+/g, ' ');
 }
 
-/** Returns the part where two texts begin to differ. */
+/** Returns the part of `text` from where the two texts differ. */
 function differenceOf(text: string, expected: string): string {
   let at = 0;
   while (at < text.length && text[at] === expected[at]) at += 1;
@@ -41,7 +41,7 @@ browserTest(
   'every page says that the broker is away, and heals within 10 s without doing anything twice',
   async () => {
     const { system, paths: all } = await filledSystem();
-    // The page of the terminal is tested separately, below.
+    // The last test below covers the page of the terminal.
     const paths = all.filter((path) => !path.endsWith('/terminals'));
     const machine_id = (await system.client.machines.list()).items[0]?.id ?? '';
     const command = 'i=0; while :; do i=$((i+1)); echo "line-$i."; sleep 0.2; done';
@@ -57,7 +57,7 @@ browserTest(
       await window.load(path);
       return window;
     };
-    // Windows of one context share its cache. A browser has six connections per context.
+    // Four pages share a browser context: it has a common cache, and at most six connections to the broker.
     const pages = new Map<string, ConsolePage>();
     let beside: ConsolePage | undefined;
     for (const [index, path] of paths.entries()) {
@@ -115,7 +115,7 @@ browserTest(
       await rows.getByText('once', { exact: true }).count(),
       await rows.getByText('twice', { exact: true }).count(),
     ]).toEqual([1, 1]);
-    // 503: the broker is back, but the machine is not linked again yet.
+    // Status 503 means that the broker is back, but the machine is not linked again yet.
     const isFault = (text: string): boolean => !/net::ERR_|status of 503/.test(text);
     expect(windows.flatMap(({ faults }) => faults.filter(isFault))).toEqual([]);
   },

@@ -1,5 +1,4 @@
-// Opens pages of the console in Chromium, with a real broker: logged in, and with a list of all errors on
-// them.
+// Opens pages of the console in Chromium, with a real broker and a logged-in user, and collects all errors of the page.
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { inject, onTestFinished } from 'vitest';
 import type { Tuning } from '../../broker/start/index.ts';
@@ -9,18 +8,18 @@ import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
 export type { Page } from 'playwright-core';
 
-/** Milliseconds for a test. They are many, because a browser on a busy machine is slow. */
+/** Time limit of a test in milliseconds. It is long, because a browser is slow on a busy machine. */
 const longest = 180_000;
 const needsChromium = needs('chromium');
 
-/** A test that needs a browser. Without Debian's Chromium it is skipped, and its name says so. */
+/** A test that needs a browser. It is skipped without Debian's Chromium, and its name says that. */
 export const browserTest = (name: string, work: () => Promise<void>, ms = longest): void =>
   needsChromium(name, work, ms);
 
 /** The Chromium that all test files share. */
 const connect = shared(async (): Promise<Browser> => {
   const browser = await chromium.connect(inject('chromiumAddress'));
-  // This closes the connection and its windows. The browser itself is closed after the whole run.
+  // Closes the connection and its windows. The browser itself runs until all test files have ended.
   atEnd(() => browser.close());
   return browser;
 });
@@ -29,7 +28,7 @@ const connect = shared(async (): Promise<Browser> => {
 export const startWithConsole = (flags: string[] = [], tuning: Tuning = {}): Promise<TestSystem> =>
   startFarhand({ flags, tuning: { ...tuning, console: inject('consoleFolder') } });
 
-/** Starts a broker again after its end, with the same data and at the same addresses. */
+/** Starts a broker with the data and addresses of a broker that has ended. */
 export const restart = ({ dataDir, url, grpc }: TestSystem): Promise<TestSystem> =>
   startFarhand({
     dataDir,
@@ -45,23 +44,23 @@ export interface Look {
 export interface ConsolePage {
   page: Page;
   context: BrowserContext;
-  /** Errors of the page, refusals of its policy, and requests to other origins. */
+  /** Errors of the page, violations of its content security policy, and requests to other origins. */
   faults: string[];
-  /** Opens the page with this path below /console. */
+  /** Opens the page at this path below /console. */
   open(path: string): Promise<void>;
-  /** Opens such a page. Resolves when it has loaded its data. */
+  /** Opens the page at this path. Resolves when it has loaded its data. */
   load(path: string): Promise<void>;
-  /** Opens another window beside this one, with the same logins and cache. */
+  /** Opens another window of the same browser context, with the same logins and cache. */
   another(): Promise<ConsolePage>;
 }
 
 /**
- * Messages that browsers print in normal operation: for answers without a login, for forbidden requests, for
- * forms with a wrong field, for a file that another user has saved, and for the stream that ends with its login.
+ * Messages that browsers print in normal operation: for a missing login, a forbidden request, a form with a wrong
+ * field, a file that another user has saved, and a stream that ends with its login.
  */
 const expectedError = /status of (401|403|404|409|412|422)|ERR_INCOMPLETE_CHUNKED_ENCODING/;
 
-/** Opens a new browser window, without a login. */
+/** Opens a window in a new browser context, without a login. */
 export async function newWindow(
   system: TestSystem,
   { dark = false, width = 1440 }: Look = {},
@@ -118,28 +117,28 @@ export async function logIn({ page, open }: ConsolePage, key: string): Promise<v
   await page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
 }
 
-/** Logs in by the API and resolves with the secret of the cookie. */
+/** Logs in over the API. Resolves with the secret in the cookie. */
 export async function newCookie(system: TestSystem, key = system.key): Promise<string> {
   const { headers } = await system.call('POST', '/logins', { key, body: { name: 'Chromium' } });
   const [, secret = ''] = /^__Host-farhand=([^;]+)/.exec(headers.get('set-cookie') ?? '') ?? [];
   return secret;
 }
 
-/** Opens a browser window with the cookie of a login, without a page. */
+/** Opens a browser window that has the cookie of a login, without opening a page. */
 export async function newWindowWith(
   cookie: string,
   system: TestSystem,
   look: Look = {},
 ): Promise<ConsolePage> {
   const made = await newWindow(system, look);
-  // Playwright sets a secure cookie only for https; Chromium also sends it over http to its own machine.
+  // Playwright sets a secure cookie only for an https URL. Chromium then also sends it over http to this machine.
   const url = system.url.replace('http:', 'https:');
   const attributes = { httpOnly: true, secure: true, sameSite: 'Strict' as const };
   await made.context.addCookies([{ name: '__Host-farhand', value: cookie, url, ...attributes }]);
   return made;
 }
 
-/** Opens a browser window that is logged in, by default with the first key of the broker. */
+/** Opens a logged-in browser window, by default with the broker's first key. */
 export async function newLogin(
   system: TestSystem,
   { key, ...look }: Look & { key?: string } = {},
@@ -150,7 +149,7 @@ export async function newLogin(
   return made;
 }
 
-/** Starts an agent and resolves with the id of its machine. */
+/** Starts an agent. Resolves with the id of its machine. */
 export async function startMachine(system: TestSystem, name: string, tags?: string): Promise<string> {
   await system.agent({ name, ...(tags !== undefined && { tags }) });
   const { items } = await system.client.machines.list({ name });
@@ -163,7 +162,7 @@ export const oneMachine = shared(async () => {
   return { system, machine: await startMachine(system, 'web-1') };
 });
 
-/** Opens a folder of that machine in the file browser. Resolves when files can be dropped there. */
+/** Opens a folder of `web-1` in the file browser. Resolves when files can be dropped there. */
 export async function newFolderPage(folder: string): Promise<ConsolePage> {
   const { system, machine } = await oneMachine();
   const window = await newLogin(system);
@@ -172,7 +171,7 @@ export async function newFolderPage(folder: string): Promise<ConsolePage> {
   return window;
 }
 
-/** Returns all that the browser has stored of a page: storages, address, history, and the page itself. */
+/** Returns everything that the browser has stored for a page: storages, address, history, and the page itself. */
 export async function traces({ page }: ConsolePage): Promise<string> {
   const client = await page.context().newCDPSession(page);
   const { entries } = await client.send('Page.getNavigationHistory');

@@ -1,12 +1,11 @@
-// Requests from pages of other origins. The browser sends the cookie of a login with them, but the broker
-// refuses them.
+// Requests from pages of other origins. The browser adds the cookie of a login, but the broker refuses them.
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { expect, onTestFinished } from 'vitest';
 import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
 
-/** Serves an empty page on another port of this machine: the same site, but another origin. */
+/** Serves an empty page on another port of this machine, which is another origin on the same site. */
 async function startOtherOrigin(): Promise<string> {
   const server = createServer((_request, response) => {
     response.setHeader('Content-Type', 'text/html');
@@ -47,7 +46,7 @@ browserTest('a page on another port can neither read nor change anything, nor op
     await send('/sessions/${session_id}/attach', { method: 'POST', body: '{}' });
   })()`);
   await expect.poll(() => statuses).toEqual([403, 403, 403]);
-  // Otherwise the test would only show that the browser did not send the cookie.
+  // The browser must have sent the cookie, or the test would prove nothing.
   expect(cookies).toBe(3);
   const socket = `${system.url.replace('http', 'ws')}/api/v1/sessions/${session_id}/stream?ticket=x`;
   const outcome = await page.evaluate<string>(`new Promise((resolve) => {
@@ -59,6 +58,6 @@ browserTest('a page on another port can neither read nor change anything, nor op
   await page.evaluate(`document.forms[0].action = ${api} + '/join-tokens'; document.forms[0].submit()`);
   await expect.poll(() => statuses).toHaveLength(4);
   expect(new Set(statuses)).toEqual(new Set([403]));
-  // There is only the token with which the machine joined.
+  // The only join token is the one with which the machine joined.
   expect((await system.client.joinTokens.list()).total).toBe(1);
 });

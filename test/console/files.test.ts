@@ -1,4 +1,4 @@
-// Files in the browser: uploads, names that look like markup, and a file that two people edit.
+// The console's file browser: uploads, names that look like markup, and a file that two people edit.
 import { chmodSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';

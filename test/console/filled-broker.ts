@@ -1,4 +1,4 @@
-// Starts a broker with content on every page of the console. All names look like markup.
+// Starts a broker that has content for every page of the console. All names look like markup.
 import { expect } from 'vitest';
 import { type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startMachine, startWithConsole } from './browser.ts';
@@ -7,16 +7,16 @@ const hostile = '<img src=x onerror=alert(1)>';
 
 interface FilledSystem {
   system: TestSystem;
-  /** The addresses of all its pages below /console. */
+  /** Paths of all pages below /console. */
   paths: string[];
-  /** Addresses of pages, each with the names of the buttons that open a dialog there. */
+  /** Paths of pages, each with the names of its buttons that open a dialog. */
   dialogs: (readonly [path: string, buttons: readonly (string | RegExp)[]])[];
 }
 
 export async function filledSystem(): Promise<FilledSystem> {
   const system = await startWithConsole();
   const { client } = system;
-  // The first report of the machine opens an alert.
+  // Any value opens this alert, so the first report of the machine does.
   await client.alertRules.create({ name: hostile, kind: 'memory', above: 0, for: 0 });
   await client.alertRules.create({ name: 'gone', kind: 'offline', tags: ['<b>x</b>'], enabled: false });
   const machine_id = await startMachine(system, hostile, '<b>x</b>');

@@ -1,4 +1,4 @@
-// Runs before the tests of the console: builds it, and starts the one Chromium that all test files share.
+// Runs before the tests of the console: builds the console, and starts the Chromium that all test files share.
 import { execFileSync } from 'node:child_process';
 import { existsSync, mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -16,7 +16,10 @@ declare module 'vitest' {
   }
 }
 
-/** Chromium without a window needs a quarter less CPU time than with a hidden one. It is a package of its own. */
+/**
+ * A Chromium that cannot show windows. It needs a quarter less CPU time than one with a hidden window. Debian has it as
+ * a separate package.
+ */
 const withoutWindow = '/usr/lib/chromium/chromium-headless-shell';
 const executablePath = existsSync(withoutWindow) ? withoutWindow : '/usr/bin/chromium';
 
@@ -24,8 +27,7 @@ export default async function setup(project: TestProject): Promise<(() => Promis
   if (lacks('chromium')) return undefined;
   const folder = join(mkdtempSync(join(tmpdir(), 'console-')), 'built');
   execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/build-console.ts'), folder]);
-  // Chromium's sandbox needs rights that containers lack. It is not needed here, because all pages are those
-  // of our own broker.
+  // Chromium's sandbox needs rights that containers lack. It is not needed, because all pages come from our own broker.
   const server = await chromium.launchServer({ executablePath, args: ['--no-sandbox'] });
   project.provide('consoleFolder', folder);
   project.provide('chromiumAddress', server.wsEndpoint());

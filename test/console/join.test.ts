@@ -1,4 +1,4 @@
-// Machines that join while a page is open.
+// The console's pages while machines join.
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { connectScripted, joinScripted } from '../scripted-agent.ts';

@@ -1,5 +1,5 @@
-// Uses the whole console by keyboard alone, with names full of markup. Afterwards no secret may be left
-// anywhere.
+// Uses the whole console by keyboard alone, with names full of markup. Afterwards no secret may be stored in the
+// browser.
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -14,19 +14,19 @@ import {
   traces,
 } from './browser.ts';
 
-/** Maximum number of presses of Tab before a test gives up. */
+/** After so many presses of Tab a test gives up. */
 const mostTabs = 80;
 /** Markup and control characters: bell, escape, right-to-left override, and the start of a title sequence. */
 const hostile = '\u0007\u001b]0;x\u202e<img src=x onerror=alert(1)>';
 
-/** The accessible name of the focused element. */
+/** Returns the accessible name of the focused element. */
 const focused = (page: Page): Promise<string> =>
   page.evaluate<string>(`(() => {
     const at = document.activeElement;
     return (at.getAttribute('aria-label') ?? at.labels?.[0]?.textContent ?? at.textContent).trim();
   })()`);
 
-/** Presses a key, by default Tab, until an element with this name has the focus. */
+/** Presses a key, by default Tab, until an element with this name is focused. */
 async function tabTo({ page }: ConsolePage, name: string | RegExp, key = 'Tab'): Promise<void> {
   const passed: string[] = [];
   for (let tabs = 0; tabs < mostTabs; tabs += 1) {
@@ -51,7 +51,7 @@ async function type({ page }: ConsolePage, text: string, key = 'Enter'): Promise
 const heading = ({ page }: ConsolePage, name: string | RegExp): Promise<void> =>
   page.getByRole('heading', { name, level: 1 }).waitFor();
 
-/** Opens the palette and finds something with it. */
+/** Opens the search dialog and types a text into it. */
 async function find({ page }: ConsolePage, text: string, key = 'Control+k'): Promise<void> {
   await page.keyboard.press(key);
   await page.getByRole('dialog', { name: 'Search' }).waitFor();
@@ -80,10 +80,10 @@ async function editFile(window: ConsolePage, folder: string, file: string): Prom
   await type(window, 'b: 2', 'Control+s');
   await page.getByText(`${file} is saved`).waitFor();
   expect(readFileSync(join(folder, file), 'utf8')).toBe('a: 1\nb: 2');
-  // In the editor Tab indents. After Escape it moves the focus out of the editor.
+  // In the editor Tab indents. After Escape it moves the focus again.
   await page.keyboard.press('Escape');
   await choose(window, 'Back', 'Shift+Tab');
-  // The name is displayed as text, and its control characters are visible.
+  // The page displays the name as text, with its control characters visible.
   await page.getByText('<img src=x onerror=alert(1)>').first().waitFor();
 }
 
@@ -99,7 +99,7 @@ async function useTerminal(window: ConsolePage): Promise<void> {
 
 async function runAndCancel(window: ConsolePage): Promise<void> {
   const { page } = window;
-  // The shell gets nearly every key in a terminal. This one moves the focus out of it.
+  // A terminal passes nearly every key to the shell. Ctrl+Shift+K moves the focus out of it.
   await find(window, 'Run', 'Control+Shift+K');
   await page.keyboard.press('Enter');
   await heading(window, 'Run a command');
@@ -110,7 +110,7 @@ async function runAndCancel(window: ConsolePage): Promise<void> {
     await page.keyboard.press('Enter');
     await page.getByRole('button', { name: `Leave out ${name}` }).waitFor();
   }
-  // The choice between a command and a saved command comes before the field of the same name.
+  // Before the field "Command" comes a choice of the same name.
   await tabTo(window, 'Command');
   await page.keyboard.press('Tab');
   await tabTo(window, 'Command');
@@ -126,7 +126,7 @@ async function runAndCancel(window: ConsolePage): Promise<void> {
   await page.getByText('cancelled').first().waitFor();
 }
 
-/** Resolves with the secrets of a new key and a new join token, as the page displays them. */
+/** Creates a key and a join token. Resolves with their secrets, as the page displays them. */
 async function createSecrets(window: ConsolePage): Promise<string[]> {
   const { page } = window;
   await page.keyboard.press('g');

@@ -1,4 +1,4 @@
-// Login to the console: with a key and with a link. Neither is stored anywhere afterwards.
+// Login to the console with a key and with a link. The browser stores neither of them afterwards.
 import { expect } from 'vitest';
 import { withSocket } from '../../broker/cli/call-local-broker.ts';
 import { shared } from '../close-after-tests.ts';
@@ -47,7 +47,7 @@ browserTest('the link of npm start logs in, and its ticket is gone before the fi
   await window.page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
   expect(window.page.url()).toBe(`${system.url}/console/machines`);
   const ofApi = addresses.slice(1).filter((address) => address.includes('ticket'));
-  // The document, its script and its style are requested before a script could change the address.
+  // The browser requests the document, its script and its style before a script can remove the ticket from the address.
   expect(ofApi.length).toBeLessThanOrEqual(2);
   await window.page.goBack();
   expect(window.page.url()).not.toContain(ticket);
@@ -62,7 +62,7 @@ browserTest('a revoked key ends the login, and the page asks for another', async
   await window.page.getByText('Your login has ended').waitFor();
   await window.page.getByLabel('API key').fill(system.key);
   await window.page.getByRole('button', { name: 'Log in' }).click();
-  // The page continues where it was, and is live again.
+  // The page stays where it was, and gets live updates again.
   await system.agent({ name: 'web-1' });
   await window.page.getByRole('link', { name: 'web-1' }).waitFor();
 });

@@ -1,9 +1,9 @@
-// The list of machines in the browser: it is live, transfers little, and has its filters in the address.
+// The console's list of machines: it updates itself, transfers little, and has its filters in the address.
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { browserTest, newCookie, newLogin, newWindowWith, restart, startWithConsole } from './browser.ts';
 
-/** A broker with three machines that are online. */
+/** A broker with three online machines. */
 const fleet = shared(async () => {
   const system = await startWithConsole();
   await Promise.all([
@@ -32,7 +32,7 @@ browserTest('search, filters and order stand in the address and survive a reload
   const { page } = await newLogin(await fleet());
   await page.getByRole('link', { name: 'db-1' }).waitFor();
   await page.keyboard.press('/');
-  // Typing is slower than the field's updates of the address, which must not undo what is typed meanwhile.
+  // The field updates the address while the test types. That update must not undo what is typed meanwhile.
   await page.keyboard.type('WEB', { delay: 125 });
   await page.getByRole('link', { name: 'db-1' }).waitFor({ state: 'detached' });
   await page.waitForURL(/\?q=WEB$/);
@@ -46,7 +46,7 @@ browserTest('search, filters and order stand in the address and survive a reload
 
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await fleet();
-  // The events come after two seconds, and the page then loads its list again.
+  // The page loads its list again after the events, which come two seconds late.
   const isSettled = async (): Promise<boolean> => {
     const { items: machines } = await system.client.machines.list();
     const { items: events } = await system.client.events.list({ limit: 100, sort: '-created_at' });
@@ -56,12 +56,12 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
     });
   };
   await expect.poll(isSettled).toBe(true);
-  // Late answers to an earlier page would be counted too, so this window has none.
+  // A new window, because late answers to an earlier page would be counted too.
   const { page, open } = await newWindowWith(await newCookie(system), system);
   const client = await page.context().newCDPSession(page);
   await client.send('Network.enable');
   await client.send('Network.setCacheDisabled', { cacheDisabled: true });
-  // A slow computer needs no further request, such as a second live stream with the topics of a page drawn late.
+  // A slow CPU must not cause more requests, such as a second live stream for a page that is drawn late.
   await client.send('Emulation.setCPUThrottlingRate', { rate: 20 });
   const types = new Map<string, string>();
   const sizes: Record<string, number> = {};
@@ -73,7 +73,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
   await open('/machines');
   await page.getByRole('link', { name: 'web-1' }).waitFor();
   await expect.poll(() => types.size).toBe(6);
-  // The sixth connection is the live stream. Its data needs no seventh connection.
+  // Of the six connections one is the live stream, which also carries its data.
   const [machine] = (await system.client.machines.list({ name: 'needle-7' })).items;
   const machine_id = machine?.id ?? '';
   await system.client.machines.update({ machine_id, name: 'renamed' });

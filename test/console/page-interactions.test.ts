@@ -1,4 +1,4 @@
-// Interactions with the pages of the console, such as filling in forms and pressing buttons.
+// Interactions with pages of the console, such as filling in forms and pressing buttons.
 import { mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -8,7 +8,7 @@ import { temporaryFolder } from '../start-farhand.ts';
 import { answering, startReceiver } from '../webhook-receivers.ts';
 import { browserTest, logIn, newLogin, newWindow, startMachine, startWithConsole } from './browser.ts';
 
-/** A broker with two machines that are online. */
+/** A broker with two online machines. */
 const fleet = shared(async () => {
   const system = await startWithConsole();
   const machine = await startMachine(system, 'web-1', 'web');

@@ -1,5 +1,5 @@
-// Every page and dialog in both themes and at both widths: axe-core finds no problem, the content security policy refuses
-// nothing, and the browser stores no secret.
+// Every page and dialog of the console, in both themes and at both widths: axe-core finds no problem, the content
+// security policy blocks nothing, and the browser stores no secret.
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { join } from 'node:path';
@@ -10,10 +10,10 @@ import { filledSystem } from './filled-broker.ts';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-/** Milliseconds for the focus to return to the button that opened a dialog. */
+/** Milliseconds until the focus must be back on the button that opened a dialog. */
 const focusMs = 5_000;
 
-/** Rules of axe-core whose result depends on the theme. All other rules check only the document. */
+/** Rules of axe-core whose result depends on the theme. All others need only one theme. */
 const themed = ['color-contrast', 'link-in-text-block'];
 
 interface Violation {
@@ -21,9 +21,9 @@ interface Violation {
   nodes: { html: string }[];
 }
 
-/** Returns the problems that axe-core finds on the page in its present state. */
+/** Returns the problems that axe-core finds on the page as it is now. */
 async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): Promise<string[]> {
-  // The script runs through the debugger, because the policy refuses eval and scripts of other origins.
+  // Runs the script through the debugger, because the policy blocks eval and scripts of other origins.
   const client = await page.context().newCDPSession(page);
   const { result: loaded } = await client.send('Runtime.evaluate', { expression: 'typeof axe' });
   if (loaded.value === 'undefined') await client.send('Runtime.evaluate', { expression: axe });
@@ -34,7 +34,7 @@ async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): P
     awaitPromise: true,
     returnByValue: true,
   });
-  // The cast names the part of axe-core's result that is used.
+  // The cast names the part of axe-core's result that the test uses.
   const violations = result.value as Violation[];
   return violations.flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 160)}`));
 }
@@ -74,7 +74,7 @@ for (const width of [375, 1440] as const) {
     const window = await newLogin(system, { width });
     const { page } = window;
     const dialog = page.getByRole('dialog');
-    // After the last field, Tab leads to the browser's own buttons. The focused element of the page is then its body.
+    // After the last field, Tab leads to the browser's own buttons, and then `document.activeElement` is the body.
     const isOutside = (): Promise<boolean> =>
       page.evaluate<boolean>(`document.activeElement.closest('.shell') !== null &&
         document.activeElement.closest('dialog') === null`);

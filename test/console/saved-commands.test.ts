@@ -1,4 +1,4 @@
-// The pages of saved commands: one is made with typed parameters, run on machines, changed and deleted.
+// The console's pages of saved commands: one is created with typed parameters, run on machines, changed and deleted.
 import { expect } from 'vitest';
 import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';
 

@@ -1,5 +1,5 @@
-// The pages of schedules: the form with a machine or tags, a command or a saved command, times or a path, and the history
-// of runs.
+// The console's pages of schedules: the form for machines or tags, commands or saved commands, times or a path, and the
+// history of runs.
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -125,7 +125,7 @@ browserTest('a schedule runs when a path changes, and its settings change that t
   await page.getByRole('heading', { name: 'reload' }).waitFor();
   const [made] = (await client.schedules.list()).items;
   expect(made).toMatchObject({ cron: null, on_change: { path: file, recursive: false, settle: 1_000 } });
-  // The watch begins a moment after the schedule was made.
+  // Repeated, because the watch begins some time after the schedule was created.
   const write = async (): Promise<number> => {
     writeFileSync(file, `${performance.now()}`);
     return (await client.schedules.history({ schedule_id: made?.id ?? '' })).total;

@@ -1,4 +1,4 @@
-// Terminals in the browser: typed text is echoed, and markup in the output is displayed as text.
+// The console's terminals: typed text is echoed, and markup in the output is displayed as text.
 import { expect } from 'vitest';
 import { browserTest, newLogin, oneMachine, type Page } from './browser.ts';
 
@@ -13,7 +13,7 @@ browserTest('a terminal echoes, colours under the policy, and says how it ended'
   await page.keyboard.type(String.raw`printf '\033[38;2;200;30;30m%s\033[0m\n' col'ou'red`);
   await page.keyboard.press('Enter');
   await screen(page).getByText('coloured', { exact: true }).waitFor();
-  // If xterm could not set its styles, all text would have the colour of the page.
+  // If the policy blocked xterm's styles, all text would have the colour of the page.
   await expect
     .poll(() => screen(page).getByText('coloured', { exact: true }).getAttribute('style'))
     .toMatch(/color: ?(#|rgb)/);
@@ -66,7 +66,7 @@ browserTest('Ctrl C stops a program that writes faster than the page draws', asy
   await page.getByText('connected').waitFor();
   await page.keyboard.type('yes');
   await page.keyboard.press('Enter');
-  // Without a limit of what is on its way, some 20 MB would be waiting by then.
+  // Without a limit on unacknowledged output, some 20 MB would be waiting after this second.
   await page.waitForTimeout(1_000);
   await page.keyboard.press('Control+c');
   await page.keyboard.type("echo the-'end'");

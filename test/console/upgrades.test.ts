@@ -1,4 +1,4 @@
-// The pages of upgrades: why a machine cannot be upgraded, the progress of an upgrade as it happens, and cancelling.
+// The console's pages of upgrades: why a machine cannot be upgraded, the live progress of an upgrade, and cancelling.
 import { expect, inject } from 'vitest';
 import { startUpgradeSystem } from '../upgrades-fixture.ts';
 import { browserTest, newLogin, startMachine, startWithConsole } from './browser.ts';

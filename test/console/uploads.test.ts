@@ -1,4 +1,4 @@
-// Uploads and downloads in the browser: whole folders, progress, cancelling, and connections that break.
+// Uploads and downloads in the console: whole folders, progress, cancelling, and lost connections.
 import { mkdirSync, readdirSync, readFileSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
@@ -6,7 +6,7 @@ import { expect, onTestFinished } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
 import { browserTest, type ConsolePage, newFolderPage, newLogin, oneMachine, type Page } from './browser.ts';
 
-/** Drops files and folders of the disk onto the page, as if from a file manager. */
+/** Drops files and folders from the disk onto the page, as from a file manager. */
 async function drop({ page, context }: ConsolePage, ...paths: string[]): Promise<void> {
   const client = await context.newCDPSession(page);
   const { x, y } = (await page.locator('.drop-zone').boundingBox()) ?? { x: 0, y: 0 };
@@ -15,7 +15,7 @@ async function drop({ page, context }: ConsolePage, ...paths: string[]): Promise
     await client.send('Input.dispatchDragEvent', { type, x: x + 50, y: y + 50, data });
 }
 
-/** Returns the content of all files below a folder, by their paths in it. */
+/** Returns the content of all files in a folder, by relative path. */
 function contentOf(folder: string): Map<string, string> {
   const files = readdirSync(folder, { recursive: true, withFileTypes: true }).filter((one) => one.isFile());
   return new Map(
@@ -26,7 +26,7 @@ function contentOf(folder: string): Map<string, string> {
   );
 }
 
-/** Returns the number of bytes that the tray displays as sent. */
+/** Returns the bytes sent so far, as the list of transfers displays them. */
 const sent = (page: Page): Promise<number> =>
   page.getByRole('progressbar', { name: 'Bytes sent' }).evaluate((bar: { value?: number }) => bar.value ?? 0);
 
@@ -35,7 +35,7 @@ browserTest('a thousand files in folders arrive byte for byte', async () => {
   for (let n = 0; n < 1_000; n += 1) {
     const inner = join(source, `a${n % 20}`, `b${n % 3}`, 'ä "c"');
     mkdirSync(inner, { recursive: true });
-    // The files include empty ones, and every value of a byte.
+    // The files include empty ones, and together every value of a byte.
     writeFileSync(join(inner, `${n}.bin`), Buffer.alloc(n % 2_000, n));
   }
   const window = await newFolderPage(folder);
@@ -106,8 +106,7 @@ browserTest('a file that appeared since the listing is not replaced unasked', as
 });
 
 /**
- * A proxy that cuts the connection of the first download after 4 MiB. `ranges` are the Range headers of the
- * later requests.
+ * A proxy that cuts the connection of the first download after 4 MiB. `ranges` has the Range headers of later requests.
  */
 async function startBreakingProxy(
   host: string,
@@ -144,7 +143,7 @@ async function startBreakingProxy(
   return { address: typeof address === 'object' ? `http://127.0.0.1:${address?.port}` : '', ranges };
 }
 
-/** Stores downloads as a browser of a user does. Playwright would report a broken download as cancelled. */
+/** Stores downloads as a user's browser does. Playwright would report an interrupted download as cancelled. */
 async function storeDownloads(page: Page, folder: string): Promise<void> {
   const { targetInfo } = await (await page.context().newCDPSession(page)).send('Target.getTargetInfo');
   const browser = await page.context().browser()?.newBrowserCDPSession();
