@@ -31,12 +31,12 @@ import { startReceiver } from '../webhook-receivers.ts';
 const minute = 60_000;
 const hour = 60 * minute;
 const day = 24 * hour;
-/** No notification is made, so that a kill comes between the steps and their notification. */
+/** So long that no notification is made. The test then kills the broker between a step and its notification. */
 const never = { quietMs: 300 * day, longestMs: 300 * day, startMs: 0, downMs: 300 * day };
 const soon = { ...never, quietMs: 300, longestMs: 3_000 };
 const waiting = { timeout: 20_000, interval: 50 };
 
-/** Writes a certificate for loopback and its key. A broker that runs reads them again. */
+/** Writes a certificate for localhost and its key. A running broker reads them again. */
 async function writeCertificate(folder: string, validMs: number) {
   const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
   const keys = await webcrypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
@@ -54,7 +54,9 @@ async function writeCertificate(folder: string, validMs: number) {
   }
 }
 
-/** A receiver that leaves requests unanswered while `hangs` is true, and the steps in what it got. */
+/**
+ * A receiver that answers no request while `hangs` is true. `steps` counts the steps in the notifications that it got.
+ */
 async function startNotified() {
   const state = { hangs: true };
   const receiver = await startReceiver((response) => {
@@ -63,7 +65,7 @@ async function startNotified() {
   return Object.assign(state, { receiver, steps: () => notifiedSteps(receiver, 'name') });
 }
 
-/** The rules: one for each kind and way to choose machines. Resolves with their names. */
+/** Creates a rule for each kind and for each way to choose machines. Resolves with the names of the rules. */
 async function createRules(client: Farhand, machines: Record<string, string>): Promise<string[]> {
   const repeat_every = 10 * minute;
   const names: string[] = [];
@@ -89,7 +91,7 @@ async function createRules(client: Farhand, machines: Record<string, string>): P
   return names;
 }
 
-/** A real agent as a process of its own. Resolves with the id of its machine. */
+/** Starts a real agent in a separate process. Resolves with the id of its machine. */
 async function startAgentProcess(broker: KillableBroker, name: string): Promise<string> {
   const flags = ['--broker', broker.grpc, '--data-dir', temporaryFolder('agent'), '--name', name];
   await program('agent/main.ts', [...flags, '--join-token', await broker.joinToken()]).line('linked');
@@ -125,7 +127,7 @@ async function prepare() {
 
 const values = (value: number) => ({ cpu: value, memory: value, disk: value, load: value });
 
-/** Lets time pass. Meanwhile these machines report this value. */
+/** Moves the clock in small steps. Meanwhile these machines report this value. */
 async function pass(
   broker: KillableBroker,
   ms: number,
@@ -142,7 +144,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   const { broker, client, notified, hello, busy, away, old, jobs, rules, key_id, folder } = await prepare();
   const all = (steps: Record<string, number>) =>
     Object.fromEntries(
-      // Both rules about schedules have an alert for each of the two schedules.
+      // Each rule about schedules has an alert for each of two schedules. Other rules have one alert.
       rules.map((name) => [
         name,
         Object.fromEntries(
@@ -151,7 +153,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
       ]),
     );
   const events = () => recordedSteps(client, 'name');
-  // The real agent waits up to 30 s between two attempts to link.
+  // The real agent may wait up to 30 s before its next attempt to link.
   const online = (machine_id: string) =>
     expect
       .poll(async () => (await client.machines.get({ machine_id })).status, { timeout: 60_000 })
@@ -168,7 +170,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
     ...{ machine_id: jobs, name: 'failing', command: 'sleep 60', cron: '0 0 29 2 *' },
   });
 
-  // At the edge nothing opens: the limit itself, a short absence, the same version, a cancelled run.
+  // No alert opens at a limit: a value equal to the limit, a short absence, the same version, a cancelled run.
   await pass(broker, 3 * minute, 90, busy, away);
   await away.leave();
   await pass(broker, minute, 90, busy);
@@ -180,7 +182,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await ran(failing.id, 1);
   expect(await events()).toEqual({});
 
-  // Killed while the conditions have begun: values, silence, a run that will fail.
+  // Kills the broker while conditions have begun: high values, an absence, a run that will fail.
   await pass(broker, minute, 91, busy);
   await away.leave();
   await online(jobs);
@@ -194,7 +196,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await pass(broker, 4 * minute, 91, busy);
   await expect.poll(events, waiting).toEqual(all({ opened: 1 }));
 
-  // Killed between the alerts and their notification, and then while the notification is being sent.
+  // Kills the broker between the alerts and their notification, and again while the notification is being sent.
   await broker.kill();
   expect(notified.receiver.got).toEqual([]);
   await broker.start(soon);
@@ -211,7 +213,8 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await expect.poll(async () => (await unsent()).length, waiting).toBe(0);
   expect(notified.steps()).toEqual(all({ opened: 1 }));
 
-  // Killed after the notification. At the edge nothing resolves: values between both limits, another failed run.
+  // Kills the broker after the notification. No alert is resolved by values between both limits, or by another failed
+  // run.
   await broker.kill();
   await broker.start(never);
   for (const machine of [busy, old]) await machine.back();
@@ -223,7 +226,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await pass(broker, 11 * minute, 85, busy);
   await expect.poll(events, waiting).toEqual(all({ opened: 1, repeated: 1 }));
 
-  // Killed between the repeats and their notification, after it, and after the acknowledgement.
+  // Kills the broker between the repeats and their notification, after it, and after the acknowledgement.
   await broker.kill();
   await broker.start(soon);
   await expect.poll(notified.steps, waiting).toEqual(all({ opened: 1, repeated: 1 }));
@@ -233,7 +236,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
     await client.alerts.acknowledge({ alert_id, acknowledged: true });
   await broker.kill();
 
-  // The causes of some alerts end while the broker is down, and those of the others later.
+  // The causes of some alerts end while the broker is down, and the others later.
   await writeCertificate(folder, 60 * day);
   hello.agent_version = version;
   await broker.start(never);
@@ -246,7 +249,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   const steps = { opened: 1, repeated: 1, acknowledged: 1, resolved: 1 };
   await expect.poll(events, waiting).toEqual(all(steps));
 
-  // Killed between the ends and their notification, and after it.
+  // Kills the broker between the end of the alerts and their notification, and after it.
   await broker.kill();
   await broker.start(soon);
   await expect.poll(notified.steps, waiting).toEqual(all({ opened: 1, repeated: 1, resolved: 1 }));

@@ -7,7 +7,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand
 
 const minute = 60_000;
 
-/** Starts a broker on what the disk of another has at this moment, which is what a kill -9 leaves. */
+/** Starts a broker on a copy of another broker's data directory. The copy has what kill -9 would leave. */
 async function afterKill(system: Pick<TestSystem, 'broker' | 'dataDir' | 'grpc'>): Promise<TestSystem> {
   const dataDir = temporaryFolder('killed');
   cpSync(system.dataDir, dataDir, { recursive: true, filter: (path) => !path.endsWith('.sock') });
@@ -69,7 +69,7 @@ test('killed after each step of one alert, the broker writes each step once', as
   await one.back(second.client);
   const seen = looksInto(second.client);
   expect(await seen.steps()).toEqual(['opened']);
-  // The repeat is due even while the machine is silent.
+  // The repeat does not need a report of the machine.
   first.clock.leap(11 * minute);
   await expect.poll(seen.steps).toEqual(['opened', 'repeated']);
   const third = await afterKill(second);

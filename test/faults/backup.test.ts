@@ -1,5 +1,5 @@
-// Backups: each is complete or missing, has the state of one moment although writes go on, and a broker can
-// start on it.
+// Backups: each is complete or missing, has the state of a single moment although writes go on, and a broker can start
+// on it.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'node:fs';
@@ -36,7 +36,7 @@ function backup(args: string[]): Backup {
   };
 }
 
-/** Returns the path of a directory for a backup, which does not exist yet. */
+/** Returns the path of a directory for a backup. It does not exist yet. */
 const place = (): string => join(temporaryFolder('backup'), 'made/here');
 
 /** Returns the names and modes of a directory's files. */
@@ -48,7 +48,7 @@ function filesOf(directory: string): string[] {
 
 const whole = ['authority.json 600', 'history.db 600', 'state.json 600', 'webhooks.key 600'];
 
-/** A broker and an agent as programs. */
+/** Starts a broker and an agent as separate processes. */
 async function programs() {
   const dataDir = temporaryFolder('broker');
   const start = (directory: string, grpc: string) =>
@@ -70,7 +70,7 @@ async function programs() {
     agent,
     client,
     machine_id,
-    /** Starts a broker on another directory, at the address that agents know. */
+    /** Starts a broker on another directory, at the address to which the agent connects. */
     async again(directory: string): Promise<Farhand> {
       const line = await start(directory, String(grpc)).line('broker is up');
       return new Farhand({ baseUrl: String(line.http), apiKey: made.key, retries: 0 });
@@ -78,14 +78,13 @@ async function programs() {
   };
 }
 
-/** Makes records of 1 MiB each, so that a copy takes long. */
+/** Stores records of 1 MiB each, so that a backup takes long. */
 async function fill(client: Farhand, machine_id: string, count: number): Promise<void> {
   const command = "head -c 1048576 /dev/zero | tr '\\0' x";
   await Promise.all(Array.from({ length: count }, () => client.commands.create({ machine_id, command })));
 }
 
-/** Resolves when the path exists, or when the backup has ended without creating it. */
-/** A file whose name begins so. */
+/** Resolves when there is a file whose path begins with `path`, or when the backup has ended. */
 async function appears(path: string, { ended }: Backup): Promise<void> {
   const watcher = watch(dirname(path));
   const begins = (name: string): boolean => name.startsWith(basename(path));
@@ -135,7 +134,7 @@ test('a broker that is killed while it copies leaves nothing that looks complete
   await appears(inside, making);
   broker.kill('SIGKILL');
   const { code, stderr } = await making.ended;
-  // On a busy machine the signal may arrive too late, after the end of the backup.
+  // On a busy machine the signal may arrive after the end of the backup.
   if (code === 0) expect(filesOf(to)).toEqual(whole.slice(0, 3));
   else expect([code, existsSync(to), existsSync(join(inside, 'state.json'))]).toEqual([1, false, false]);
   expect(stderr).toMatch(code === 0 ? /^$/ : /^farhand: /);
@@ -159,7 +158,7 @@ test.skipIf(!otherDisk)(
     const other = mkdtempSync(join(otherDisk ?? '', 'farhand-backup-'));
     onTestFinished(() => rmSync(other, { recursive: true, force: true }));
     const to = join(other, 'copy');
-    // A directory of the user whose name is similar to that of the temporary one.
+    // A user's directory with a similar name. The backup must not confuse it with its own temporary directory.
     mkdirSync(`${to}.partial`);
     const first = backup(['--data-dir', dataDir, '--to', to]);
     await appears(`${to}.partial-`, first);
@@ -188,7 +187,7 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   });
   await client.commands.create({ machine_id, command: 'echo before' });
   await fill(client, machine_id, 8);
-  // Each attempt changes the state, and its idempotency record is in the history.
+  // Each attempt creates a key in the state, and its idempotency record in the history.
   const attempts: string[] = [];
   let stopped = false;
   const writer = async (name: string): Promise<void> => {
@@ -213,8 +212,7 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   expect(said).toBe('after\n');
   const names = new Map<string, string>();
   for await (const { id, name } of restored.keys.list()) names.set(name, id);
-  // Some attempts were made before the moment of the backup, and some after it. Both stores must agree on
-  // each.
+  // The backup has only some of the attempts. State and history must agree on each of them.
   const known = attempts.filter((name) => names.has(name));
   expect(known.length).toBeGreaterThan(0);
   expect(known.length).toBeLessThan(attempts.length);
@@ -246,7 +244,7 @@ test('a backup can be made without a running broker, and a broker starts from it
   expect((await client.keys.me()).name).toBe('test');
 });
 
-test('of two backups at once one is refused', async () => {
+test('one of two simultaneous backups is refused', async () => {
   const { dataDir } = await startFarhand();
   await withSocket(dataDir, async (_client, post) => {
     const both = await Promise.allSettled([

@@ -11,7 +11,6 @@ import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-/** Returns what a shell command writes. */
 function written(command: string): Buffer {
   return execFileSync('sh', ['-c', command], { maxBuffer: 2 ** 28 });
 }
@@ -26,7 +25,7 @@ test('a link that is cut repeatedly during 100,000 lines loses and repeats nothi
   const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
   const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
   const received = nothingReceived();
-  // Waits for output: if the link were lost before that, the command might not run at all.
+  // Waits for output. A link that is lost earlier could keep the command from running at all.
   await listen(system, id, received, ({ stdout }) => stdout.length > 0);
   const all = listen(system, id, received);
   for (const { open } of gates) {
@@ -43,7 +42,7 @@ test('a link that is cut repeatedly during 100,000 lines loses and repeats nothi
   expect(digest(await bytesOf(await output(system, id)))).toBe(digest(received.stdout));
 });
 
-test('a broker that is stopped midway asks its readers to reconnect, and goes on without losing a byte', async () => {
+test('a broker that is stopped during a command asks its readers to reconnect, and no byte is lost after its restart', async () => {
   const { system, proxy, agent, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
@@ -55,7 +54,7 @@ test('a broker that is stopped midway asks its readers to reconnect, and goes on
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
   await system.broker.close();
-  // The readers end because the broker sends them its stop: it cuts requests only after 4 s.
+  // The broker asks its readers to reconnect before it cuts requests, which it does only after 4 s.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();
@@ -70,7 +69,7 @@ test('a broker that is stopped midway asks its readers to reconnect, and goes on
   expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
 });
 
-test('a broker killed with SIGKILL in the middle goes on without losing or repeating a byte', async () => {
+test('after a broker was killed with SIGKILL during a command, its restart loses and repeats no byte', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir];
   const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];

@@ -39,7 +39,7 @@ async function programs() {
   };
 }
 
-/** True if the process with this pid is running. A zombie is not running. */
+/** True if the process with this pid is running. A zombie counts as ended. */
 function alive(pid: string): boolean {
   const stat = `/proc/${pid}/stat`;
   return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
@@ -135,7 +135,7 @@ test('a cancel at the time of the exit ends a command once, with one event', asy
   );
 });
 
-test('a cancel before a large start has arrived ends the command, too', async () => {
+test('a cancel also ends a command whose large start is still being sent', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const stdin = 'x'.repeat(900_000);
@@ -184,7 +184,7 @@ test('kill -9 of the broker while 300 commands wait: all end, and each ran once'
     }),
   );
   writeFileSync(go, '');
-  // At this time some commands have ended, some run, some are being sent, and most of them wait.
+  // By now some commands have ended, some run, some are being sent, and most of them wait.
   await expect.poll(() => readdirSync(folder).length, { interval: 5 }).toBeGreaterThan(40);
   broker.kill('SIGKILL');
   await once(broker, 'exit');

@@ -1,4 +1,4 @@
-// Streams and requests of a key that loses its rights: over every transport each is closed within a second.
+// Streams and requests of a key that loses its rights: each is closed within a second, over every transport.
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
@@ -17,8 +17,8 @@ const needed: Scope[] = [
 const hour = 3_600_000;
 
 /**
- * Opens streams and requests of every kind with one key. Returns the key, and a promise for each of them that
- * resolves when it is closed.
+ * Opens streams and requests of every kind with one key. Returns the key, and for each of them a promise that resolves
+ * when it is closed.
  */
 async function holding() {
   const system = await startFarhand();
@@ -58,7 +58,7 @@ async function overOf(stream: Promise<AsyncIterable<unknown>>): Promise<void> {
   try {
     for await (const _ of await stream);
   } catch {
-    // The stream was cut, as expected.
+    // The watch of the test was cut, as expected.
   }
 }
 
@@ -66,7 +66,6 @@ async function bytesOver(answer: Promise<Response>): Promise<void> {
   await (await answer).text().catch(() => '');
 }
 
-/** Starts an upload and sends half of it. */
 function begunUpload(url: string, machine_id: string, path: string, key: string): Promise<unknown> {
   const to = `${url}/api/v1/machines/${machine_id}/files/raw?path=${path}`;
   const headers = { Authorization: `Bearer ${key}`, 'Content-Length': '10' };
@@ -79,7 +78,7 @@ function begunUpload(url: string, machine_id: string, path: string, key: string)
   });
 }
 
-/** Returns the names of those that are still open after a second. */
+/** Returns the names of the streams and requests that are still open after a second. */
 async function leftOf(open: Record<string, Promise<unknown>>): Promise<string[]> {
   const closed = new Set<string>();
   for (const [name, over] of Object.entries(open)) void over.then(() => closed.add(name));
@@ -100,7 +99,7 @@ test.each(['revoked', 'without its scopes', 'limited to others', 'expired', 'ret
     if (how === 'limited to others') await keys.update({ key_id, tags: ['others'] });
     if (how === 'retagged away') await machines.update({ machine_id, tags: [] });
     if (how === 'expired') clock.leap(hour);
-    // The event stream of all machines goes on, without events of machines that the key may no longer use.
+    // A stream of events goes on without the events of machines that the key may no longer use.
     const stays = ['limited to others', 'retagged away'].includes(how) ? ['events', 'events over gRPC'] : [];
     expect(await leftOf(open)).toEqual(stays);
     expect(readdirSync(folder)).not.toContain('a');
@@ -112,7 +111,7 @@ test('a new secret ends nothing that the key has open: its id and rights are the
   await system.client.keys.rotate({ key_id });
   expect((await system.call('GET', '/auth/me', { key })).status).toBe(401);
   expect(await leftOf(open)).toEqual(Object.keys(open));
-  // Their rights are still checked.
+  // The broker still checks the rights of the open streams: revoking the key closes them.
   await system.client.keys.remove({ key_id });
   expect(await leftOf(open)).toEqual([]);
 });

@@ -1,5 +1,5 @@
-// Limits for peers that connect or link again and again, or that send messages without a call: log lines,
-// events, hellos.
+// Limits for peers that connect or link again and again, or that send messages without a call. They limit log lines,
+// events and hellos.
 
 import { channel } from 'node:diagnostics_channel';
 import { once } from 'node:events';

@@ -1,4 +1,4 @@
-// The limit of open commands on a machine, and commands whose start was lost on its way to the agent.
+// The limit of open commands on a machine, and commands whose start was lost before it reached the agent.
 import { expect, test } from 'vitest';
 import {
   commandsOn,
@@ -24,8 +24,7 @@ test('of many simultaneous commands a machine gets 64, and each of the others wh
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { begin, get } = commandsOn(system, agent.identity.machineId);
-  // All of them are sent at once, over open connections, because the limit also applies to simultaneous
-  // requests.
+  // Opens 80 connections first. The commands then arrive at the same time, and the limit must hold for them as well.
   await Promise.all(Array.from({ length: 80 }, () => system.client.commands.list()));
   const ids = new Set(await Promise.all(Array.from({ length: 80 }, (_, n) => begin(`echo ${n}`))));
   const calls: { id: string; call_id: string }[] = [];
@@ -44,7 +43,7 @@ test('of many simultaneous commands a machine gets 64, and each of the others wh
   }
 });
 
-test('a slot is free only when its call has ended: a slow end expires no waiting command', async () => {
+test('a slot is free only when its call has ended, and a slow end does not expire waiting commands', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { begin, get } = commandsOn(system, agent.identity.machineId);
@@ -79,7 +78,7 @@ test('at most 1,024 commands wait for one offline machine, and one more is refus
   expect(cancelled).toHaveLength(1_024);
 });
 
-test('a start that was lost on its way is sent again only while the command may wait', async () => {
+test('a start that was lost in transit is sent again only while the command may wait', async () => {
   const system = await startFarhand();
   const { begin, back, leave, ended, get } = await scriptedAway(system);
   let agent = await back();
@@ -121,10 +120,10 @@ test('a start that is sent again is followed once, even if the earlier answer en
   report.started();
   report.stdout(0, 'once');
   await listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
-  // The agent repeats that it does not know the command, although it has started it meanwhile.
+  // The agent repeats that it does not know the command, although it has started the command meanwhile.
   old.unknown();
   old.end();
-  // A broker that had lost track of the command would follow it now.
+  // If the broker had lost track of the command, it would now send another call for it.
   await system.client.commands.list();
   clock.leap(2_000);
   const end = ended(id);
@@ -184,7 +183,7 @@ test('a command that was running is lost, not expired, if its agent no longer kn
   expect(await ended(id)).toMatchObject({ status: 'lost', reason: 'no_report' });
 });
 
-test('an unknown start past its deadline is expired and not sent again', async () => {
+test('a start that the agent does not know is expired after its deadline, and not sent again', async () => {
   const clock = leapingClock();
   const system = await startFarhand();
   const { begin, back, leave, ended } = await scriptedAway(system);

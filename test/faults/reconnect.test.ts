@@ -15,7 +15,7 @@ async function events(client: Farhand, type: Presence, name: string) {
   return items.filter(({ data }) => data.machine_name === name);
 }
 
-/** Resolves when the event log has one event of a type. The log is polled, because no stream is open yet. */
+/** Resolves when the event log has an event of this type. Polls the log, because no stream is open yet. */
 async function eventually(client: Farhand, type: Presence, name: string) {
   return expect.poll(() => events(client, type, name)).toHaveLength(1);
 }
@@ -35,7 +35,7 @@ test('after kill -9 of an agent its machine is offline at once, an event is reco
   await once(first, 'exit');
   await expect
     .poll(async () => (await system.client.machines.get({ machine_id })).status, {
-      // Silence would be noticed only after 45 s.
+      // Waiting for the machine's silence would take 45 s.
       timeout: 10_000,
       interval: 5,
     })

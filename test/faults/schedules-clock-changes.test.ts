@@ -8,12 +8,12 @@ const hour = 60 * minute;
 const year = 8766 * hour;
 
 /**
- * Times that a change of the clock has skipped are handled after a minute, so the clock moves in steps of 15
- * s.
+ * Starts a system whose clock moves in steps of at most 15 s. A larger step would count as a change of the clock, whose
+ * skipped times are handled only after a minute.
  */
 const startedSystem = () => systemAt('12:00:30', today, 15_000);
 
-test('a clock set two hours forward causes no burst: the times in between are missed, or caught up by catch_up', async () => {
+test('a clock set two hours forward causes no burst: the skipped times are missed, or caught up with catch_up', async () => {
   const { clock, at, make, until, fates, counted } = await startedSystem();
   const each = await make('each', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
@@ -35,7 +35,7 @@ test('a clock set two hours forward causes no burst: the times in between are mi
   expect(['each', 'last', 'all'].map(counted)).toEqual([4, 4, 5]);
 });
 
-test('after a clock is set two hours back no time runs again, and every other one runs', async () => {
+test('after a clock is set two hours back no due time runs again, and all others run', async () => {
   const { clock, at, make, until, fates, counted, system } = await startedSystem();
   const { id } = await make('each', '* * * * *');
   await until('12:02:30');
@@ -52,7 +52,7 @@ test('after a clock is set two hours back no time runs again, and every other on
   expect(counted('each')).toBe(7);
 });
 
-test('schedules run again as soon as a clock is corrected that was hours ahead at the start', async () => {
+test('schedules run as soon as a clock is corrected that was hours ahead when the broker started', async () => {
   const { clock, at, away, make, down, up, until, fates, counted } = await startedSystem();
   const none = await make('none', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
@@ -73,7 +73,7 @@ test('schedules run again as soon as a clock is corrected that was hours ahead a
   expect(await fates(none.id)).toEqual([...passed, right, ...ahead]);
   expect(await fates(last.id)).toEqual([...passed, right, '21:00 catch_up completed', ...ahead]);
   expect(await fates(made.id)).toEqual([right, ahead.at(-1)]);
-  // A broker that starts with these schedules knows the earlier due times only from their rows.
+  // A new broker process finds the due times that are handled already only in the rows of the runs.
   await down();
   clock.set(at('12:08:30'));
   await up();
@@ -101,10 +101,7 @@ test('a time that was missed only because the clock was ahead is handled after a
   await expect.poll(() => fates(id)).toEqual(['12:05 cron missed']);
 });
 
-/**
- * Returns a function that chooses elements at random. For one seed the choices are always the same
- * (mulberry32).
- */
+/** Returns a function that chooses random elements. The same seed gives the same choices (mulberry32). */
 function seeded(seed: number): <T>(list: readonly T[]) => T {
   let state = seed;
   const random = (): number => {
@@ -119,17 +116,17 @@ function seeded(seed: number): <T>(list: readonly T[]) => T {
 const kinds = (['none', 'last', 'all'] as const).flatMap((catch_up) =>
   (['skip', 'allow'] as const).map((overlap) => ({ catch_up, overlap, name: `${catch_up}-${overlap}` })),
 );
-/** The statuses of a run whose command ran. */
+/** Statuses of a run whose command has run. */
 const ended = ['completed', 'failed'];
 const seeds = (process.env.SEEDS ?? '1').split(',').map(Number);
 const episodes = Number(process.env.EPISODES ?? 4);
 
-/** A system with a schedule of each kind, and the time that its clock would have if it had never been set. */
+/** A system with a schedule of each kind. `right` is the time that the clock would have if it had never been set. */
 async function systemOfKinds() {
   const bench = await startedSystem();
   const made: { id: string; name: string }[] = [];
   for (const kind of kinds) {
-    // Half of the commands fail, and these count as runs too.
+    // Half of the schedules have a command that fails. Their runs count as well.
     const command = `${bench.counting(kind.name)}; ${kind.overlap === 'skip'}`;
     const { id } = await bench.make(kind.name, '* * * * *', {
       ...{ ...kind, command, catch_up_window: 3 * minute },
@@ -164,7 +161,7 @@ test.each(seeds)(
       await pass(pick([minute, 100_000]));
       const ahead = pick([5_000, 40_000, 10 * minute, hour, 9 * hour, 20 * year]);
       const lasts = pick([8_000, 50_000, 3 * minute]);
-      // Agents do not link to a broker whose certificate begins to be valid only in a later year.
+      // No restart for the largest change: agents would refuse a certificate that becomes valid only years later.
       const restarts = ahead < year ? pick(['', 'while ahead', 'while set right', '']) : '';
       const about = `seed ${seed}, episode ${episode}: ${ahead} ms ahead for ${lasts} ms, restarts ${restarts}`;
       const [before, from] = [await fates(), right()];
@@ -176,7 +173,7 @@ test.each(seeds)(
       if (restarts === 'while set right') await down();
       clock.set(right());
       if (restarts === 'while set right') await up();
-      // The broker notices the change within a second.
+      // The broker notices a change of the clock within a second.
       wrong.push({ from, to: right() + 1_000 });
       await pass(5_000);
       for (const { times } of await fates()) {

@@ -1,5 +1,5 @@
-// Schedules at changes of daylight saving time, and due times that passed while the broker was down. The
-// brokers are real, and their clock is set by the test.
+// Schedules at changes of daylight saving time, and due times that passed while the broker was down. The brokers are
+// real, and the test sets their clock.
 import { cpSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -25,7 +25,7 @@ test('over a spring gap a daily time runs once, right after the gap, and an hour
 });
 
 test('over an autumn overlap a daily time runs once, and an hourly one both times', async () => {
-  // Lord Howe repeats only half an hour.
+  // The time zone of Lord Howe Island changes by half an hour only.
   const { make, until, fates, counted } = await systemAt('14:44:00', '2026-04-04');
   const timezone = 'Australia/Lord_Howe';
   const daily = await make('daily', '45 1 * * *', { timezone });
@@ -54,7 +54,7 @@ test.each([
     await down();
     clock.set(at(back));
     await up();
-    // All missed times are run, one after another.
+    // All missed times run, one after another.
     await expect.poll(() => counted('all')).toBe(count);
     const times = minutes('12:01:00', count);
     expect(await fates(none.id)).toEqual(times.map((time) => `${time} cron missed`));
@@ -104,7 +104,7 @@ test.each([
   expect((await fates(id)).map((fate) => fate.slice(0, 5))).toEqual([...rows, '12:08']);
 });
 
-test('of more than a thousand missed times the rest share one row', async () => {
+test('a thousand missed times have a row each, and all others share one row', async () => {
   const { clock, at, make, down, up, runs } = await systemAt('12:00:00');
   const { id } = await make('each', '* 0-29 12 * * *');
   const missed = async (): Promise<Run[]> => (await runs(id)).filter(({ status }) => status === 'missed');
@@ -150,7 +150,7 @@ test('while a run has not ended the next time is skipped, or runs in parallel if
   const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
   const statuses = async (schedule_id: string): Promise<string[]> =>
     (await system.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
-  // The clock must not leap during a start, because the start would then count as hung.
+  // The clock must not leap during a start, or the start would count as hung.
   const started = async (): Promise<number> =>
     (await system.client.commands.list({})).items.filter(({ started_at }) => started_at !== null).length;
   await until('12:01:01', 2);
@@ -182,7 +182,7 @@ test('while a run has not ended the next time is skipped, or runs in parallel if
   expect(items).toMatchObject([
     { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('had not ended') },
   ]);
-  // Skipped runs cause no event, because the schedule was set to skip them.
+  // Skipped runs cause no event, because the schedule asks for skipping.
   expect((await system.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
 });
 
@@ -258,7 +258,7 @@ test('on an offline machine a run fails, also while an earlier run there has not
   expect(received.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
 });
 
-test('with catch_up all the newest time waits for the catch-up before it', async () => {
+test('with catch_up all, the newest due time waits until earlier ones are caught up', async () => {
   const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
   const { id } = await bench.make('all', '* * * * *', { catch_up: 'all', command: wait });

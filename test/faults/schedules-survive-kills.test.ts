@@ -1,5 +1,5 @@
-// Schedules under kill -9 and under load. Each due time is run once or has a row with the reason, and many
-// schedules due in the same second start in time.
+// Schedules under kill -9 and under load. Each due time runs once or has a row with the reason, and many schedules that
+// are due in the same second start in time.
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 
-// For a longer test by hand: KILLS=50 npx vitest run test/faults/schedules-survive-kills.test.ts
+// For a longer run by hand: KILLS=50 npx vitest run test/faults/schedules-survive-kills.test.ts
 const kills = Number(process.env.KILLS ?? 3);
 const crowd = Number(process.env.SCHEDULES ?? 200);
 const machines = Number(process.env.MACHINES ?? 4);
@@ -35,7 +35,7 @@ async function allRuns(client: Farhand, schedule_id: string): Promise<Run[]> {
   }
 }
 
-/** Starts a broker and agents as separate processes. A restarted broker has the same addresses. */
+/** Starts a broker and agents as separate processes. After a kill, the broker restarts with the same addresses. */
 async function programs(agents = 1) {
   const dataDir = temporaryFolder('broker');
   const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
@@ -67,7 +67,7 @@ async function programs(agents = 1) {
 test(`kill -9 of the broker ${kills} times around the second: each time has one row, and ran once or is missed`, async () => {
   const { client, machine_id, killBroker } = await programs();
   const ran = join(temporaryFolder('ran'), 'ran');
-  // Each command writes its own id.
+  // Each command writes its own id to the file.
   const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
   const params = { machine_id, command, cron: '* * * * * *', overlap: 'allow' } as const;
   const made = [
@@ -77,7 +77,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
   ];
   await soon(() => existsSync(ran)).toBe(true);
   for (let n = 0; n < kills; n += 1) {
-    // The kill is 30 ms before to 60 ms after the second at which the schedules are due.
+    // Kills the broker between 30 ms before and 60 ms after the second at which the schedules are due.
     const offset = -30 + ((n * 37) % 90);
     await sleep(1000 - (Date.now() % 1000) + offset + (offset < 0 ? 1000 : 0));
     await killBroker();
@@ -88,7 +88,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
     const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
     return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
   };
-  // The agent may need long to reconnect.
+  // The agent may take long to reconnect.
   await expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
   const counts = new Map<string, number>();
   for (const id of readFileSync(ran, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
@@ -97,7 +97,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
     const times = runs.map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
     const first = times[0] ?? 0;
     expect([name, times]).toEqual([name, times.map((_, index) => first + index * 1000)]);
-    // Due times wait while earlier times are caught up.
+    // With catch_up all, due times wait until earlier ones are caught up.
     if (name !== 'all') expect(times.at(-1)).toBeGreaterThanOrEqual(Date.parse(until) - 1000);
     for (const { status, command_id, scheduled_for, reason } of runs) {
       const count = command_id === null ? 0 : (counts.get(command_id) ?? 0);
@@ -119,7 +119,7 @@ test(`kill -9 of the broker ${kills} times while a changed path settles: each ch
     on_change: { path: watched, settle: 1000 },
   });
   const lines = () => (existsSync(ran) ? readFileSync(ran, 'utf8').trim().split('\n') : []);
-  // The path is watched some time after the schedule was created. Until then a change does not count.
+  // The agent watches the path only some time after the schedule was created. Earlier changes do not count.
   await expect
     .poll(() => writeFileSync(watched, `${now()}`) ?? lines().length, { interval: 3_000, timeout: 60_000 })
     .toBeGreaterThan(0);
@@ -127,7 +127,7 @@ test(`kill -9 of the broker ${kills} times while a changed path settles: each ch
   const before = lines().length;
   for (let n = 0; n < kills; n += 1) {
     writeFileSync(watched, `change ${n}`);
-    // The kill is 50 ms before to 100 ms after the run is started.
+    // Kills the broker between 50 ms before and 100 ms after the run is started.
     await sleep(950 + ((n * 53) % 150));
     await killBroker();
     await expect.poll(() => lines().at(-1), { timeout: 60_000 }).toBe(`change ${n}`);
@@ -146,7 +146,7 @@ test(`kill -9 of the broker ${kills} times while a schedule with tags fires: eac
   const { id: schedule_id } = await client.schedules.create({ ...params, overlap: 'allow' });
   await soon(() => existsSync(ran)).toBe(true);
   for (let n = 0; n < kills; n += 1) {
-    // The kill is in the 40 ms after the second, while the commands are created.
+    // Kills the broker in the first 40 ms of a second, while the commands are created.
     await sleep(1000 - (Date.now() % 1000) + ((n * 13) % 40));
     await killBroker();
     await client.schedules.run({ schedule_id }).catch(() => {});
@@ -175,7 +175,7 @@ test(`kill -9 of the broker ${kills} times while a schedule with tags fires: eac
   expect(ends.every((end) => Math.abs(Date.parse(end ?? '') - Date.parse(ends[0] ?? '')) <= 1000)).toBe(true);
 }, 400_000);
 
-/** Makes a scripted agent end every command at once. */
+/** Makes a scripted agent end each command at once. */
 async function obey(agent: ScriptedAgent): Promise<void> {
   for (;;) {
     const { call_id } = await nextCall(agent, 'StartProcess');
@@ -186,7 +186,10 @@ async function obey(agent: ScriptedAgent): Promise<void> {
   }
 }
 
-/** Returns a function that ends the measurement and returns the most CPU time of one turn of the loop, in milliseconds. */
+/**
+ * Starts a measurement. The returned function ends it, and returns the most CPU milliseconds of one turn of the event
+ * loop.
+ */
 function longestTurn(): () => number {
   let longest = 0;
   let before = process.threadCpuUsage();
@@ -206,7 +209,7 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   const system = await startFarhand();
   const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(system)));
   for (const agent of agents) obey(agent).catch(() => {});
-  // The time is late enough for all schedules to be created before it.
+  // Late enough that all schedules are created before it.
   const due = new Date(Math.ceil((now() + 30_000) / 1000) * 1000);
   const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
   for (let made = 0; made < crowd; made += 50) {
@@ -225,17 +228,17 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   await expect.poll(ended, { interval: 200 }).toBe(total);
   const longest = turn();
   const { items } = await system.client.commands.list({ sort: '-created_at', limit: 1 });
-  // The time when the last command was on disk.
+  // How long after the due time the last command was stored.
   const took = Date.parse(items[0]?.created_at ?? '') - due.getTime();
   console.info(
     `${total} schedules: the last made after ${took} ms, ${longest} ms of work in one turn of the loop`,
   );
   expect(took).toBeLessThan(5_000);
-  // On an idle machine this is some 20 ms. If schedules started one after another, it would be seconds.
+  // About 20 ms on an idle machine. Schedules that start one after another would take seconds.
   expect(longest).toBeLessThan(200);
 });
 
-/** Starts a broker whose state contains many copies of one schedule. */
+/** Starts a broker whose state has many copies of one schedule. */
 async function systemWith(cron: string, more: (one: object) => object[]) {
   const first = await startFarhand();
   const agent = await scriptedMachine(first);
@@ -264,7 +267,7 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
       ({ status, scheduled_for }) => status !== 'missed' && Date.parse(scheduled_for ?? '') >= up,
     );
   await expect.poll(fired, { timeout: 10_000 }).toBe(true);
-  // All schedules are settled when each has its row for the last minute.
+  // Each schedule is up to date when it has a row for the last minute.
   const behind = items.filter(({ id }) => id !== seconds);
   const rows = async () => {
     const query = { limit: 1, status: 'missed' } as const;

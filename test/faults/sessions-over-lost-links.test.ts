@@ -25,7 +25,7 @@ import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { databaseFlags } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 
-/** Cuts the machine's connection without a farewell. */
+/** Cuts the machine's connection without a message. */
 function cut({ agent }: Machine): void {
   agent.control.cancel();
 }
@@ -62,7 +62,7 @@ test('the terminal of an open session is neither ended nor acknowledged', async 
   const { session_id } = await begin({ system, machine });
   const back = await link({ process_ids: [session_id] });
   const kept = keeper(back, await back.next('KeepTerminal'));
-  // A notice would have arrived before this.
+  // If the agent had been notified of an end, the notice would have arrived by now.
   clock.leap(100);
   const ended = system.client.sessions.end({ session_id });
   ok(back, await back.next('KillProcess'));
@@ -145,7 +145,7 @@ test.each([
 });
 
 test.each(['range_not_satisfiable', 'session_not_found'])(
-  'a client whose terminal died with its agent gets that reason, though the agent says %s',
+  'a client whose terminal died with its agent gets that reason, although the agent says %s',
   async (code) => {
     const clock = leapingClock();
     const one = await bench();
@@ -157,7 +157,7 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
     cut(one.machine);
     await client.status('GRACE_PERIOD');
     const back = await one.link({ instance_id: 'next' });
-    // The end of the session is written late. Until then the client requests the rest of the output.
+    // Blocks writing the end of the session. Meanwhile the client requests the rest of the output.
     const history = new DatabaseSync(joinPath(one.system.dataDir, 'history.db'));
     onTestFinished(() => history.close());
     history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL
@@ -243,7 +243,7 @@ test('a session whose end could not be written goes on', async () => {
   const { session_id } = await begin({ system, machine });
   const history = new DatabaseSync(joinPath(system.dataDir, 'history.db'));
   onTestFinished(() => history.close());
-  // A transaction of another program blocks the broker's writes (sqlite.org/lang_transaction.html).
+  // Another program's transaction blocks the broker's writes (sqlite.org/lang_transaction.html).
   history.exec('BEGIN IMMEDIATE');
   await expect(system.client.sessions.end({ session_id })).rejects.toMatchObject({ code: 'unavailable' });
   history.exec('ROLLBACK');
@@ -285,7 +285,7 @@ test('a restarted broker recovers its sessions: they wait for their machine, and
   ]);
 });
 
-test('a broker killed with -9 finds sessions and clients in its history', async () => {
+test('after kill -9 a broker finds sessions and clients in its history', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', await freeAddress()];
   const killed = program('broker/main.ts', [...flags, ...(await databaseFlags(dataDir))]);
@@ -302,7 +302,7 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     keeper(machine, await machine.next('OpenTerminal')).started();
     const { id } = await made;
     await client.sessions.attach({ session_id: id, mode: 'observer' });
-    // The broker is killed before it answers.
+    // The broker is killed before it answers, so the request fails.
     client.sessions.create(params, sameKey).catch(() => undefined);
     const open = await machine.next('OpenTerminal');
     killed.kill('SIGKILL');

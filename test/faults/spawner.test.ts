@@ -1,4 +1,4 @@
-// The spawner of commands: what happens to the spawner and to its commands if the spawner or its agent dies.
+// The spawner of commands: what happens to the spawner and its commands when either the spawner or its agent dies.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
@@ -60,7 +60,7 @@ async function until(text: string, events: AsyncIterator<Answer>): Promise<void>
   }
 }
 
-/** Returns the pids of the spawners of this test's agents, running or zombies. */
+/** Returns the pids of the spawners of an agent, by its journal id. They include zombies. */
 async function spawners(journalId: string): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const found = await Promise.all(
@@ -83,7 +83,7 @@ async function spawnerPid(): Promise<number> {
   return pid!;
 }
 
-/** Returns the pids of processes that run in this test's directory. */
+/** Returns the pids of processes whose working directory is that of the test. */
 async function inHome(): Promise<string[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const places = await Promise.all(pids.map((pid) => readlink(`/proc/${pid}/cwd`).catch(() => '')));
@@ -92,7 +92,7 @@ async function inHome(): Promise<string[]> {
 
 const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died', exit_code: 0, signal: '' };
 
-/** Returns the output and the exit of a program. */
+/** Runs a program to its end. Returns its output and exit. */
 async function result(more: object): Promise<ProcessExit & { output: string }> {
   const rest = { direct: true, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
   const spec = { ...rest, command: '', cwd: home, input: false, ...more };
@@ -103,7 +103,7 @@ async function result(more: object): Promise<ProcessExit & { output: string }> {
 
 const { execArgv } = process;
 
-/** The starts with the addon for libc, and those without it. */
+/** Processes start by posix_spawn with the addon for libc, and by fork without it. */
 const ways = [
   { way: 'posix_spawn', flags: [] },
   { way: 'fork', flags: ['--no-addons'] },
@@ -127,7 +127,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(maps.includes('koffi')).toBe(way === 'posix_spawn');
   });
 
-  test('a program is started the same way', async () => {
+  test('a program is found, started and ended with the same results', async () => {
     await writeFile(join(home, 'no-interpreter'), 'echo "$0 $1"', { mode: 0o755 });
     const PATH = '/nonexistent:/etc/passwd::/usr/bin:/bin';
     expect(await result({ command: 'no-interpreter', args: ['a b'], env: { PATH } })).toMatchObject({
@@ -183,7 +183,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const limits = await readFile('/proc/self/limits', 'utf8');
     const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
     const set = 'prlimit --pid "$0" --nofile="$1":';
-    // The process that resets the limit is already running.
+    // This process sets the limit again later. It must already run, because nothing can start at the lower limit.
     const limiter = spawn('sh', [
       '-c',
       `${set.replace('$1', '5')}; echo; read -r _; ${set}`,
@@ -220,7 +220,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await spawners(processes.journalId)).toHaveLength(1);
   });
 
-  test('a command without mark and pipes is found when its spawner is killed', async () => {
+  test('a command that dropped its variable and pipes is found and killed when its spawner is killed', async () => {
     const events = start('echo $$ > leader; exec env -i sleep 60 >/dev/null 2>&1');
     await events.next();
     const leader = (): Promise<string> => readFile(join(home, 'leader'), 'utf8');
@@ -254,11 +254,11 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const held = end(start('echo held'));
     const later: string[] = [];
     await waitFor(() => {
-      // Starts that are requested before the hang is detected wait too.
+      // Starts that are requested before the hang is detected wait as well.
       void end(start('echo later')).then(({ output }) => later.push(output));
       expect(later).toContain('later\n');
     });
-    // On a busy machine the second spawner may be late too.
+    // At least two: on a busy machine the second spawner may also be replaced for being late.
     expect((await spawners(processes.journalId)).length).toBeGreaterThan(1);
     process.kill(hung, 'SIGCONT');
     expect((await held).output).toBe('held\n');
@@ -282,8 +282,8 @@ describe.each(ways)('by $way', ({ way, flags }) => {
   });
 
   /**
-   * Starts another agent on the same directory. `body` can use `processes` and start(command, id). Resolves to the
-   * id of its journal.
+   * Starts another agent in a separate process on the same directory. `body` can use `processes` and start(command,
+   * id). Resolves with the agent and its journal id.
    */
   async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
     await processes.stop();
@@ -308,7 +308,9 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     return { agent, journalId: line!.trim() };
   }
 
-  /** Resolves when the journal contains this text. Earlier entries were sent to the spawner before that. */
+  /**
+   * Resolves when the journal contains this text. By then, the starts of earlier entries have been sent to the spawner.
+   */
   async function journalled(text: string): Promise<void> {
     const journal = join(home, 'agent/journal');
     await waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(text));
@@ -326,7 +328,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await inHome()).toEqual([]);
   });
 
-  test('a spawner that survives its killed agent starts nothing more, even if the journal is gone', async () => {
+  test('a spawner that survives its killed agent starts no more commands, even if the journal is gone', async () => {
     const { agent, journalId } = await otherAgent(`
       process.stdin.once('data', () => {
         for (let n = 0; n < 8; n++) void start('touch ran', 'cmd_asked' + n);
@@ -340,7 +342,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await journalled('"cmd_later"');
     agent.kill('SIGKILL');
     await once(agent, 'exit');
-    // The next agent does not know the command. Its pipes have the same names.
+    // Without its journal the next agent does not know the commands, but gives its pipes the same names.
     await rm(join(home, 'agent/journal'));
     await open();
     process.kill(pid!, 'SIGCONT');

@@ -1,5 +1,5 @@
-// The checksum of state.json: a file with a flipped bit is refused, and a file of 0.1.0 without a checksum is
-// accepted once.
+// The checksum of state.json: the broker refuses a file with a flipped bit, and accepts a file of 0.1.0 without a
+// checksum once.
 import { execFileSync } from 'node:child_process';
 import { closeSync, openSync, readFileSync, rmSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -24,7 +24,7 @@ const add = async (folder: string, id: string): Promise<void> => {
   await state.close();
 };
 
-/** Makes a folder of a broker with two changes: m1, then m2. */
+/** Makes the data directory of a broker that has committed two changes: m1, then m2. */
 async function usedFolder(): Promise<string> {
   const folder = temporaryFolder('state');
   await add(folder, 'm1');
@@ -35,12 +35,12 @@ async function usedFolder(): Promise<string> {
 const fileIn = (folder: string): string => join(folder, 'state.json');
 const textIn = (folder: string): string => readFileSync(fileIn(folder), 'utf8');
 
-/** Edits the file by hand. */
+/** Edits state.json as a user would. */
 function edit(folder: string, change: (state: Record<string, unknown>) => object): void {
   writeFileSync(fileIn(folder), JSON.stringify(change(JSON.parse(textIn(folder))), null, 2));
 }
 
-/** Converts the files to those of 0.1.0. */
+/** Converts the files to the format of 0.1.0. */
 function asOf010(folder: string): void {
   for (const name of ['state.json', 'state.json.last']) {
     const { checksum: _, ...rest } = JSON.parse(readFileSync(join(folder, name), 'utf8'));

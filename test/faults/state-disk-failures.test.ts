@@ -1,4 +1,4 @@
-// Disks that fail for a while. A change is either refused and undone, or committed and in the history within
+// Disks that fail for a while. A change is either refused and undone, or committed and written to the history within
 // seconds.
 import { readdirSync, readFileSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
@@ -15,8 +15,8 @@ const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
 
 /**
- * Locks history.db as another program would, so that the broker cannot write it. Call the returned function
- * to release it.
+ * Locks history.db as another program would, so that the broker cannot write to it. Returns a function that releases
+ * the lock.
  */
 function lockHistory({ dataDir }: TestSystem): () => void {
   const other = new DatabaseSync(join(dataDir, 'history.db'));
@@ -26,8 +26,8 @@ function lockHistory({ dataDir }: TestSystem): () => void {
 }
 
 /**
- * Makes the next `count` fsyncs of directories fail, as on a broken disk. The returned function returns how
- * many still have to fail.
+ * Makes the next `count` calls of fsync on directories fail, as on a broken disk. Returns a function that returns the
+ * number of failures left.
  */
 async function breakDirectorySyncs(count: number): Promise<() => number> {
   const some = await open('/', 'r');
@@ -46,7 +46,7 @@ async function breakDirectorySyncs(count: number): Promise<() => number> {
   return () => left;
 }
 
-/** Polls while the clock leaps forward, so that delayed retries run at once. */
+/** Polls while the clock leaps forward, so that delayed retries run soon. */
 const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> | void): Promise<void> =>
   waitFor(
     async () => {
@@ -57,7 +57,7 @@ const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> 
   );
 
 describe('while history cannot be written', () => {
-  test('an enrolment is acknowledged, and its webhook is delivered within seconds of the end', async () => {
+  test('an enrolment is acknowledged, and its webhook is delivered within seconds after the failure has ended', async () => {
     const clock = leapingClock();
     const system = await startWebhookSystem();
     const receiver = await startReceiver();
@@ -73,7 +73,7 @@ describe('while history cannot be written', () => {
     await agent;
   });
 
-  test('the command of a machine that is removed is lost within seconds of the end', async () => {
+  test('the command of a removed machine is lost within seconds after the failure has ended', async () => {
     const clock = leapingClock();
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
@@ -94,7 +94,7 @@ describe('while history cannot be written', () => {
   });
 });
 
-test('a machine that goes offline while history cannot be written has its event within seconds of the end', async () => {
+test('a machine that goes offline while history cannot be written has its event within seconds after the failure has ended', async () => {
   const clock = leapingClock();
   const system = await startWebhookSystem();
   const agent = await system.agent();
@@ -126,7 +126,7 @@ describe('a commit whose directory cannot be synced', () => {
     expect([refused.status, refused.body.error.code]).toEqual(
       failures === 1 ? [503, 'unavailable'] : [500, 'internal_error'],
     );
-    // If a commit cannot be undone at once, it is undone within seconds.
+    // A commit that cannot be undone at once is undone within seconds.
     await leapUntil(clock, () => expect(left()).toBe(0));
     await waitFor(() => expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).toBe(before));
     expect(names(system.dataDir, 'state.json.last')).toContain('stays');

@@ -1,5 +1,5 @@
-// state.json on disk: a changed file is refused, the file is complete after any failure, and the entries of
-// its outbox are applied once.
+// The file state.json: a changed file is refused, the file is complete after any failure, and the entries of its outbox
+// are applied once.
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
@@ -72,7 +72,6 @@ interface File {
   outbox: unknown[];
 }
 
-/** Reads state.json from disk. */
 function onDisk(folder: string, name = 'state.json'): File {
   return JSON.parse(readFileSync(join(folder, name), 'utf8')) as File;
 }
@@ -80,7 +79,7 @@ function onDisk(folder: string, name = 'state.json'): File {
 const idsOnDisk = (folder: string, name?: string): string[] =>
   onDisk(folder, name).machines.map(({ id }) => id);
 
-/** Makes a folder of a broker with two changes: m1, then m2. */
+/** Makes the data directory of a broker that has committed two changes: m1, then m2. */
 async function usedFolder(folder = temporaryFolder('state')): Promise<string> {
   mkdirSync(folder, { recursive: true });
   const state = await openState(folder);
@@ -100,7 +99,7 @@ async function refusal(folder: string): Promise<StartError> {
   return error as StartError;
 }
 
-/** Returns the shell command that a refusal names as the next step. */
+/** Returns the shell command that the error suggests. */
 function commandIn(error: StartError): string {
   const command = /to (?:recover|go back to the previous version .*): ((?:mv|cp) .*)$/.exec(
     error.message,
@@ -134,7 +133,7 @@ describe('a start is refused', () => {
     expect(idsOnDisk(folder)).toEqual(['m1', 'm3']);
   });
 
-  test('with a command that works in a folder whose name a shell would split', async () => {
+  test('with a command that also works for a folder name with spaces and quotes', async () => {
     const folder = await usedFolder(join(temporaryFolder('state'), "my broker's"));
     truncateSync(join(folder, 'state.json'));
     const error = await refusal(folder);
@@ -225,7 +224,7 @@ describe('a change that fails', () => {
     expect(received).toEqual([]);
   });
 
-  test('in its edit alone commits nothing', async () => {
+  test('in its edit without other changes commits nothing', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
     const before = readFileSync(join(folder, 'state.json'));
@@ -326,7 +325,7 @@ describe('a change', () => {
   test('anywhere among many documents leaves exactly the documents in memory in the file', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
-    // These are more documents than fit into one block.
+    // More documents than one block of the file can have.
     const ids = Array.from({ length: 600 }, (_, n) => `m${n}`);
     const changes: ((draft: StateTransaction) => unknown)[] = [
       (draft) => ids.map((id) => put(id)(draft)),
@@ -428,7 +427,7 @@ async function eventIds(client: Farhand): Promise<string[]> {
   return items.map(({ id }) => id);
 }
 
-/** Opens the state of a folder like a broker whose history cannot be written. */
+/** Opens the state in a directory, without a history that takes entries from the outbox. */
 async function withoutHistory(folder: string): Promise<State> {
   const state = await openState(folder);
   await state.drainTo(() => Promise.reject(new Error('the disk is full'))).catch(() => {});
@@ -449,7 +448,7 @@ describe('the outbox', () => {
     expect(onDisk(folder).outbox).toEqual([{ kind: 'three' }]);
   });
 
-  test('stores them, too, if history has written earlier entries', async () => {
+  test('also stores them if history has written earlier entries', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const received: string[] = [];
@@ -471,7 +470,7 @@ describe('the outbox', () => {
     const state = await openState(folder);
     const received: string[] = [];
     await state.drainTo(async (entries) => {
-      // This is as slow as a history that commits in the next turn of the event loop.
+      // As slow as a history that commits in the next turn of the event loop.
       await new Promise((resolve) => setImmediate(resolve));
       received.push(...entries.map(({ kind }) => kind));
     });

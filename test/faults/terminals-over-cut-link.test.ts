@@ -10,7 +10,7 @@ import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { waitFor } from '../wait-for.ts';
 
-// The module is only observed, to get the stubs of the broker.
+// The module is only spied on, so that the test can call machines through the broker's stubs.
 vi.mock('../../broker/presence/index.ts', { spy: true });
 
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
@@ -31,7 +31,7 @@ interface Params {
   id: string;
   client_id: string;
   offset?: number;
-  /** True if the client acknowledges output. */
+  /** If false, the client acknowledges no output. */
   taking?: boolean;
   /** The output received. */
   into: Buffer[];
@@ -39,7 +39,7 @@ interface Params {
   enough(bytes: number): boolean;
 }
 
-/** Attaches a client that reads until it has enough, or until the call is over. */
+/** Attaches a client that reads until `enough` returns true or the call ends. */
 async function attach(stub: AgentStub, { taking = true, into, enough, ...open }: Params): Promise<void> {
   const doings: object[] = [{ open }];
   let wake = (): void => {};
@@ -88,7 +88,7 @@ test('a client continues without a gap after the link was cut during much output
     return (await opened.promise).address;
   });
   const proxy = await opened.promise;
-  // The broker's session supervises the terminal.
+  // The session keeps the terminal open while no client is attached.
   const args = ['-c', 'seq 1 1000000; sleep 60'];
   const { id } = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args });
   const into: Buffer[] = [];
@@ -124,7 +124,7 @@ test('output does not wait for a client that detached while the machine was link
     await keeper.next();
     const enough = (bytes: number): boolean => bytes >= 100_000;
     await attach(stub(), { id, client_id: 'c', taking: false, into: [], enough });
-    // A client that is waited for stalls the output for 5 s.
+    // If the output waited for the client, that would take 5 s.
     await waitFor(() => readFile(done), { timeout: 4_500 });
     await keeper.return?.(undefined);
   }

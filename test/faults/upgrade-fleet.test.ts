@@ -1,7 +1,7 @@
-// Upgrades of 30 real agents, as processes of real packages: one package that does not start, one that starts and does
-// not link, one with a wrong signature, and a broker that is killed in the middle. No machine is left without an agent.
-// Root's unit is played, because systemd is needed for the real one (test/box/): it takes requests and verifies packages
-// with the unit's own code, but starts processes in place of a service.
+// Upgrades of 30 real agents, as processes of real packages. One package does not start, one starts and does not link,
+// one has a wrong signature, and the broker is killed in the middle. No machine may be left without an agent.
+// The test plays the role of root's upgrade unit, because the real one needs systemd (test/box/). It takes requests and
+// verifies packages with the unit's own code, but starts processes instead of a service.
 import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -29,14 +29,14 @@ import { packageOf, type SigningKey, signingKey } from '../upgrades-fixture.ts';
 vi.setConfig({ testTimeout: 300_000 });
 
 const agents = 30;
-/** Milliseconds in which the played root waits for the link of a new version. */
+/** Milliseconds that the test waits for the link of a new version before it goes back to the old one. */
 const linkMs = 60_000;
-/** A version that runs and never links. The played root waits for it for `neverMs` milliseconds only. */
+/** A version that runs and never links. To save time, the test waits only `neverMs` milliseconds for its link. */
 const neverLinks = '9.0.2';
 const neverMs = 1_500;
 const root = join(import.meta.dirname, '../..');
 
-/** Makes the directory of an agent of another version. `main` replaces its program. */
+/** Makes the program directory of an agent of another version. `main` replaces the source of the program. */
 function programOf(version: string, main?: string): string {
   const from = join(shippedProgram('farhand-agent'), '../..');
   const folder = temporaryFolder('program');
@@ -62,7 +62,7 @@ const archiveOf = (folder: string): Buffer<ArrayBuffer> =>
     }),
   );
 
-/** A machine: its agent as a process, and its root, who replaces that agent. */
+/** A machine: its agent as a process, and the part of root's unit, which replaces that agent. */
 class Machine {
   readonly #folder = temporaryFolder('machine');
   readonly #directory = join(this.#folder, 'upgrade');
@@ -70,7 +70,7 @@ class Machine {
   #agent: ReturnType<typeof program> | undefined;
   #home: string;
   readonly #stopping = new AbortController();
-  /** Directories of the versions that are unpacked already, by version. Machines share them to save time. */
+  /** Directories of unpacked versions, by version. Machines share them to save time. */
   readonly #unpacked: Map<string, string>;
 
   constructor(grpc: string, name: string, home: string, unpacked: Map<string, string>) {
@@ -82,7 +82,7 @@ class Machine {
     onTestFinished(() => this.#stopping.abort());
   }
 
-  /** Starts the agent for the first time, and root's watch for requests. */
+  /** Starts the agent for the first time, and the loop that takes requests as root's unit. */
   async begin(joinToken: string, key: SigningKey): Promise<void> {
     mkdirSync(upgradePaths(this.#directory).incoming, { recursive: true });
     writeFileSync(upgradePaths(this.#directory).installed, JSON.stringify({ kind: 'tar.gz' }));
@@ -91,7 +91,7 @@ class Machine {
     void this.#watch();
   }
 
-  /** Starts an agent. Resolves with false if it does not link in time. */
+  /** Starts an agent. Resolves with false if it ends or does not link in time. */
   async #start(home: string, more: string[] = [], ms = linkMs): Promise<boolean> {
     const main = relative(root, join(home, 'lib/farhand-agent.js'));
     const agent = program(main, [...this.#flags, ...more]);
@@ -157,7 +157,7 @@ class Machine {
   }
 }
 
-/** A broker as a process, which can be killed and started again. */
+/** Starts a broker in a separate process. The test can kill it and start it again. */
 async function startBroker() {
   const flags = ['--data-dir', temporaryFolder('broker'), '--http', await freeAddress()];
   const grpc = await freeAddress();
@@ -182,20 +182,20 @@ async function startBroker() {
   };
 }
 
-/** Resolves with an upgrade once it has ended. */
+/** Resolves with an upgrade after its end. */
 async function ended(client: Farhand, upgrade_id: string) {
   const read = async () => (await client.upgrades.get({ upgrade_id })).finished_at;
   await expect.poll(read, { interval: 200, timeout: 200_000 }).not.toBeNull();
   return client.upgrades.get({ upgrade_id });
 }
 
-/** The reasons of all machines with a status. */
+/** Returns the reasons of all machines that have a status. */
 async function reasonsOf(client: Farhand, upgrade_id: string, status: 'failed' | 'cancelled') {
   const items = await Array.fromAsync(client.upgrades.machines({ upgrade_id, status, limit: 100 }));
   return [...new Set(items.map(({ reason }) => reason))];
 }
 
-/** Expects that each machine runs a command with an agent of this version. */
+/** Expects that each machine runs a command, and that its agent has this version. */
 async function expectWorking(client: Farhand, version: string): Promise<void> {
   const online = async () => (await client.machines.list({ status: 'online' })).total;
   await expect.poll(online, { interval: 200, timeout: 60_000 }).toBe(agents);
@@ -252,7 +252,7 @@ test('30 agents are upgraded in waves over a killed broker, and bad packages sto
     const machines = await Array.fromAsync(client.machines.list({ include: 'agent_version', limit: 100 }));
     return machines.filter(({ agent_version }) => agent_version === '9.0.4').length;
   };
-  // These machines report their outcome to the next broker process when they link again.
+  // These machines report their outcome to the restarted broker when they link again.
   await expect.poll(linked, { interval: 200, timeout: 120_000 }).toBe(agents / 2);
   await broker.killAndStart();
   expect(await ended(client, id)).toMatchObject({

@@ -1,4 +1,4 @@
-// Retries of webhooks while the clock of the broker is set: delays do not change, and a restart limits them.
+// Retries of webhooks while the clock of the broker is set: the delays do not change, and a restart limits them.
 import { expect, test } from 'vitest';
 import { leapingClock } from '../commands-fixture.ts';
 import { waitFor } from '../wait-for.ts';
@@ -10,7 +10,7 @@ async function hookTo(system: WebhookSystem, url: string): Promise<string> {
   return (await system.client.webhooks.create({ url, events: ['machine.*'] })).id;
 }
 
-/** Resolves when the first attempt of the only delivery has failed and the next one is planned. */
+/** Resolves when the first attempt of the only delivery has failed and the next attempt has a time. */
 function planned(system: WebhookSystem, webhook_id: string) {
   return waitFor(async () => {
     const { items } = await system.client.webhooks.deliveries({ webhook_id });
@@ -23,7 +23,7 @@ test.each([
   ['set back by an hour while a delivery waits', 0, -hour],
   ['two days ahead and is set right while a delivery waits', 2 * day, 0],
   ['set forward by an hour while a delivery waits', 0, hour],
-])('a clock that was %s delays no retry and hastens none', async (_what, before, after) => {
+])('a clock that was %s neither delays a retry nor makes it early', async (_what, before, after) => {
   const clock = leapingClock();
   clock.set(Date.now() + before);
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '700ms'] });
@@ -34,7 +34,7 @@ test.each([
   clock.set(Date.now() + after);
   const [delivery] = (await system.client.webhooks.deliveries({ webhook_id: id })).items;
   expect(Math.abs(Date.parse(delivery!.next_attempt_at!) - Date.now() - after)).toBeLessThan(10_000);
-  // Another event makes the queue check the delivery that waits.
+  // Another event makes the queue look again at the delivery that waits.
   await system.happen('machine.offline');
   const got = await receiver.heard(3);
   const [first, retry] = got.filter(({ headers }) => headers['x-service-event'] === 'machine.online');
@@ -66,7 +66,7 @@ test('a broker that starts after its clock was two days ahead retries after the 
   });
 });
 
-test('a broker whose clock runs backwards while it stops waits for an attempt no longer than 2 s', async () => {
+test('a broker that stops waits at most 2 s for a running attempt, even if its clock runs backwards', async () => {
   const clock = leapingClock();
   const system = await startWebhookSystem();
   const hanging = await startReceiver(() => {});

@@ -1,4 +1,4 @@
-// A broker that is killed loses no delivery. After the next start each delivery is sent, at most once more.
+// A broker that is killed loses no delivery. After its next start it sends each delivery, and repeats it at most once.
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -15,7 +15,7 @@ interface Watched {
   bodies: { id: string; body: string }[];
 }
 
-/** Starts a receiver that calls back at each connection and after each answer. */
+/** Starts a receiver that calls `connected` at each connection and `answered` after each answer. */
 async function startWatchedReceiver(connected: () => void, answered: () => void): Promise<Watched> {
   const bodies: Watched['bodies'] = [];
   const server = createServer((request, response) => {
@@ -28,7 +28,7 @@ async function startWatchedReceiver(connected: () => void, answered: () => void)
       response.end('ok', answered);
     });
   });
-  // A killed broker does not close its connection properly.
+  // A killed broker closes its connection in the middle of a request, which must not end the receiver.
   server.on('clientError', () => undefined);
   server.on('connection', connected);
   server.listen(0, '127.0.0.1');
@@ -40,7 +40,10 @@ async function startWatchedReceiver(connected: () => void, answered: () => void)
   return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/`, bodies };
 }
 
-/** Starts a broker as a separate process, with a webhook and a machine that has just registered. */
+/**
+ * Starts a broker in a separate process, with a webhook and a newly registered machine, and kills the broker at this
+ * moment.
+ */
 async function killedAt(moment: 'connected' | 'answered') {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];

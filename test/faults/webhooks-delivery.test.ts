@@ -1,5 +1,4 @@
-// Deliveries of webhooks: retries, disabled webhooks, the events that a key may send, and receivers that
-// misbehave.
+// Deliveries of webhooks: retries, disabled webhooks, the events that a key may send, and receivers that misbehave.
 import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
@@ -56,13 +55,13 @@ const sameBytes = (got: Received[]): boolean => got.every(({ body }) => body.equ
 const gap = (got: Received[], n: number): number => got[n]!.at - got[n - 1]!.at;
 
 describe('a failure', () => {
-  test('is tried again after the configured waits, with the same id and the same bytes, until it is delivered', async () => {
+  test('is retried after the configured waits, with the same id and the same bytes, until it is delivered', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '200ms,400ms'] });
     const receiver = await startReceiver(answering(500, 500, 200));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
     await system.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
     const got = await receiver.heard(3);
-    // On a busy machine an attempt may arrive late.
+    // Less than the wait of 200 ms, because the first attempt may have arrived late on a busy machine.
     expect(gap(got, 1)).toBeGreaterThan(120);
     expect(gap(got, 2)).toBeGreaterThan(300);
     expect(sameBytes(got)).toBe(true);
@@ -89,14 +88,14 @@ describe('a failure', () => {
     });
   });
 
-  test('of all attempts disables the webhook and is in the event log; no delivery is lost', async () => {
+  test('of all attempts disables the webhook and causes an event; no delivery is lost', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '20ms'] });
     let status = 500;
     const receiver = await startReceiver((response) => {
       response.statusCode = status;
       response.end();
     });
-    // Events before the webhook was created are never sent to it.
+    // Events from before the webhook was created are never sent to it.
     await system.happen('machine.registered');
     await new Promise((resolve) => setTimeout(resolve, 2));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
@@ -109,7 +108,7 @@ describe('a failure', () => {
       disabled_reason: 'attempts_failed',
     });
     const [failed] = await settled(system, id, 'failed', 1);
-    // Events while the webhook is disabled are not queued.
+    // No delivery is queued for events while the webhook is disabled.
     await system.happen('machine.online');
     expect(await deliveriesOf(system, id)).toHaveLength(1);
     const again = `/webhooks/${id}/deliveries/${failed?.id}/redeliver`;
@@ -129,13 +128,13 @@ describe('a failure', () => {
     expect(
       (await later.call('POST', `/webhooks/${id}/redeliver`, { body: since })).body.data.redelivered,
     ).toBe(0);
-    // A delivered event is sent again only if that is requested by its id.
+    // A delivered event is sent again only on request of its delivery id.
     expect((await later.call('POST', again)).body.data.status).toBe('pending');
     await receiver.heard(6);
     expect(receiver.types()[5]).toBe('machine.offline');
   });
 
-  test('that waits for its next attempt fails when the webhook is disabled', async () => {
+  test('that waits for its next attempt becomes final when the webhook is disabled', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receiver = await startReceiver(answering(500));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -150,7 +149,7 @@ describe('a failure', () => {
     });
   });
 
-  test('is tried again after the wait, or when a busy receiver asks for it', async () => {
+  test('is retried after the wait, or at the time that a busy receiver asks for', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receivers: [string, number, string, number, number][] = [
       ['a receiver that says nothing', 500, '', 3240, 3960],
@@ -231,7 +230,7 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
   expect((await system.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
 });
 
-test('one key has at most four tests at once, and other keys are not limited by them', async () => {
+test('one key may run four tests at once, which do not limit other keys', async () => {
   const system = await startWebhookSystem();
   const [hanging, healthy] = [await startReceiver(() => {}), await startReceiver()];
   const { key, client } = await system.keyed(['webhooks:write', 'machines:read']);
@@ -247,7 +246,7 @@ test('one key has at most four tests at once, and other keys are not limited by 
   expect((await system.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
   stop.abort();
   await Promise.all(under);
-  // Further tests are possible again.
+  // Afterwards the key may test again.
   await waitFor(async () => {
     const again = system.call('POST', path, { key, signal: AbortSignal.timeout(50) });
     await expect(again).rejects.toThrow();
@@ -388,7 +387,7 @@ describe('a webhook delivers', () => {
     const given = Array.from({ length: 5 }, () => ['key_revoked', []]);
     expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(given);
     expect(receiver.got).toHaveLength(1);
-    // An aborted attempt is not counted, because it shows nothing about the receiver.
+    // The aborted attempt is not recorded, because it says nothing about the receiver.
     await system.client.webhooks.update({ webhook_id: id, enabled: true });
     await system.happen('machine.offline');
     await waitFor(async () => expect((await deliveriesOf(system, id)).at(-1)?.status).toBe('delivered'));
@@ -463,7 +462,7 @@ describe('a webhook that is narrowed', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('command.failed');
     await system.happen('machine.online');
-    // A running attempt is checked again when the next one is due.
+    // Waits until both first attempts have ended. The broker checks a running attempt again only when its retry is due.
     await waitFor(async () => {
       const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
@@ -471,7 +470,7 @@ describe('a webhook that is narrowed', () => {
     await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
     const command = await waitFor(async () => {
       const all = await deliveriesOf(system, id);
-      // Both may have been created at the same time.
+      // Sorted by type, because both may have been created at the same time.
       const [narrowed, machine] = all.toSorted((a, b) => (a.type < b.type ? -1 : 1));
       expect(narrowed).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
       expect(machine).toMatchObject({ status: 'pending', reason: null });
@@ -612,7 +611,7 @@ test('answers are stored, but listed only for keys that may change webhooks', as
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
   await system.happen('machine.online');
   const [own] = await settled(system, id, 'delivered', 1);
-  // This receiver has an internal address.
+  // The receiver has an internal address, so its answer is not stored.
   expect(own?.attempts[0]).not.toHaveProperty('answer');
   const answer = `UPDATE webhook_deliveries SET attempts = replace(attempts, '"at":', '"answer":"hello","at":')`;
   await system.history.write((transaction) => transaction.run(answer));
@@ -635,10 +634,7 @@ test('a delivery requested again before its last attempt is saved is sent again'
   expect(delivery?.attempts).toHaveLength(2);
 });
 
-/**
- * Answers the first request of each connection. Counts further requests, and ends their connection with
- * `end`.
- */
+/** Answers the first request of each connection. Calls `end` at the second request, and counts these. */
 async function startBriefReceiver(end: (socket: Socket) => void) {
   const heard = { answered: 0, ended: 0 };
   const sockets = new Set<Socket>();
@@ -684,12 +680,12 @@ describe('a receiver that', () => {
       const deliveries = await deliveriesOf(system, id);
       expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
       expect(heard.answered).toBe(4);
-      // If this were 0, the test would prove nothing.
+      // Without such a connection the test would prove nothing.
       expect(heard.ended).toBeGreaterThan(0);
     },
   );
 
-  test('answers with an endless body has its delivery, and only the beginning of the body is read', async () => {
+  test('answers with an endless body has received its delivery, and only the beginning of the body is read', async () => {
     const system = await startWebhookSystem();
     let sent = 0;
     const receiver = await startReceiver((response) => {
@@ -703,7 +699,7 @@ describe('a receiver that', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({ delivered: true, status_code: 200 });
-    // The receiver got only the content of socket buffers, not a gigabyte.
+    // The broker stopped reading, so the receiver could only fill socket buffers instead of sending a gigabyte.
     expect(sent).toBeLessThan(32 * 1024 * 1024);
   });
 
@@ -720,7 +716,7 @@ describe('a receiver that', () => {
     expect(receiver.got[0]?.headers).not.toHaveProperty('accept-encoding');
   });
 
-  test('resets in the middle of its body has its delivery, one that resets before its head has not', async () => {
+  test('resets the connection during its body has received its delivery; one that resets before its head has not', async () => {
     const system = await startWebhookSystem();
     const middle = await startReceiver((response) => {
       response.writeHead(200, { 'Content-Length': 1000 });
@@ -776,7 +772,7 @@ describe('a receiver that', () => {
     expect(await result).toMatchObject({ delivered, duration: 15_000 });
   });
 
-  test('hangs a hundred times delays no other receiver', async () => {
+  test('hangs for a hundred webhooks delays no other receiver', async () => {
     const system = await startWebhookSystem();
     const dead = await startReceiver(() => {});
     const healthy = await startReceiver();
@@ -792,7 +788,7 @@ describe('a receiver that', () => {
     await system.happen('machine.offline');
     const [{ at }] = (await healthy.heard(1)) as [Received];
     expect(at - begun).toBeLessThan(2_000);
-    // The receiver that does not answer gets one attempt at a time.
+    // A receiver that does not answer gets one attempt at a time from each webhook.
     expect(dead.got).toHaveLength(100);
   });
 });
@@ -815,7 +811,7 @@ test('a receiver that begins to fail gets one delivery at a time', async () => {
     for (let n = 0; n < 100; n += 1) system.events.emit(transaction, 'machine.online', undefined, { n });
   });
   await receiver.heard(100);
-  // A busy machine may not send all 16 before the first answers.
+  // More than eight are open at once. On a busy machine the first may be answered before all 16 are sent.
   expect(Math.max(...open)).toBeGreaterThan(8);
   expect(Math.max(...open)).toBeLessThanOrEqual(16);
   expect(Math.max(...open.slice(60))).toBe(1);
@@ -870,7 +866,7 @@ test('webhooks that have overdue deliveries at a start begin one after another',
   await system.broker.close();
   await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });
   const got = await receiver.heard(160);
-  // Eighty queues begin at random times within 800 ms.
+  // The broker starts the eighty queues at random times within 800 ms.
   expect(got[159]!.at - got[80]!.at).toBeGreaterThan(300);
 });
 
