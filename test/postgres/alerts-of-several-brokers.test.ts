@@ -1,5 +1,5 @@
-// Alerts of two brokers in processes of their own, of which the one that evaluates the rule is killed with kill -9:
-// before an alert opens, between its opening and its notification, and when it resolves.
+// Alerts of two brokers in separate processes. The one that evaluates the rule is killed with kill -9: before an alert
+// opens, between its opening and its notification, and when it resolves.
 import { expect, onTestFinished, test } from 'vitest';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { machineOf, notifiedSteps, recordedSteps } from '../alerts-fixture.ts';
@@ -12,12 +12,12 @@ import { copyOf, createServer, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const times = { quietMs: 1_000, longestMs: 5_000, startMs: 0, downMs: 3_600_000 };
-/** A lease of 10 s, and the time in which another broker has a lease of its own without a break. */
+/** Enough for the lease of 10 s to end, and for the other broker to have held its own lease without a break. */
 const patient = { timeout: 40_000, interval: 50 };
 const rounds = Number(process.env.ROUNDS ?? 3);
 
 const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
-/** A moment in which a step of an alert is perhaps decided, written or committed. */
+/** Waits up to 60 ms, in which a step of an alert may be decided, written or committed. */
 const moment = (): Promise<void> => sleep(Math.random() * 60);
 
 async function startTwo() {
@@ -33,7 +33,7 @@ async function startTwo() {
   return { one, two, receiver };
 }
 
-/** Numbers of all alerts, and of alerts with exactly one event of each of these steps and no other. */
+/** Counts all alerts, and the alerts that have exactly one event of each of these steps and no other event. */
 async function counted(client: Farhand, ...steps: string[]): Promise<[total: number, once: number]> {
   const all = Object.values(await recordedSteps(client, 'alert_id'));
   const expected = Object.fromEntries(steps.map((step) => [step, 1]));
@@ -41,7 +41,7 @@ async function counted(client: Farhand, ...steps: string[]): Promise<[total: num
   return [all.length, all.filter(isOnce).length];
 }
 
-/** A scripted machine that links to the broker that `at` returns at that moment. */
+/** A scripted machine. Each time it links, it links to the broker that `at` returns. */
 const machineAt = (at: () => KillableBroker) =>
   machineOf({
     get grpc() {
@@ -59,7 +59,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
     let [owner, other] = [one, two];
     const machine = await machineAt(() => owner);
     await one.client.alertRules.create({ name: 'full', kind: 'disk', above: 90, for: 0 });
-    /** Kills the owner soon after the machine has reported this value. The machine links to the other broker. */
+    /** Kills the owner soon after the machine has reported this value, and links the machine to the other broker. */
     const reportAndKill = async (disk: number): Promise<void> => {
       machine.send({ disk });
       await moment();
@@ -84,7 +84,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
     const { one, two } = await startTwo();
     let owner = one;
     const machine = await machineAt(() => owner);
-    // The owner has run for over a minute, so that an absence counts.
+    // An absence counts only at a broker that has run for a minute.
     for (let n = 0; n < 5; n += 1) {
       await one.leap(20_000);
       await machine.report({ cpu: 1 });
@@ -108,7 +108,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
     expect(await recordedSteps(two.client, 'name')).toEqual({ full: { opened: 1 } });
   }, 60_000);
 
-  test('about schedules: the new owner of a machine knows the last run at the former one', async () => {
+  test('about schedules: the new owner of a machine knows the last run under the previous owner', async () => {
     const url = await (await server()).createDatabase();
     const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
     const one = await startFarhand({ flags });
@@ -148,23 +148,24 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
       const key = { name: 'short', scopes: ['machines:read' as const], expires_at: expiring(1) };
       ids.push((await client.keys.create(key)).id);
     };
-    // Killed before the alert opens, or while it is written.
+    // Kills the broker before the alert opens, or while the alert is written.
     await create(two);
     await moment();
     await one.kill();
     await expect.poll(() => counted(two.client, 'opened'), patient).toEqual([1, 1]);
     await one.start(times);
-    // Killed between the alert and its notification.
+    // Kills the broker between the alert and its notification.
     await create(one);
     await expect.poll(() => counted(one.client, 'opened'), patient).toEqual([2, 2]);
     expect(Object.keys(notifiedSteps(receiver, 'alert_id')).length).toBeLessThan(2);
     await two.kill();
-    // The other broker makes the notification in time, and sends it once the lease of the killed one is over.
+    // The other broker makes the notification in time. It sends the notification when the lease of the killed broker
+    // has ended.
     const made = async () => (await one.client.events.list({ type: 'alert.notified' })).total;
     await expect.poll(made, { timeout: 8_000 }).toBe(2);
     await expect.poll(() => Object.keys(notifiedSteps(receiver, 'alert_id')).length, patient).toBe(2);
     await two.start(times);
-    // Killed when the alerts resolve.
+    // Kills the broker while the alerts resolve.
     await create(two);
     await expect.poll(() => counted(two.client, 'opened'), patient).toEqual([3, 3]);
     for (const key_id of ids) await two.client.keys.update({ key_id, expires_at: expiring(100) });

@@ -1,5 +1,4 @@
-// A broker with --database-url: what it refuses, what it stores, and what it does while the database is
-// unreachable.
+// A broker with --database-url: what it refuses, what it stores, and what it does while the database is unreachable.
 import { KeyObject, webcrypto } from 'node:crypto';
 import { once } from 'node:events';
 import { chmodSync, chownSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -27,7 +26,7 @@ const refused = (exitCode: number, part: string | RegExp) => ({
   message: expect.stringMatching(part),
 });
 
-/** Starts a server that answers each query as PostgreSQL of this version does, with one row of one value. */
+/** Starts a fake server that answers each query with one row of one value, like PostgreSQL of this version. */
 async function pretend(version: string): Promise<number> {
   const message = (type: string, body: Buffer): Buffer => {
     const head = Buffer.from(`${type}0000`);
@@ -142,8 +141,8 @@ withPostgres('a start is refused', () => {
 });
 
 /**
- * Makes the files of a certificate for only this name or address, signed by its own key and readable by the
- * server's user.
+ * Makes a certificate for only this name or address, and its key. It is self-signed, and the server's user can read
+ * both files.
  */
 async function certificate(name: {
   type: 'ip' | 'dns';
@@ -192,7 +191,7 @@ withPostgres('over TLS', () => {
 });
 
 withPostgres('a broker on PostgreSQL', () => {
-  test('has after a restart what it stored, and writes neither state.json nor history.db', async () => {
+  test('has all data after a restart, and writes neither state.json nor history.db', async () => {
     const { broker, dataDir, databaseUrl, client, agent, key } = await startOn(await server());
     const { machineId: machine_id } = await agent({ name: 'web-1', tags: 'prod' });
     const command = await client.commands.create({ machine_id, command: 'echo hello', wait: 5_000 });
@@ -208,7 +207,7 @@ withPostgres('a broker on PostgreSQL', () => {
     });
   });
 
-  test('has every change that it answered when it is killed with -9', async () => {
+  test('has every answered change after it was killed with -9', async () => {
     const url = await (await server()).createDatabase();
     const dataDir = temporaryFolder('broker');
     const addresses = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -264,12 +263,15 @@ type Call = Awaited<ReturnType<typeof startOn>>['call'];
 const createKey = (call: Call, name: string) =>
   call('POST', '/api-keys', { body: { name, scopes: ['machines:read'] } });
 
-/** Kills the server after it has committed a change, but before it has answered. Returns the answer to the change. */
+/**
+ * Kills the server after it has committed a change and before it has answered. Returns the pending answer to that
+ * change.
+ */
 async function losesAnswer(server: PostgresServer, call: Call): Promise<{ answer: ReturnType<Call> }> {
-  // A commit waits for the answer of this standby, which does not exist.
+  // Each commit now waits for a standby that does not exist.
   await server.query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
   await server.query('SELECT pg_reload_conf()');
-  // The server's processes take over the setting one after another, so the first changes may still be answered.
+  // The server's processes apply the setting one after another, so the first changes may still be answered.
   for (let count = 0; ; count += 1) {
     const answer = createKey(call, `first-${count}`);
     const isAnswered = answer.then(
@@ -283,7 +285,7 @@ async function losesAnswer(server: PostgresServer, call: Call): Promise<{ answer
   }
 }
 
-/** Resolves to false once a commit waits for a standby. */
+/** Resolves with false when a commit waits for a standby. */
 async function commitWaits(server: PostgresServer): Promise<boolean> {
   const waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
   await expect.poll(async () => (await server.query(waiting)).length).toBe(1);
@@ -308,7 +310,7 @@ withPostgres('while PostgreSQL is killed and started again', () => {
     await expect.poll(create).toBe(201);
   });
 
-  test('requests behind a commit whose answer was lost get 503 at once, and the commit ends when the server is back', async () => {
+  test('requests that wait for a commit whose answer was lost get 503 at once, and the commit ends when the server is back', async () => {
     const own = await createServer();
     const { call, client } = await startOn(own);
     const first = await losesAnswer(own, call);
@@ -367,7 +369,7 @@ withPostgres('while PostgreSQL is killed and started again', () => {
     );
     const names = stored.map(({ name }) => String(name));
     expect(answered.filter((name) => !names.includes(name))).toEqual([]);
-    // A change that was being committed meanwhile is in both the database and the broker, or in neither.
+    // A change whose commit was interrupted is either both in the database and in the broker, or in neither.
     expect((await client.keys.list({ limit: 1 })).total).toBe(stored.length);
     expect(await client.commands.create({ machine_id, command: 'true', wait: 5_000 })).toMatchObject({
       status: 'completed',

@@ -1,4 +1,4 @@
-// farhand-broker cluster token and cluster join: a new broker gets the authority and keys of an existing one.
+// The verbs farhand-broker cluster token and cluster join: a new broker gets the authority and keys of an existing one.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
@@ -18,7 +18,7 @@ const main = join(import.meta.dirname, '../../broker/main.ts');
 const peer = ['--peer-listen', '127.0.0.1:0'];
 const secretFiles = ['authority.json', 'webhooks.key', 'rest-key.json'];
 
-/** Runs farhand-broker cluster as a process, with this standard input. */
+/** Runs farhand-broker cluster as a separate process with this standard input. */
 async function run(argv: string[], input = '') {
   const child = spawn(process.execPath, [main, 'cluster', ...argv]);
   child.stdin.end(input);
@@ -26,7 +26,7 @@ async function run(argv: string[], input = '') {
   return { code: child.exitCode, stdout, stderr };
 }
 
-/** The verbs on this database, in this process. */
+/** Returns the verbs for this database. They run in this process. */
 function verbsOn(url: string) {
   const call = (verb: string, directory: string, ...more: string[]) =>
     cluster({ argv: [verb, '--data-dir', directory, '--database-url', url, ...more], env: {} });
@@ -40,7 +40,7 @@ function verbsOn(url: string) {
   };
 }
 
-/** A broker in a process of its own. */
+/** Starts a broker in a separate process. */
 async function startFirst() {
   const { createDatabase, query } = await server();
   const url = await createDatabase();

@@ -1,4 +1,5 @@
-// docs/postgresql.md: its commands succeed on a real server and a real broker. sudo and systemctl are scripts.
+// The page docs/postgresql.md: its commands succeed with a real server and a real broker. Scripts replace sudo and
+// systemctl.
 import { execFile } from 'node:child_process';
 import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -17,7 +18,7 @@ const blocksOf = (text: string, fence: string): string[] =>
     .filter(([, one]) => one === fence)
     .map(([, , code = '']) => code);
 
-/** The shell blocks below a heading. */
+/** Returns the shell blocks below a heading. */
 function commands(heading: string): string[] {
   const [, after = ''] = page.split(`\n${heading}\n`);
   return blocksOf(after.split(/^##/m)[0] ?? '', 'sh');
@@ -26,8 +27,8 @@ function commands(heading: string): string[] {
 const main = (file: string): string => `exec '${process.execPath}' '${join(root, file)}' "$@"`;
 
 /**
- * Scripts that replace programs of the machine, by name. That for an edit of the settings adds the settings of the
- * database, or removes them.
+ * Scripts that replace programs of the machine, by name. `sudo -e`, which edits the settings, adds or removes the
+ * settings of the database.
  */
 const scripts = {
   sudo: `while :; do case "$1" in
@@ -44,7 +45,7 @@ const scripts = {
   'farhand-broker': main('broker/main.ts'),
 };
 
-/** A machine with a broker on files whose service has stopped. */
+/** A machine whose broker stores its data in files. The broker's service is stopped. */
 async function createBox() {
   const server = await createServer();
   const folder = temporaryFolder('box');
@@ -56,7 +57,8 @@ async function createBox() {
     writeFileSync(join(bin, name), `#!/bin/sh\n${script}\n`);
     chmodSync(join(bin, name), 0o755);
   }
-  // The server's own user has the name that the page gives to the broker's user.
+  // Adapts a text of the page to this test. The owner of the database has another name, because `farhand` is the
+  // superuser of this server.
   const here = (text: string): string =>
     text
       .replaceAll('/etc/farhand', etc)
@@ -81,11 +83,11 @@ async function createBox() {
   return {
     dataDir,
     settings,
-    /** Runs shell commands of the page, which get `input` as if someone typed it. Returns what they print. */
+    /** Runs shell commands of the page, with `input` as if it were typed. Returns what they print. */
     async run(code: string | undefined, input = ''): Promise<string> {
       const script = here(code ?? 'exit 1');
       const running = promisify(execFile)('setsid', ['--wait', 'sh', '-ec', script], { cwd: folder, env });
-      // A script may end without reading its input.
+      // A script that ends without reading its input is no failure.
       running.child.stdin?.on('error', () => {}).end(input);
       const { stdout } = await running.catch((error: Error & { stderr: string }) =>
         expect.fail(`${code}\n${error.message}\n${error.stderr}`),

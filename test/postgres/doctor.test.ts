@@ -1,4 +1,4 @@
-// farhand-broker doctor on a broker with --database-url: what it finds wrong with the database.
+// The verb farhand-broker doctor with --database-url: what it finds wrong with the database.
 import { expect, test } from 'vitest';
 import { doctor } from '../../broker/doctor.ts';
 import { shared } from '../close-after-tests.ts';

@@ -1,5 +1,5 @@
-// History on PostgreSQL: writes are grouped, a failed write undoes only itself, resolved writes are durable,
-// and SQL is translated from SQLite.
+// History on PostgreSQL: writes share transactions, a failed write undoes only itself, resolved writes are durable, and
+// SQL is translated from SQLite.
 import { expect, onTestFinished, test } from 'vitest';
 import { History, type HistoryTransaction, type Row } from '../../broker/history/history.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
@@ -25,7 +25,7 @@ async function createHistory() {
       transaction.run('INSERT INTO notes VALUES (?, ?, ?)', id, 1, '');
       return id;
     },
-    /** Returns the ids of the rows that another connection reads. */
+    /** Returns the ids of the rows that another connection sees. */
     committed: async () =>
       (await query('SELECT id FROM notes ORDER BY rowid', databaseOf(database_url))).map(({ id }) => id),
   };
@@ -78,7 +78,7 @@ withPostgres('a write', () => {
     expect(await committed()).toEqual(['a', 'd']);
   });
 
-  test('that waits for anything but its transaction undoes only itself', async () => {
+  test('that waits for something other than its transaction undoes only itself', async () => {
     await expectWaitingChangesUndone(await createHistory());
   });
 
@@ -106,7 +106,7 @@ withPostgres('a write', () => {
 });
 
 withPostgres('a list', () => {
-  test('reads its queries on one state; one that fails harms no other', async () => {
+  test('reads all queries from one snapshot, and a failed query harms no other', async () => {
     const { history, note } = await createHistory();
     const queries = [1, 2].map(() => ({ sql: 'SELECT count(*) AS n FROM notes', values: [] }));
     let isOver = false;

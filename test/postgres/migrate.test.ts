@@ -1,4 +1,5 @@
-// farhand-broker migrate: the data of a broker moves from files to PostgreSQL and back, complete and unchanged.
+// The verb farhand-broker migrate: the data of a broker moves from files to PostgreSQL and back, complete and
+// unchanged.
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -13,7 +14,7 @@ import { createServer, databaseOf, startAgain, withPostgres } from './postgres-f
 
 const server = shared(() => createServer());
 
-/** Runs the verb, and returns the lines that it prints. */
+/** Runs the verb. Returns the lines that it prints. */
 async function run(...argv: string[]): Promise<string[]> {
   const lines: string[] = [];
   await migrate({ argv: [...argv, '--log-level', 'silent'], env: {} }, (line) => void lines.push(line));
@@ -30,12 +31,12 @@ const refused = (exitCode: number, part: string) => ({
   message: expect.stringContaining(part),
 });
 
-/** A stopped broker on files, with a row in almost every table. */
+/** A stopped broker that stores its data in files, with a row in almost every table. */
 async function createFiles() {
   const { broker, dataDir, client, key, agent } = await startFarhand();
   const { machineId: machine_id } = await agent({ name: 'web-1', tags: 'prod' });
   const command = await client.commands.create({ machine_id, command: 'printf "\\0\\377x"', wait: 5_000 });
-  // Its output is longer than what lists read.
+  // The output is longer than the part that lists read.
   await client.commands.create({ machine_id, command: 'head -c 300000 /dev/zero', wait: 5_000 });
   await client.schedules.create({ name: 'nightly', machine_id, command: 'true', cron: '0 3 * * *' });
   await client.webhooks.create({ url: 'https://hooks.example.org/', events: ['*'], enabled: false });
@@ -45,7 +46,7 @@ async function createFiles() {
   return { dataDir, key, machine_id, command, newest: events[0]?.id };
 }
 
-/** All rows of a history.db with their numbers, by table. Tables that only this file needs are left out. */
+/** All rows of a history.db by table, with their row ids, except tables that only SQLite needs. */
 function rowsOf(folder: string): Record<string, unknown[]> {
   const database = new DatabaseSync(join(folder, 'history.db'), { readOnly: true });
   const tables = database
@@ -60,7 +61,7 @@ function rowsOf(folder: string): Record<string, unknown[]> {
   return Object.fromEntries(rows);
 }
 
-/** The documents of a state.json, without entries that are in the history already. */
+/** The documents of a state.json, without outbox entries that are already in the history. */
 function stateOf(folder: string): object {
   const { checksum: _, outbox: __, ...rest } = JSON.parse(readFileSync(join(folder, 'state.json'), 'utf8'));
   return rest;
@@ -126,7 +127,7 @@ withPostgres('migrate is refused', () => {
 });
 
 withPostgres('migrate', () => {
-  test('to PostgreSQL and back leaves every row, number and document as it was', async () => {
+  test('to PostgreSQL and back leaves every row, row id and document unchanged', async () => {
     const url = await (await server()).createDatabase();
     const { dataDir } = await createFiles();
     const printed = await toDatabase(dataDir, url);
@@ -145,7 +146,7 @@ withPostgres('migrate', () => {
     expect(existsSync(join(dataDir, 'migration'))).toBe(false);
   }, 60_000);
 
-  test('a broker goes on where the broker before the migration ended, in both directions', async () => {
+  test('a broker continues with the data from before the migration, in both directions', async () => {
     const url = await (await server()).createDatabase();
     const { dataDir, key, machine_id, command, newest } = await createFiles();
     await toDatabase(dataDir, url);
@@ -154,7 +155,7 @@ withPostgres('migrate', () => {
     expect(await client.machines.get({ machine_id })).toMatchObject({ name: 'web-1', tags: ['prod'] });
     expect(await client.commands.get({ command_id: command.id })).toEqual(command);
     expect((await client.commands.list()).total).toBe(2);
-    // New rows get the numbers after the copied ones.
+    // New rows get higher row ids than the copied ones.
     const queued = await client.commands.create({ machine_id, command: 'true', queue_for: 60_000, wait: 0 });
     expect((await client.commands.list()).items.map(({ id }) => id)).toContain(queued.id);
     const added = await client.keys.create({ name: 'later', scopes: ['machines:read'] });
@@ -162,7 +163,7 @@ withPostgres('migrate', () => {
     expect(items.findIndex(({ id }) => id === newest)).toBeGreaterThan(0);
     await onDatabase.broker.close();
     await toFiles(dataDir, url);
-    // The files are newer now.
+    // The files are now newer than the database.
     const elsewhere = temporaryFolder('broker');
     await expect(startAgain(elsewhere, url)).rejects.toMatchObject(refused(78, 'has moved to files'));
     const onFiles = await startFarhand({ dataDir });
@@ -172,17 +173,17 @@ withPostgres('migrate', () => {
     expect((await again.commands.list()).total).toBe(3);
   }, 60_000);
 
-  test('a copy that fails is no database for a broker, and can be started again', async () => {
+  test('no broker starts on the database of a failed copy, and the copy can be started again', async () => {
     const { createDatabase } = await server();
     const url = await createDatabase();
     const { dataDir } = await createFiles();
-    // PostgreSQL stores no text with this character.
+    // PostgreSQL cannot store a text with this character.
     changeFile(dataDir, "UPDATE sessions SET machine_hostname = 'a' || char(0)");
     await expect(toDatabase(dataDir, url)).rejects.toThrow('invalid byte sequence');
     await expect(startAgain(temporaryFolder('broker'), url)).rejects.toMatchObject(
       refused(78, 'unfinished copy'),
     );
-    // The files are as before.
+    // The files still have the data from before.
     const { broker } = await startFarhand({ dataDir });
     await broker.close();
     changeFile(dataDir, "UPDATE sessions SET machine_hostname = 'a'");
@@ -191,7 +192,7 @@ withPostgres('migrate', () => {
     await startAgain(dataDir, url);
   }, 60_000);
 
-  test('a copy that is killed is no database for a broker, and can be started again', async () => {
+  test('no broker starts on the database of a killed copy, and the copy can be started again', async () => {
     const url = await (await server()).createDatabase();
     const { dataDir } = await createFiles();
     changeFile(
@@ -221,7 +222,7 @@ withPostgres('migrate', () => {
     const url = await (await server()).createDatabase();
     const { dataDir } = await createFiles();
     await toDatabase(dataDir, url);
-    // A copy that is killed leaves the directory like this.
+    // A killed copy leaves the directory in this state.
     mkdirSync(join(dataDir, 'migration'));
     writeFileSync(join(dataDir, 'history.db'), 'not complete');
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused(78, 'state.json is missing'));

@@ -1,5 +1,4 @@
-// Starts a PostgreSQL server for the tests of one file, and brokers that each have a database of their own on
-// it.
+// Starts a PostgreSQL server for the tests of a file, and brokers that each have a database on it.
 import { copyFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe } from 'vitest';
@@ -7,12 +6,12 @@ import { atEnd } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { missingPostgres, type PostgresServer, startPostgres } from '../start-postgres.ts';
 
-/** Declares tests that need PostgreSQL. Without it they are skipped, with the reason in the name. */
+/** Declares tests that need PostgreSQL. Without PostgreSQL they are skipped, and the reason is added to the name. */
 export function withPostgres(name: string, tests: () => void): void {
   describe.skipIf(missingPostgres)(missingPostgres ? `${name} (${missingPostgres})` : name, tests);
 }
 
-/** Starts a server. It ends with the test, or after the last test of the file if it is shared. */
+/** Starts a server. It ends with the test or, if it is shared, after the last test of the file. */
 export async function createServer(settings?: readonly string[]): Promise<PostgresServer> {
   const server = await startPostgres(temporaryFolder('postgres'), settings);
   atEnd(() => server.stop());
@@ -28,11 +27,11 @@ export async function startOn(server: PostgresServer, flags: readonly string[] =
 
 export const databaseOf = (url: string): string => new URL(url).pathname.slice(1);
 
-/** Starts a broker again on its data directory and database. */
+/** Starts a broker again with its data directory and database. */
 export const startAgain = (dataDir: string, url: string) =>
   startFarhand({ dataDir, flags: ['--database-url', url] });
 
-/** Returns a data directory with the authority and keys of another broker, for one more broker of its database. */
+/** Returns a data directory with the authority and keys of a broker, for another broker on its database. */
 export function copyOf(dataDir: string): string {
   const folder = temporaryFolder('broker');
   for (const name of readdirSync(dataDir).filter((one) =>

@@ -1,4 +1,5 @@
-// What one of several brokers does for all: sending deliveries, and rules about keys. And what they count together.
+// What one of several brokers does for all, such as sending deliveries and evaluating rules about keys, and what they
+// count together.
 import { expect, test } from 'vitest';
 import { soon as times } from '../alerts-fixture.ts';
 import { shared } from '../close-after-tests.ts';
@@ -23,7 +24,7 @@ async function startTwo(more: string[] = []) {
 const idsOf = ({ got }: Receiver): string[] => got.map(({ body }) => String(JSON.parse(body.toString()).id));
 
 withPostgres('of two brokers', () => {
-  test('one alone sends the events of both to a webhook, and the other one sends once it is gone', async () => {
+  test('only one sends the events of both to a webhook, and the other one sends after the first has stopped', async () => {
     const { one, two } = await startTwo();
     const receiver = await startReceiver();
     await two.client.webhooks.create({ url: receiver.url, events: ['command.completed'] });
@@ -34,7 +35,7 @@ withPostgres('of two brokers', () => {
     const expected = 20;
     await Promise.all(Array.from({ length: expected }, (_, n) => run(n % 2 ? one : two, n % 3 ? near : far)));
     await soon(() => new Set(idsOf(receiver)).size).toBe(expected);
-    // A second sender would have sent at the same time.
+    // A second sender would have sent each event at about the same time.
     await new Promise((resolve) => setTimeout(resolve, 500));
     expect(receiver.got).toHaveLength(expected);
     await one.broker.close();
@@ -74,7 +75,7 @@ withPostgres('of two brokers', () => {
     await expect.poll(() => receiver.got.length, { timeout: 15_000 }).toBe(2);
   }, 60_000);
 
-  test('the requests of a key count at both against its rate limit', async () => {
+  test('the requests of a key at both brokers count against one rate limit', async () => {
     const { one, two } = await startTwo(['--rate-limit', '10']);
     const { key } = await one.keyed(['machines:read']);
     const answers = await Promise.all(

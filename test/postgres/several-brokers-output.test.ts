@@ -1,4 +1,4 @@
-// The output of commands when several brokers share a database: each broker has the files of the commands that ended at
+// The output of commands when several brokers share a database. Each broker has the files of the commands that ended at
 // it. The others forward requests to it, and count only their own files.
 import { existsSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,10 +14,10 @@ import { copyOf, createServer, databaseOf, withPostgres } from './postgres-fixtu
 const server = shared(() => createServer());
 const lines = (count: number): string =>
   `${Array.from({ length: count }, (_, n) => `line ${n + 1}`).join('\n')}\n`;
-/** Prints 2.9 MB. The last MiB of it is in the database. */
+/** Prints 2.9 MB. The database stores only the last MiB. */
 const long = { command: "seq -f 'line %.0f' 1 250000", text: lines(250_000) };
 
-/** Two brokers, and an agent that is linked to the first one and can be moved to the second one. */
+/** Two brokers, and an agent that is linked to the first one and can move to the second one. */
 async function startWithAgent(flags: readonly string[] = []) {
   const url = await (await server()).createDatabase();
   const shared = ['--database-url', url, '--peer-listen', '127.0.0.1:0', ...flags];
@@ -102,7 +102,7 @@ withPostgres('output of a command that ended at another broker', () => {
     await move();
     const stored = (system: typeof one) => readdirSync(join(system.dataDir, 'output'));
     await run(two, long.command);
-    // Both brokers have 2.9 MB. Together that is more than the limit, and each of them has less.
+    // The limit is 4 MiB for each broker. Both together exceed 4 MiB, but neither does.
     expect(stored(one)).toEqual([old]);
     const last = await run(two, long.command);
     await soon(() => stored(two)).toEqual([last]);
@@ -141,7 +141,7 @@ withPostgres('output of a command that ended at another broker', () => {
     await histories[0]?.prune();
     expect(await count()).toBe(0);
     await soon(() => readdirSync(join(one.dataDir, 'output'))).toEqual([]);
-    // The second broker removes a command whose broker has not removed it for a day.
+    // Another broker removes a command if the broker with its output has not done that for a day.
     const other = await run(two, long.command);
     await query(
       `UPDATE commands SET output_directory = 'gone', created_at = 0, finished_at = 0 WHERE id = '${other}'`,

@@ -1,5 +1,5 @@
-// Several brokers on one database: what each learns of the others, which of them owns a machine, and what happens to
-// the machine's work if the owner is killed, frozen or disconnected.
+// Several brokers on one database: what each learns of the others, and which of them owns a machine. Also what happens
+// to a machine's work if its owner is killed, frozen or disconnected.
 import { randomBytes } from 'node:crypto';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
@@ -23,7 +23,7 @@ import { copyOf, createServer, databaseOf, withPostgres } from './postgres-fixtu
 const server = shared(() => createServer());
 const peer = ['--peer-listen', '127.0.0.1:0'];
 
-/** Two brokers on one empty database, both in this process. */
+/** Starts two brokers on one empty database, both in this process. */
 async function startTwo({ createDatabase }: PostgresServer) {
   const url = await createDatabase();
   const flags = ['--database-url', url, ...peer];
@@ -32,7 +32,7 @@ async function startTwo({ createDatabase }: PostgresServer) {
   return { one, two, url, database: databaseOf(url) };
 }
 
-/** Registers a machine that does not link. Returns its id. */
+/** Registers a machine without linking it. Returns its id. */
 async function enroll({ grpc, dataDir }: TestSystem, token: string, name: string): Promise<string> {
   const { certificate } = JSON.parse(readFileSync(join(dataDir, 'authority.json'), 'utf8'));
   const host = { hostname: name, os: 'linux', arch: 'x64' };
@@ -40,7 +40,7 @@ async function enroll({ grpc, dataDir }: TestSystem, token: string, name: string
   return (await enrollWith(grpc, certificate, request)).machine_id;
 }
 
-/** Makes the other one of two brokers the owner of a machine, as if it had claimed it. */
+/** Returns SQL that makes the other one of two brokers the owner of a machine, as if it had claimed the machine. */
 const becomeOwner = (machineId: string): string =>
   `UPDATE owners SET epoch = epoch + 1, changed = pg_current_xact_id(),
    broker_id = (SELECT id FROM brokers WHERE id <> owners.broker_id) WHERE machine_id = '${machineId}'`;
@@ -53,8 +53,8 @@ async function limitedKey(system: TestSystem): Promise<{ key: string; key_id: st
 }
 
 /**
- * Creates a key at the first broker, and uses it at the second one for a machine of that broker. Not for a list, because
- * a broker reads what has changed before it answers with a list.
+ * Creates a key at the first broker, and uses it at the second one for a single machine. A list would not do: before it
+ * answers with a list, a broker reads what has changed.
  */
 async function keyUsedAtBoth(one: TestSystem, two: TestSystem) {
   const { key, key_id } = await limitedKey(one);
@@ -64,20 +64,20 @@ async function keyUsedAtBoth(one: TestSystem, two: TestSystem) {
   return { key_id, atTwo };
 }
 
-/** Call this right after the revocation of a key has been answered. */
+/** Expects that a key is refused within this time. Call it right after the answer to the revocation. */
 async function expectRefused(atTwo: () => Promise<number>, withinMs: number): Promise<void> {
   const revoked = performance.now();
   await expect.poll(atTwo, { interval: 10, timeout: 20_000 }).toBe(401);
   expect(performance.now() - revoked).toBeLessThan(withinMs);
 }
 
-/** Finds statements that wait for a lock on this table. */
+/** Returns SQL that finds statements that wait for a lock on this table. */
 const waitingFor = (table: string): string =>
   `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%${table}%'`;
 
 /**
- * Returns the processes of PostgreSQL that serve the connections on which this number of brokers listens. Such a
- * connection also reads the owners, most of the time as its last statement.
+ * Returns the PostgreSQL processes of the connections over which this number of brokers listens for notifications. They
+ * are found by their query on `owners`, which is usually the last one on such a connection.
  */
 async function listeners(database: string, count: number): Promise<Set<number>> {
   const { query } = await server();
@@ -138,7 +138,7 @@ withPostgres('two brokers', () => {
     expect(lines('reports of other brokers’ machines could not be read')).toBe(1);
   }, 40_000);
 
-  test('run a schedule that got a machine of the other, although its mark could not be read at first', async () => {
+  test('run a schedule that was moved to a machine of the other, although its mark could not be read at first', async () => {
     const { one, two, database } = await startTwo(await server());
     const [{ machineId: machine_id }, { machineId: next }] = [await one.agent(), await two.agent()];
     const folder = temporaryFolder('watched');
@@ -167,7 +167,7 @@ withPostgres('two brokers', () => {
     const blocker = await clientOf(url);
     onTestFinished(() => blocker.end());
     await blocker.query('BEGIN; LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE');
-    // The second broker becomes the owner, and waits for the sessions of the machine.
+    // The second broker becomes the owner, and waits to read the sessions of the machine.
     await query(becomeOwner(machineId), database);
     await soon(async () => (await query(waitingFor('sessions'), database)).length).toBeGreaterThan(0);
     await one.client.keys.remove({ key_id });
@@ -185,7 +185,7 @@ withPostgres('two brokers', () => {
     const expectWaiting = (count: number) =>
       soon(async () => (await query(waiting, database)).length).toBeGreaterThanOrEqual(count);
     const lock = `BEGIN; SELECT pg_advisory_xact_lock(${commitLock})`;
-    // Commits take turns in the order in which they ask: the revocation, a slow one, and one of the second broker.
+    // Commits wait in line for a lock: first the revocation, then a slow one, then one of the second broker.
     await first.query(lock);
     const revoking = one.client.keys.remove({ key_id });
     await expectWaiting(1);
@@ -210,7 +210,8 @@ withPostgres('two brokers', () => {
     onTestFinished(() => blocker.end());
     await blocker.query('BEGIN; LOCK TABLE commands IN ACCESS EXCLUSIVE MODE');
     const lists = Array.from({ length: 8 }, () => two.call('GET', '/commands'));
-    // A broker reads over four connections. The first broker waits on one of its own too, for the commands of batches.
+    // Four of these are all reading connections of the second broker. One more belongs to the first broker, which reads
+    // the commands of batches.
     await soon(async () => (await query(waitingFor('commands'), database)).length).toBeGreaterThanOrEqual(5);
     await one.client.keys.remove({ key_id });
     await expectRefused(atTwo, 1_000);
@@ -316,7 +317,7 @@ withPostgres('two brokers', () => {
     const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 1 })).token);
     const machine_id = await enroll(one, secret, 'new-host');
     const listed = async () => (await two.client.machines.list()).items.map(({ hostname: name }) => name);
-    // Reports of machines of other brokers are read every 15 s.
+    // The poll ends sooner than the 15 s after which brokers read the reports of each other's machines.
     await expect.poll(listed, { timeout: 5_000 }).toEqual(['new-host']);
     await one.client.machines.remove({ machine_id });
     expect((await two.call('GET', `/commands?machine_id=${machine_id}`)).status).toBe(200);
@@ -376,12 +377,12 @@ withPostgres('two brokers', () => {
     }
   });
 
-  test('run a request with an Idempotency-Key once, whichever of them gets the repeat', async () => {
+  test('run a request with an Idempotency-Key once, whichever of them gets the repeated request', async () => {
     const { one, two } = await startTwo(await server());
     const { machineId: machine_id } = await one.agent();
     const { wait, open } = gate();
     const body = { machine_ids: [machine_id], command: wait, wait: 20_000 };
-    // A batch names no single machine, so it is not forwarded.
+    // Not forwarded to the owner of a machine, because a batch may have several machines.
     const send = ({ call }: typeof one) =>
       call('POST', '/commands/batch', { key: one.key, body, headers: { 'Idempotency-Key': 'once' } });
     const first = send(one);
@@ -417,7 +418,7 @@ withPostgres('two brokers', () => {
     }
   });
 
-  test('delete rows of no use, and a broker that is far behind still notices removed documents', async () => {
+  test('delete rows that are no longer needed, and a broker that is far behind still notices removed documents', async () => {
     const { one, two, database } = await startTwo(await server());
     const { query } = await server();
     const { key } = await one.keyed(['machines:read']);
@@ -532,8 +533,8 @@ withPostgres('two brokers', () => {
 });
 
 /**
- * A broker in a separate process, another one in this process, and an agent that connects to either of them through
- * a proxy.
+ * Starts a broker in a separate process and another one in this process. An agent connects to either of them through a
+ * proxy.
  */
 async function startWithOwner({ createDatabase, query }: PostgresServer) {
   const url = await createDatabase();
@@ -578,9 +579,9 @@ withPostgres('when the owner of a machine', () => {
     );
     expect(leases).toEqual([{ over: true }]);
     expect([status, headers.get('retry-after'), await broken]).toEqual([503, '1', 'broken']);
-    // The lease ends at most 10 s after the broker is frozen. The others read this within a second.
+    // The lease ends at most 10 s after the broker is frozen, and the other brokers read that within a second.
     expect(afterMs).toBeLessThan(14_000);
-    // Another broker claims the machine. Its agent is still linked to the frozen one.
+    // Another broker claims the machine, whose agent is still linked to the frozen broker.
     await expect
       .poll(async () => (await stat()).body.error.code, { timeout: 15_000, interval: 500 })
       .toBe('machine_offline');
@@ -658,14 +659,14 @@ withPostgres('when the owner of a machine', () => {
     });
   }, 40_000);
 
-  test('is frozen for 15 s, another one takes over, and nothing that it then writes is accepted', async () => {
+  test('is frozen for 15 s, another one takes over, and later writes of the frozen one are rejected', async () => {
     const { two, owner, proxy, agent, client, machine_id, query } = await startWithOwner(await server());
     const { wait, open } = gate();
     const { id } = await client.commands.async({ machine_id, command: `${wait}; echo over` });
     await soon(async () => (await client.commands.get({ command_id: id })).status).toBe('running');
     owner.kill('SIGSTOP');
     const frozen = performance.now();
-    // The agent still reports the end to the frozen owner, which reads it later.
+    // The agent still reports the end to the frozen owner, which reads the report only later.
     open();
     await soon(async () => (await query('SELECT 1 FROM commands WHERE finished_at IS NOT NULL')).length).toBe(
       0,
@@ -698,7 +699,7 @@ withPostgres('when the owner of a machine', () => {
     const { id } = await client.commands.async({ machine_id, command: 'true', queue_for: 600_000 });
     const create = () =>
       two.call('POST', '/commands/async', { body: { machine_id, command: 'true', queue_for: 600_000 } });
-    // The request gets to the living owner, although the machine is offline.
+    // The owner still runs, and accepts the forwarded request although the machine is offline.
     expect((await create()).status).toBe(201);
     owner.kill('SIGKILL');
     await expect.poll(async () => (await create()).status, { timeout: 25_000, interval: 500 }).toBe(201);
