@@ -1,4 +1,4 @@
-// An agent with the addresses of several brokers, and one that a broker sends elsewhere.
+// Agents with the addresses of several brokers, and agents whose broker sends them new addresses.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -56,7 +56,7 @@ test('an agent that has lost its link tries its other addresses first', async ()
   expect(used.filter((one, n) => one === used[n - 1])).toEqual([]);
 }, 60_000);
 
-test('addresses that a broker sends replace older ones only once one of them has worked', async () => {
+test('addresses that a broker sends replace the old ones only after the agent has linked through a new one', async () => {
   const dataDir = temporaryFolder('broker');
   const first = await startFarhand({ dataDir });
   const old = await startProxy(first.grpc);
@@ -87,7 +87,7 @@ test('addresses that a broker sends replace older ones only once one of them has
   old.cut();
   await back;
   await expect.poll(read).toEqual({ offered: [], proven: [moved.address] });
-  // The old address is gone.
+  // The old address now refuses connections, so the agent must use the new one.
   old.forbid();
   const again = agent.linked(true);
   moved.cut();

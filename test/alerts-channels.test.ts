@@ -1,5 +1,4 @@
-// Alerts through channels: what each service receives by its documentation, one message for many alerts, and what a
-// channel never sends.
+// Alert channels: the body that each service documents, one message for many alerts, and what a channel never sends.
 import { cpSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import * as z from 'zod';
@@ -10,7 +9,7 @@ import { refusalIn } from './all-routes.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { answering, type Receiver, startReceiver } from './webhook-receivers.ts';
 
-/** The body that each service documents for messages, and nothing else. */
+/** The body that each service documents for messages. No other fields are allowed. */
 const documented = {
   // https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks
   slack: z.strictObject({ text: z.string().min(1).max(40_000) }),
@@ -39,14 +38,14 @@ type Type = keyof typeof documented;
 const urlFor = (type: Type, { port }: Receiver): string =>
   `http://127.0.0.1:${port}/${type === 'ntfy' ? 'my-topic' : 'services/T000/XXXX'}`;
 
-/** The messages that a receiver got, in the form that its service documents. */
+/** Returns the messages that a receiver got. Fails if one differs from the documented form of its service. */
 const messages = (type: Type, { got }: Receiver): string[] =>
   got.map(({ body }) => {
     const parsed = documented[type].parse(JSON.parse(body.toString()));
     return JSON.stringify(parsed);
   });
 
-/** Lets each of these machines report a value that opens an alert. */
+/** Makes each of these machines report a value that opens an alert. */
 async function burn(system: AlertSystem, names: string[]): Promise<void> {
   const machines = await Promise.all(names.map((name) => system.machine(name)));
   await system.rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
@@ -124,7 +123,7 @@ test.each([
   expect(answer.body.error.details.issues[0].path).toBe(field);
 });
 
-test('a token is not sent to another server: with a new url it must be sent again or removed', async () => {
+test('a token is not sent to another server: a url of another server needs the token again, or its removal', async () => {
   const { client, call } = await startAlertSystem();
   const { id: channel_id } = await client.alertChannels.create({
     ...{ name: 'phone', type: 'ntfy', url: 'https://ntfy.sh/topic', secret: 'tk_1' },
@@ -203,7 +202,7 @@ test('a thousand machines that are offline at once are one message, and a restar
   expect([total, receiver.got.length]).toEqual([1_000, 1]);
 });
 
-test('a channel of a limited key sends alerts about its machines alone, and is listed and silent once the key is revoked', async () => {
+test('a channel of a limited key sends only alerts about its machines; revoking the key lists and disables the channel', async () => {
   const system = await startAlertSystem();
   const receiver = await startReceiver();
   const [mine, other] = [await system.machine('mine'), await system.machine('other')];
@@ -248,7 +247,7 @@ test('a broker killed between an alert and its message sends the message once af
   await system.client.alertChannels.create({ name: 'ops', type: 'slack', url: urlFor('slack', receiver) });
   await burn(system, ['web-1']);
   await expect.poll(system.statuses).toEqual(['open']);
-  // The files at this moment are those that kill -9 would leave.
+  // A copy of the data directory at this moment has what kill -9 would leave.
   const dataDir = temporaryFolder('killed');
   cpSync(system.dataDir, dataDir, { recursive: true, filter: (path) => !path.endsWith('.sock') });
   await system.broker.close();
@@ -263,7 +262,7 @@ test('a broker killed between an alert and its message sends the message once af
   expect(messages('slack', receiver)).toEqual([expect.stringContaining('Alert: CPU usage of web-1')]);
 });
 
-test('after a downtime one message has its start and the machines that did not come back, without an alert for each', async () => {
+test('after a downtime of the broker one message reports its start and the machines that did not come back, instead of an alert for each', async () => {
   const system = await startAlertSystem();
   const receiver = await startReceiver();
   await system.client.alertChannels.create({ name: 'ops', type: 'slack', url: urlFor('slack', receiver) });

@@ -7,7 +7,7 @@ import { startAlertSystem } from './alerts-fixture.ts';
 
 interface MailServer {
   port: number;
-  /** The lines of each message, after the addresses of its sender and recipients. */
+  /** The lines of each message, without the SMTP commands for its sender and recipients. */
   mails: string[];
 }
 
@@ -16,7 +16,7 @@ const answers: Record<string, string> = {
   STARTTLS: '502 not implemented\r\n',
 };
 
-/** A mail server without TLS (RFC 5321), which takes every message. */
+/** A mail server without TLS (RFC 5321) that accepts every message. */
 async function startMailServer(): Promise<MailServer> {
   const mails: string[] = [];
   const server = createServer((socket: Socket) => {
@@ -97,7 +97,7 @@ async def main():
     await server.serve_forever()
 asyncio.run(main())
 `;
-/** Debian's Python, which has Debian's packages. */
+/** Debian's own Python, which finds Debian's packages. */
 const python = '/usr/bin/python3';
 const hasServer = spawnSync(python, ['-c', 'import aiosmtpd']).status === 0;
 

@@ -1,5 +1,4 @@
-// Starts a broker with a clock that the test moves, with alert rules, and with machines that report what the test
-// chooses.
+// Starts a broker whose clock the test moves, with alert rules, and with machines that report what the test chooses.
 import { expect } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
@@ -12,7 +11,7 @@ export type Rule = Awaited<ReturnType<Farhand['alertRules']['create']>>;
 export type Alert = Awaited<ReturnType<Farhand['alerts']['get']>>;
 type NewRule = Parameters<Farhand['alertRules']['create']>[0];
 
-/** Waiting times of notifications that are short enough for a test in real time. */
+/** Delays of notifications, short enough for a test in real time. */
 export const soon = { quietMs: 50, longestMs: 2_000, startMs: 0, downMs: 120_000 };
 
 const GB = 1_000_000_000;
@@ -35,13 +34,12 @@ interface Values {
 export interface AlertMachine {
   id: string;
   agent: ScriptedAgent;
-  /** Sends a report. */
   send(values: Values): void;
   /** Sends a report. Resolves once the broker has compared it with all rules. */
   report(values: Values): Promise<void>;
-  /** Ends the link, as a machine does that is switched off. */
+  /** Ends the link, as when the machine is switched off. */
   leave(): Promise<void>;
-  /** Links the machine again, to the broker of this client. It reports its last values again. */
+  /** Links the machine again, to the broker of this client, and reports its last values again. */
   back(client?: Farhand): Promise<void>;
 }
 
@@ -70,7 +68,7 @@ export function looksInto(client: Farhand) {
   return {
     alerts,
     statuses: async (): Promise<string[]> => (await alerts()).map(({ status }) => status),
-    /** The types of all events of alerts, without their family, oldest first. */
+    /** The types of all events about alerts, without the prefix `alert.`, oldest first. */
     async steps(): Promise<string[]> {
       const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
       return items.flatMap(({ type }) =>
@@ -80,7 +78,7 @@ export function looksInto(client: Farhand) {
   };
 }
 
-/** Links a scripted machine. `hello` is read again at each link. */
+/** Links a scripted machine. Each link sends the current content of `hello`. */
 export async function machineOf(
   system: Pick<TestSystem, 'grpc' | 'client' | 'joinToken'>,
   name = 'web-1',
@@ -127,7 +125,7 @@ export async function machineOf(
   return machine;
 }
 
-/** Numbers of steps, by the alert or the name of its rule. */
+/** How many steps of each type an alert has, by alert id or by name of its rule. */
 export type StepCounts = Record<string, Record<string, number>>;
 
 function countSteps(found: { of: string; step: string }[]): StepCounts {
@@ -139,7 +137,7 @@ function countSteps(found: { of: string; step: string }[]): StepCounts {
   return counts;
 }
 
-/** Counts the events of alerts. */
+/** Counts the recorded events about alerts. */
 export async function recordedSteps(client: Farhand, by: 'name' | 'alert_id'): Promise<StepCounts> {
   const found = [];
   for await (const { type, data } of client.events.list({ sort: 'created_at' }))
@@ -148,7 +146,7 @@ export async function recordedSteps(client: Farhand, by: 'name' | 'alert_id'): P
   return countSteps(found);
 }
 
-/** Counts the steps in the notifications that a webhook got. A notification that came twice, with its id, counts once. */
+/** Counts the steps in the notifications that a webhook got. A notification that was delivered twice counts once. */
 export function notifiedSteps({ got }: Receiver, by: 'name' | 'alert_id'): StepCounts {
   const bodies = got.map(({ body }) => JSON.parse(body.toString()));
   const unique = [...new Map(bodies.map((one) => [one.id, one])).values()];

@@ -1,5 +1,5 @@
-// Maintenance windows: alerts are held back and listed as held, in windows that take place once or by cron, for
-// machines and tags.
+// Maintenance windows, once or by cron, for machines and tags: an alert in a window is listed as held and sends no
+// notification.
 import { expect, test } from 'vitest';
 import { startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';

@@ -1,5 +1,5 @@
-// Alerts, from a rule that is created over HTTP to the event of each step. Tests every kind of rule, values at its
-// limit, and what ends an alert.
+// Alerts, from a rule that is created over HTTP to the event of each step: every kind of rule, values at the limit, and
+// what ends an alert.
 import { expect, test } from 'vitest';
 import { type AlertMachine, type AlertSystem, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
@@ -29,7 +29,7 @@ const edges = [
 ] as const;
 
 test.each(edges)(
-  '%s over %i for a minute opens one alert, which does not flap at the edge and resolves at %i',
+  '%s over %i for a minute opens one alert, which does not flap at the limit and resolves at %i',
   async (kind, above, recover) => {
     const { rule, machine, clock, statuses, steps, alerts } = await startAlertSystem();
     const { id: rule_id } = await rule({ name: 'busy', kind, above, recover, for: minute });
@@ -126,7 +126,7 @@ test('a schedule with tags has an alert for each machine on which it fails', asy
   await expect
     .poll(async () => (await open()).map(({ message }) => message).toSorted())
     .toEqual(names.map((name) => `schedule backup on ${name} failed: exit code 3`));
-  // A machine that loses the tag is no longer part of the schedule.
+  // A machine that loses the tag leaves the schedule, so its alert is resolved.
   await client.machines.update({ machine_id: agents[0]?.machineId ?? '', tags: [] });
   await expect
     .poll(async () => (await open()).map(({ machine_id }) => machine_id))
@@ -178,7 +178,7 @@ test('a rule about schedules counts all runs before it, whatever other rules exi
     await client.alertRules.remove({ rule_id });
   await expect.poll(found).toEqual([[first, 'resolved']]);
   expect((await alerts())[0]?.rule_id).toBe(jobs.id);
-  // Without rules no runs are followed.
+  // While no rule exists, the broker does not evaluate runs for alerts.
   await client.schedules.update({ schedule_id: first, command: 'true' });
   await client.schedules.update({ schedule_id: second, command: 'false' });
   for (const one of [first, second]) await run(one);

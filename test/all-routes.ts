@@ -1,4 +1,4 @@
-// Makes requests to every route from its schemas, and starts a broker that has two objects of each kind.
+// Builds a request to every route from its schemas, and starts a broker that has two objects of each kind.
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -22,7 +22,7 @@ import { packageOf, signingKey } from './upgrades-fixture.ts';
 
 // ---- Requests made from the schemas of a route
 
-/** The parts of JSON Schema that our routes use. */
+/** The parts of JSON Schema that the routes use. */
 interface Json {
   type?: string;
   properties?: Record<string, Json>;
@@ -44,13 +44,13 @@ export interface Named {
 
 export type Ids = Record<IdNoun, string>;
 
-/** The place of an id in a request, such as `body.machine_ids.0`. */
+/** Where a request has an id, such as `body.machine_ids.0`. */
 export interface Place {
   at: string;
   noun: IdNoun;
 }
 
-/** Values that a schema does not describe. */
+/** Values for fields that need more than the schema says, such as a path that exists. */
 type Known = Readonly<Record<string, string>>;
 
 const parts = ['params', 'query', 'body'] as const;
@@ -59,9 +59,9 @@ export const everything: Named[] = allRoutes().map(({ noun, operation, route }) 
   name: `${noun}.${operation}`,
   route,
 }));
-// The WebSocket is left out, because it needs a ticket. It is tested in websocket.test.ts.
+// The WebSocket route is left out, because it needs a ticket. websocket.test.ts tests it.
 export const table = everything.filter(({ route }) => route.kind !== 'socket');
-/** The routes that need a key, divided into some parts, because a broker limits the wrong keys per minute. */
+/** The routes that need a key, in several parts, because a broker limits how many wrong keys it checks per minute. */
 export const inParts = (parts: number): Named[][] =>
   Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
 export const keyed = table.filter(({ route }) => route.access !== 'everybody');
@@ -72,8 +72,8 @@ function schemaOf(route: Route, part: (typeof parts)[number]): Json {
 }
 
 /**
- * Returns the kind of object that a field with an id names: `destination_machine_id` names a machine. Throws
- * for an unknown name.
+ * Returns the kind of object that a field with an id names: a machine for `destination_machine_id`. Undefined if the id
+ * is not looked up. Throws for an unknown name.
  */
 function nounAt(at: string): IdNoun | undefined {
   const field = at
@@ -81,8 +81,8 @@ function nounAt(at: string): IdNoun | undefined {
     .filter((step) => step !== '0')
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
-  // These ids are not looked up: ids of a session's client, of an earlier request or event, or of a key that
-  // may be revoked.
+  // The broker does not look up these ids: of a session's client, of an earlier request or event, or of a revoked key
+  // or login.
   if (['client_id', 'request_id', 'event_id'].includes(field)) return undefined;
   if (['query.key_id', 'query.login_id'].includes(at)) return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
@@ -106,10 +106,7 @@ function placesOf(schema: Json, at: string): Place[] {
 export const placesIn = (route: Route): Place[] =>
   parts.flatMap((part) => placesOf(schemaOf(route, part), part));
 
-/**
- * Makes a value that matches a schema, with its required fields and all ids. `swap` puts another id at one
- * place.
- */
+/** Makes a value that matches a schema, with its required fields and all ids. `swap` replaces the id at one place. */
 function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: string; id: string }): unknown {
   const branch = branches(schema)[0] ?? {};
   const inner = (one: Json, key: string): unknown => fill(one, `${at}.${key}`, ids, known, swap);
@@ -133,7 +130,7 @@ function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: str
 export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string; id: string }): RawInput {
   const [params, query, body] = parts.map((part) => fill(schemaOf(route, part), part, ids, known, swap));
   return {
-    // The cast is safe: the value is made from schemas of z.object().
+    // The cast is safe: the value matches schemas of z.object().
     params: params as Record<string, string>,
     query: query as Record<string, string>,
     headers: {},
@@ -141,7 +138,7 @@ export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string;
   };
 }
 
-/** Fields that the schema of a route does not require, because another field may take their place. */
+/** Fields that a request needs although its schema does not require them, because each has an alternative. */
 const alternatives: Readonly<Record<string, object>> = { 'POST /schedules': { cron: '30 2 * * *' } };
 
 // ---- A system with two machines, and calls to it
@@ -151,15 +148,15 @@ export interface Scene {
   /** A folder that must stay empty. */
   folder: string;
   known: Known;
-  /** Ids of two objects of each kind, each on a different machine. */
+  /** Ids of one object of each kind on the first machine, and on the second. */
   here: Ids;
   there: Ids;
   agents: AgentHandle[];
-  /** A delivery of the channel of `here`; `delivery` is one of its webhook. */
+  /** The id of a delivery of the channel in `here`. The `delivery` in `here` belongs to its webhook. */
   channelDelivery: string;
   /** The request ids of all requests so far. */
   requestIds: string[];
-  /** Creates a key that may use only the machine of `here`, by its id or its tag. */
+  /** Creates a key that is limited to the machine in `here`, by its id or its tag. */
   limited(scopes: Scope[], by?: Limit): Promise<string>;
 }
 
@@ -200,14 +197,11 @@ export async function startScene(): Promise<Scene> {
   };
 }
 
-/**
- * Creates one object of each kind that has an id. If a new kind of object is missing here, this does not
- * compile.
- */
+/** Creates one object of each kind that has an id. Does not compile if a new kind of object is missing. */
 async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
   const [session, command, batch, upgrade, key, token, login] = await Promise.all([
     system.client.sessions.create({ machine_id: machine, shell: 'cat' }),
-    // The wait is long enough for the event of the start.
+    // Waits long enough for the event of the start to be recorded.
     system.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
     system.client.batches.create({ machine_ids: [machine], command: 'true' }),
     system.client.upgrades.create({ machine_ids: [machine] }),
@@ -243,7 +237,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
   };
 }
 
-/** Creates a webhook with a failed delivery. Nothing may be sent to its URL. */
+/** Creates a webhook with a failed delivery: the broker may not send to its URL. */
 async function deliveredTo(
   { client }: TestSystem,
   machine: string,
@@ -258,7 +252,9 @@ async function deliveredTo(
   return { webhook: id, delivery: items[0]!.id };
 }
 
-/** Makes a rule that opens an alert at once, and a channel whose delivery fails, because nothing may be sent there. */
+/**
+ * Creates a rule that opens an alert at once, and a channel with a failed delivery: the broker may not send to its URL.
+ */
 async function alertedBy(
   { client }: TestSystem,
   machine: string,
@@ -290,7 +286,7 @@ async function channelDelivery(client: TestSystem['client'], channel_id: string)
   return items.find((one) => !isUntried(one))?.id ?? '';
 }
 
-/** Waits until nothing changes by itself any more. Every later change then has a cause. */
+/** Waits until the broker has no work left, so that every later change has a cause in the test. */
 async function settled({ client }: TestSystem): Promise<void> {
   const { items: webhooks } = await client.webhooks.list();
   const busy = async (): Promise<number> => {
@@ -337,7 +333,6 @@ export interface Ask {
   query?: Record<string, string>;
 }
 
-/** Returns the URL of a request, with its query. */
 export function addressOf(scene: Scene, route: Route, options: Ask = {}): string {
   const { params, query } = rawOf(route, options.ids ?? scene.there, scene.known, options.swap);
   const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
@@ -363,13 +358,10 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
   return answer;
 }
 
-/** The bytes of an uploaded file, which are also an empty archive. */
+/** The bytes of an uploaded file. They are also an empty tar archive. */
 const fileBytes = Buffer.alloc(1024);
 
-/**
- * Returns a body that is not JSON: the bytes of a file, which are also an empty archive, or a form with these
- * bytes.
- */
+/** Returns a body that is not JSON: the bytes of a file, or a form with these bytes. */
 function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body?: unknown; type?: string } {
   const bytes = fileBytes.toString();
   if (accepts === 'bytes') return { body: bytes, type: 'application/octet-stream' };
@@ -380,9 +372,7 @@ function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body
   return { body: form, type: 'multipart/form-data; boundary=x' };
 }
 
-/**
- * Checks that a refusal has the form of the envelope. Returns its status and code, such as `403 forbidden`.
- */
+/** Checks that a refusal has the error envelope. Returns its status and code, such as `403 forbidden`. */
 export function refusalIn(answer: Answer): string {
   const { code, message, details } = answer.body?.error ?? {};
   if (!isCode(String(code))) return `${answer.status} without a code of the table`;
@@ -394,30 +384,30 @@ export function refusalIn(answer: Answer): string {
   return `${answer.status} ${code}`;
 }
 
-/** Tables that record the calls themselves, reports of machines, or that brokers are alive. */
+/**
+ * Tables that change without a request of the test: with each call, with reports of machines, and while a broker runs.
+ */
 const byThemselves = /^(alert_marks|audit|brokers|key_|machine_facts|metrics|announced|sqlite_)/;
 
-/** Returns everything that is stored. Refused calls must not change it. */
+/** Returns everything that is stored. A refused call must not change the result. */
 async function kept({ system, folder, agents }: Scene): Promise<Record<string, unknown>> {
   return {
     state: await storedState(system.dataDir),
-    // These are recorded two seconds after a machine has linked.
+    // Leaves out machine.online, which is recorded two seconds after a machine has linked.
     history: Object.entries(await storedTables(system.dataDir, byThemselves)).map(([table, rows]) => [
       table,
       rows.filter(({ type }) => type !== 'machine.online'),
     ]),
     files: [folder, system.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
       readdirSync(directory, { recursive: true, encoding: 'utf8' })
-        // A machine's own log is left out, because it is written a moment later.
+        // Leaves out the machines' own logs, which are written a moment later.
         .filter((name) => !name.startsWith('activity.'))
         .toSorted((a, b) => a.localeCompare(b)),
     ),
   };
 }
 
-/**
- * Runs `attempt` for each case and compares all refusals at once. Expects that nothing stored has changed.
- */
+/** Runs `attempt` for each case, and compares all refusals at once. Expects that nothing stored has changed. */
 export async function expectRefusals<T>(
   scene: Scene,
   cases: T[],
@@ -435,7 +425,7 @@ export async function expectRefusals<T>(
   expect(reached(scene, scene.requestIds.slice(first))).toEqual([]);
 }
 
-/** Returns the requests among these that a machine has logged. */
+/** Returns those of the request ids that are in a machine's own log. */
 export function reached({ agents }: Scene, requestIds: string[]): string[] {
   const logs = agents.flatMap(({ logged }) => logged);
   return requestIds.filter((id) => id !== '' && logs.some((line) => line.includes(id)));

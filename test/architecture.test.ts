@@ -1,5 +1,5 @@
-// The import rules of the project. A broken rule prints the files and its reason. Each rule is also tested on
-// made-up files that break it.
+// The import rules of the project. A broken rule prints its reason and the files. Each rule is also tested on made-up
+// files that break it.
 import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { isBuiltin } from 'node:module';
@@ -20,7 +20,7 @@ interface SourceFile {
   path: string;
   lines: number;
   imports: Import[];
-  /** Globals and their members that are used as values: `setTimeout`, `process.env`, `new Date()`. */
+  /** Globals and members of globals that the code uses as values: `setTimeout`, `process.env`, `new Date()`. */
   uses: { name: string; line: number }[];
 }
 
@@ -37,14 +37,14 @@ const isNode = (value: unknown): value is Node =>
 
 const children = (node: Node): Node[] => Object.values(node).flat().filter(isNode);
 
-// Nodes around a value: `x as T`, `x!`, `x?.y`, `x satisfies T`.
+// Syntax that wraps a value: `x as T`, `x!`, `x?.y`, `x satisfies T`.
 const wrappers = ['TSAsExpression', 'TSNonNullExpression', 'TSSatisfiesExpression', 'ChainExpression'];
 
 function textOf(node: unknown): string {
   return isNode(node) && node.type === 'Literal' && typeof node.value === 'string' ? node.value : '';
 }
 
-/** Returns the plain name of an expression: `process.env` for `globalThis.process!['env']`. */
+/** Returns an expression as a dotted name: `process.env` for `globalThis.process!['env']`. */
 function nameOf(node: unknown): string {
   if (!isNode(node)) return '?';
   if (node.type === 'Identifier') return String(node.name);
@@ -94,7 +94,7 @@ function usesOf(node: Node): string[] {
   return [];
 }
 
-/** Returns the child that only names a member, as in `x.setTimeout` or `{ setTimeout: x }`. */
+/** Returns the child that is only the name of a member, as in `x.setTimeout` or `{ setTimeout: x }`. */
 function memberName(node: Node): unknown {
   if (node.computed || node.shorthand) return undefined;
   return node.type === 'MemberExpression' ? node.property : node.key;
@@ -125,14 +125,14 @@ interface Rule {
   name: string;
   reason: string;
   find: (files: SourceFile[]) => string[];
-  /** Made-up projects that break the rule, and one that follows it. */
+  /** Made-up projects that break the rule, and one (`keeps`) that follows it. */
   breaks: Sources[];
   keeps: Sources;
 }
 
 /**
- * True if a file is in one of these modules: `a/b` is a/b.ts and all of a/b/, `a/b*` every path that starts
- * so.
+ * True if a path is in one of these modules. `a/b` stands for a/b.ts and all files in a/b/, and `a/b*` for every path
+ * with that prefix.
  */
 function isIn(path: string, ...folders: string[]): boolean {
   return folders.some((folder) =>
@@ -381,7 +381,7 @@ function cycles(files: SourceFile[]): string[] {
   return found;
 }
 
-// A name that ends in "/" or "-" stands for all libraries that start so.
+// A name that ends in "/" or "-" stands for all libraries with that prefix.
 const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['lowdb'], ['broker/state']],
   [['node:sqlite'], ['broker/history', 'shared/directory-lock']],
@@ -391,7 +391,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],
     ['broker/http'],
   ],
-  // execa runs other programs, and no running agent may load it.
+  // execa starts other programs. An agent must not load it while it runs.
   [['execa'], ['shared/systemd', 'broker/cli']],
   [['@lydell/node-pty', '@koromix/koffi'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],
@@ -406,7 +406,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['grpc-health-check'], ['broker/grpc-api']],
   [['undici'], ['broker/cli', 'broker/deliveries']],
   [['ipaddr.js'], ['broker/deliveries']],
-  // Loaded by the first e-mail.
+  // Loaded when the first e-mail is sent.
   [['nodemailer'], ['broker/alerts']],
   [['rate-limiter-flexible'], ['broker/request-checks/rate-limits']],
   [['smol-toml'], ['shared/read-settings']],
@@ -452,7 +452,7 @@ function portable(files: SourceFile[]): Set<string> {
   return reached;
 }
 
-// Tests cannot move the clock of a browser.
+// The console may use the real time, because tests cannot move the clock of a browser.
 const maySeeTime = (path: string) => isIn(path, 'shared/clock', 'broker/console/time', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
   isIn(
@@ -528,7 +528,7 @@ const runtime: Rule[] = [
         (path) => !mayTouchProcess(path),
         /^process\.(env|exit|exitCode|(on|once|addListener|prependListener)\((SIG.*|\?)\))$/,
       )(files),
-      // An import under another name would escape this rule.
+      // Importing node:process under another name would hide its use from the rule above.
       ...imports(
         (path) => !mayTouchProcess(path),
         (target) => target === 'node:process',
@@ -579,7 +579,7 @@ const confinement: Rule[] = [
     find: imports(
       (path) =>
         isIn(path, 'agent/files') &&
-        // These read the journal and the tables of users, whose paths no request names.
+        // These modules read the journal and /etc/passwd, whose paths never come from a request.
         !isIn(
           path,
           'agent/files/confine',

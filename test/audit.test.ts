@@ -23,7 +23,7 @@ async function rows({ client }: TestSystem, query: Query = {}) {
   return (await client.audit.list({ sort: 'created_at', limit: 100, ...query })).items;
 }
 
-/** Returns `action result` of each row, oldest first. */
+/** Returns `action result` of each audit record, oldest first. */
 async function entries(system: TestSystem, query: Query = {}): Promise<string[]> {
   return (await rows(system, query)).map(({ action, result }) => `${action} ${result}`);
 }
@@ -83,7 +83,7 @@ describe('a refusal', () => {
     ]);
   });
 
-  test('repeated seventy times makes sixty rows, and one with the number of all others', async () => {
+  test('repeated seventy times makes sixty rows, and one row with the number of the others', async () => {
     const clock = leapingClock();
     const system = await startFarhand();
     const { key, client } = await system.keyed(['machines:read']);
@@ -182,7 +182,7 @@ test('gRPC calls are recorded like REST calls, except those that only read', asy
   expect(found[3]?.request_id).toBe(failed.requestId);
 });
 
-test('the same signal over gRPC is recorded once a minute, each other one too', async () => {
+test('a signal repeated over gRPC is recorded once a minute, and so is each other signal', async () => {
   const { system, machine_id } = await onMachine();
   const client = await streamsOf(system);
   const command = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.05; done";
@@ -213,7 +213,7 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-/** Starts a broker and counts the transactions of its history, and those with an audit record. */
+/** Starts a broker and counts the write transactions of its history, and those that add an audit record. */
 async function counting() {
   const count = { writes: 0, appending: 0 };
   const system = await startFarhand({
@@ -257,7 +257,7 @@ test('a change of a file, its event and its row are one transaction', async () =
   expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
 });
 
-test('a command and its row are one transaction, without another', async () => {
+test('a command and its row are stored in a single transaction', async () => {
   const { system, count } = await counting();
   const agent = await system.agent();
   await agent.close();
@@ -269,7 +269,7 @@ test('a command and its row are one transaction, without another', async () => {
   expect(await rows(system, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
 });
 
-test('a batch has a row for each of its machines, and the row of a repeat says that it did nothing', async () => {
+test('a batch has a row for each of its machines, and the row of a repeated request says that it did nothing', async () => {
   const system = await startFarhand();
   const machine_ids = [(await system.agent()).machineId, (await system.agent()).machineId];
   const ask = () =>
@@ -283,7 +283,7 @@ test('a batch has a row for each of its machines, and the row of a repeat says t
   expect(again).toMatchObject([{ result: 'ok', what: { replayed: true } }]);
 });
 
-// ---- The right to read it
+// ---- Who may read the audit log
 
 test('a limited admin reads the rows of its machines and its own, without details of other machines', async () => {
   const system = await startFarhand();
@@ -323,7 +323,7 @@ test('an entry is found by its id among others, also an entry of version 0.1.0, 
   for (const { id } of all) expect(await rows(system, { id })).toEqual(all.filter((one) => one.id === id));
   for (const id of ['aud_none', 'aud_0000000000000000000000', '_', 'é'])
     expect(await rows(system, { id })).toEqual([]);
-  // Random ids stand for a time that is in the future, before the entry or after it.
+  // Ids of 0.1.0 are random. Read as ids with a time, these are in the future, long past, or at this moment.
   const randomIds = ['aud_zzzzzzzzzzzzzzzzzzzzzz', 'aud_0000zzzzzzzzzzzzzzzzzz', newTimedId('audit', now())];
   for (const old of randomIds) {
     await stores[0]?.history.write((transaction) =>

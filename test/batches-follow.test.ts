@@ -17,7 +17,7 @@ test('a stream is refused without the scope, for a batch on other machines, and 
   expect(await outcome(id, system.key, '?tail=-1')).toBe('400 invalid_request');
 });
 
-test('a key follows at most 100 batches at once, and another key is not concerned', async () => {
+test('a key follows at most 100 batches at once, and other keys are not affected', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const { id: batch_id } = await system.client.batches.create({

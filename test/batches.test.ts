@@ -38,8 +38,8 @@ function batchesOf(system: TestSystem) {
 }
 
 /**
- * Returns a command that creates a file while it runs and waits at a gate, and a function that lists the
- * running commands.
+ * Returns a shell command that waits at a gate, and counters: `now` counts the running commands, and `ran` all that
+ * have started.
  */
 function marked(wait: Gate['wait']) {
   const folder = temporaryFolder('marks');
@@ -84,7 +84,7 @@ test('a batch that breaks the schema, or has no machine, is refused with 422, an
   expect((await system.client.commands.list()).total).toBe(0);
 });
 
-test('an unknown machine is 404, one beyond the key 403, and no machine runs anything', async () => {
+test('an unknown machine is 404, a machine beyond the key’s limit 403, and no machine runs anything', async () => {
   const { system, ids } = await fleet(2);
   const limited = await system.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
   for (const [key, machine_ids, status, code] of [
@@ -162,7 +162,7 @@ test('by tags it runs only on machines with all of them that the key may use', a
   });
   const theirs = await limited.client.batches.create({ command: 'true', tags: ['web'] });
   expect(machinesOf(theirs)).toEqual(new Set([ids[2]]));
-  // The key cannot see commands of the batch on other machines.
+  // Commands of the batch on machines beyond the key's limit are not listed.
   expect((await system.client.commands.list({ batch_id: theirs.id })).total).toBe(1);
   await expect(limited.client.batches.create({ command: 'true', tags: ['other'] })).rejects.toMatchObject({
     status: 422,
@@ -186,7 +186,7 @@ test('at most `concurrency` members run at once, and all of them run in the end'
   expect(status).toBe('running');
   let done = 0;
   while (done < 7) {
-    // All commands that have a slot have started. A command too many would have started with them.
+    // All commands with a slot have started. A command beyond the limit would have started with them.
     const running = Math.min(3, 7 - done);
     await soon(() => marks.ran()).toBe(done + running);
     await soon(async () => (await get(id)).counts.running).toBe(running);
@@ -212,7 +212,7 @@ test('when more than max_failures have failed, the other members expire and neve
   expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
   const one = await run(failing, { machine_ids: ids, concurrency: 1, max_failures: 1 });
   expect(one.counts).toMatchObject({ failed: 2, expired: 3 });
-  // Commands that run are not ended.
+  // Running commands are not ended by the failures of others.
   const all = await run(failing, { machine_ids: ids, max_failures: 0 });
   expect(all.counts).toMatchObject({ failed: 5, expired: 0 });
 });
@@ -392,7 +392,7 @@ test('a batch of many machines is answered in many turns, so that other requests
   hasEnded = true;
   expect(statusCode).toBe(200);
   await body.dump();
-  // A hundred commands are read in one turn, and serialized in another. All in one turn would be 14 turns together.
+  // Each hundred commands are read in one turn and serialized in another. A single turn for all would make 14 turns.
   expect(turns).toBeGreaterThan(18);
 });
 
@@ -419,7 +419,7 @@ test('a batch that was stored only in part before a crash is removed at the next
     await system.client.batches.create(many),
   ];
   await system.broker.close();
-  // The spec is stored with the last part of a batch, and removed when the batch has ended.
+  // The spec is written with the last part of a batch and removed at its end, so its absence marks an incomplete batch.
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   database.prepare('UPDATE batches SET spec = NULL WHERE id IN (?, ?)').run(part.id, begun.id);
   const [first] = begun.results;
@@ -572,7 +572,7 @@ test('a machine that repeatedly reports a false start gets no second slot for it
   const report = reporting(liar, (await nextCall(liar, 'StartProcess')).call_id);
   for (let n = 0; n < 3; n += 1) report.unknown();
   report.end();
-  // The start is sent again. Meanwhile no other command of the batch starts.
+  // The broker sends the start again. Meanwhile it starts no other command of the batch.
   const again = await nextCall(liar, 'StartProcess');
   const first = honest.map((agent) => agent.next('call'));
   const early = Promise.race(first.map((call) => call.then(() => 'early')));
@@ -607,7 +607,7 @@ test('a machine that was never online counts as offline', async () => {
   expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', null]);
 });
 
-test('a member whose owner does not allow commands fails, and the others run', async () => {
+test('a member fails if the owner of its machine does not allow commands, and the others run', async () => {
   const { system, ids, run } = await fleet(1);
   const locked = await system.agent({ flags: ['--allow', 'metrics'] });
   const batch = await run('echo here', { machine_ids: [locked.machineId, ...ids] });

@@ -1,4 +1,4 @@
-// Bundles the three programs as they are shipped, once for all test files of a run, into the run's temporary folder.
+// Bundles the three programs as they are shipped, once for all test files of a run.
 import { execFileSync } from 'node:child_process';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -6,7 +6,6 @@ import { madeOnce } from './make-once-per-run.ts';
 
 export const shipped = join(tmpdir(), 'shipped');
 
-/** Returns the path of a bundled program. */
 export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-broker'): string {
   madeOnce('shipped', (folder) => {
     const bundler = join(import.meta.dirname, '../scripts/bundle-programs.ts');

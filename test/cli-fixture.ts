@@ -1,4 +1,4 @@
-// Runs the real `farhand`, bundled as it is shipped, as a process that calls a real broker.
+// Runs the real `farhand`, bundled as it is shipped, as a process that connects to a real broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { expect, onTestFinished } from 'vitest';
 import { shipped, shippedProgram } from './bundled-programs.ts';
@@ -12,28 +12,28 @@ export interface Ending {
   err: string;
 }
 
-/** A value of `input`: standard input stays open without data. */
+/** As `input`: standard input stays open without data. */
 export const open = Symbol('open');
 
 export interface RunOptions {
   input?: string | Buffer | typeof open;
   env?: Record<string, string | undefined>;
   cwd?: string;
-  /** An open file to which standard output goes. */
+  /** A file descriptor that receives standard output. */
   stdout?: number;
-  /** A program with arguments that starts `farhand`, such as setpriv. */
+  /** A program with arguments that runs `farhand`, such as setpriv. */
   through?: string[];
 }
 
 export interface Running {
   child: ChildProcess;
   ended: Promise<Ending>;
-  /** Resolves when the pattern was written to standard output or standard error. */
+  /** Resolves when standard output or standard error has matched the pattern. */
   says(pattern: RegExp): Promise<void>;
 }
 
 export interface Line {
-  /** `verb` is one text, such as 'machines list', by which a test finds out which verbs are tested. */
+  /** `verb` is one string, such as 'machines list', so that verbs.test.ts can find which verbs have a test. */
   (verb: string, args?: string[], options?: RunOptions): Promise<Ending>;
   start(verb: string, args?: string[], options?: RunOptions): Running;
   /** Runs a verb with -o json, expects success and returns the parsed output. */
@@ -44,7 +44,7 @@ export interface Line {
   program: { file: string; env: Record<string, string> };
 }
 
-/** Returns the command line of a user who is logged in to `system`, or of one who is not logged in. */
+/** Returns the command line of a user who is logged in to `system`, or who is not logged in. */
 export function createLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
   const main = shippedProgram('farhand');
   const home = temporaryFolder('home');
@@ -77,7 +77,7 @@ function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: R
   const [file = '', ...args] = [...through, process.execPath, ...argv];
   const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
-  // A program that ends early does not read its input, so this error needs no handling.
+  // A program that ends early does not read its input, which is no failure of the test.
   child.stdin?.on('error', () => {});
   if (input !== open) child.stdin?.end(input);
   const [out, err]: Buffer[][] = [[], []];

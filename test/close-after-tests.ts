@@ -1,27 +1,26 @@
-// Closes the resources of a test at its end, and resources that the tests of a file share after the last of
-// them.
+// Closes the resources of a test at its end, and resources shared by the tests of a file after its last test.
 import { onTestFinished } from 'vitest';
 
 type Close = () => unknown;
 
-/** Functions that close the shared resource that is being created; undefined at other times. */
+/** While a shared resource is being created, the functions that will close it; otherwise undefined. */
 let ofFile: Close[] | undefined;
 
 /**
- * Calls `close` at the end of the test, or after the last test if a shared resource is being created. The
- * function added last is called first.
+ * Calls `close` at the end of the test. Called while a shared resource is being created, it calls `close` after the
+ * last test instead. The function added last is called first.
  */
 export function atEnd(close: Close): void {
   if (ofFile) ofFile.push(close);
   else onTestFinished(async () => void (await close()));
 }
 
-/** Functions that close the shared resources of the file whose tests run now. The one added last is called first. */
+/** Functions that close the shared resources of the current test file. The one added last is called first. */
 const ofAllShared: Close[] = [];
 
 /**
- * Creates a resource once for all tests of a file, when the first of them needs it. Tests must leave it as
- * they found it. A module that several test files import may call this function: each file gets a resource of its own.
+ * Creates a resource when the first test of a file needs it, for all tests of that file. Tests must leave it as they
+ * found it. A module that several test files import may call this function: each file gets its own resource.
  */
 export function shared<T>(make: () => Promise<T>): () => Promise<T> {
   let made: Promise<T> | undefined;
@@ -42,7 +41,7 @@ export function shared<T>(make: () => Promise<T>): () => Promise<T> {
   return () => (made ??= makeNow());
 }
 
-/** Closes the shared resources of a file. test/setup.ts calls this after the last test of each file. */
+/** Closes the shared resources of a file. test/setup.ts calls this function after the last test of each file. */
 export async function closeShared(): Promise<void> {
   for (const close of ofAllShared.splice(0).reverse()) await close();
 }

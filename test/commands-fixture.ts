@@ -1,5 +1,5 @@
-// Helpers for tests of commands: gates at which commands wait, output as bytes or events, and a clock that
-// the test sets.
+// Helpers for tests of commands: gates at which commands wait, output as bytes or events, and a clock that the test
+// sets.
 import { execFileSync } from 'node:child_process';
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -15,30 +15,30 @@ export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
   Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
 
-/** Polls until an expectation is met, for changes without an event. */
+/** Polls until an expectation is met. Used for changes that cause no event. */
 export function soon<T>(read: () => T | Promise<T>, interval = 20) {
   return expect.poll(read, { interval });
 }
 
-/** A named pipe at which a command waits until the test lets it continue. */
+/** A named pipe at which a command waits until the test opens the gate. */
 export interface Gate {
-  /** The shell command that waits at the gate. */
+  /** A shell command that waits at the gate. */
   wait: string;
-  /** Lets one waiting command continue, now or when it arrives. */
+  /** Lets one waiting command continue, or the next one that arrives. */
   open(): void;
 }
 
 export function gate(): Gate {
   const path = join(temporaryFolder('gate'), 'gate');
   execFileSync('mkfifo', [path]);
-  // The pipe is open for reading and writing, so that open() never blocks and written bytes remain until they
-  // are read.
+  // Open for reading and writing, so that open() never blocks, and so that written bytes stay until a command reads
+  // them.
   const fd = openSync(path, constants.O_RDWR);
   onTestFinished(() => closeSync(fd));
   return { wait: `head -c 1 ${path} >/dev/null`, open: () => void writeSync(fd, 'x') };
 }
 
-/** A system with one machine, and functions for commands on it. */
+/** A broker with one machine, and functions for commands on it. */
 export async function bench(params: AgentOptions & { brokerFlags?: string[] } = {}) {
   const system = await startFarhand(params.brokerFlags ? { flags: params.brokerFlags } : {});
   const proxy = await startProxy(system.grpc);
@@ -65,7 +65,7 @@ export function commandsOn(system: TestSystem, machine_id: string) {
   };
 }
 
-/** Returns the raw answer of GET output or GET stream. */
+/** Returns the unread response of GET output or GET stream. */
 export function output(
   { url, key }: Pick<TestSystem, 'url' | 'key'>,
   id: string,
@@ -81,7 +81,7 @@ export async function bytesOf(response: Response): Promise<Buffer> {
   return Buffer.from(await response.arrayBuffer());
 }
 
-/** Returns the status, X-Output-Offset and text of GET output, or its error. */
+/** Returns status, X-Output-Offset and text of a response to GET output, or its error. */
 export async function answerOf(response: Response): Promise<unknown> {
   const text = await response.text();
   if (!response.ok) return [response.status, JSON.parse(text).error.code, JSON.parse(text).error.details];
@@ -102,7 +102,7 @@ export function nothingReceived(): Received {
   return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
 }
 
-/** Adds an event to the received ones. Throws if a byte was sent twice, or left out without a gap. */
+/** Adds an event to the received ones. Throws if a byte was sent twice, or is missing without a gap event. */
 function hear(received: Received, event: StreamEvent): void {
   received.events.push(event);
   received.at = event.id ?? '';
@@ -140,13 +140,13 @@ async function lastEvent({ client }: Pick<TestSystem, 'client'>, command_id: str
   throw new Error('the stream of events ended without an exit');
 }
 
-/** Replaces the clock of this process by a leaping one until the test ends. */
+/** Replaces the clock of this process with a leaping one until the test ends. */
 export function leapingClock(options?: { still?: boolean }): LeapingClock {
   onTestFinished(() => setClock());
   return startLeapingClock(options);
 }
 
-/** Resolves with the next call of a method to a scripted agent. Acknowledgements of results are skipped. */
+/** Resolves with the next call of a method to a scripted agent. Skips acknowledgements of results. */
 export async function nextCall(
   agent: ScriptedAgent,
   method: 'StartProcess' | 'FollowProcess' | 'KillProcess',
@@ -158,7 +158,7 @@ export async function nextCall(
   return { ...request, call_id: call.call_id };
 }
 
-/** Returns functions that answer a call event by event. */
+/** Returns functions that send the events of an answer to a call, one by one. */
 export function reporting(agent: ScriptedAgent, call_id: string) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>
@@ -195,7 +195,7 @@ export async function scriptedAway(system: TestSystem) {
   const leave = async (agent: ScriptedAgent): Promise<void> => {
     agent.control.cancel();
     await agent.ended;
-    // The status of the machine changes when the broker has noticed the end of the link.
+    // The broker must have noticed that the link has ended.
     await soon(
       async () => (await system.client.machines.get({ machine_id: identity.machineId })).status,
     ).toBe('offline');

@@ -33,7 +33,7 @@ test.each(['1', '1.2.3', 'a.b', '-1.0', '1.', '1e3.0', '1000000000000000000.0'])
   },
 );
 
-test('events have both streams with offsets and ids, text cut between characters, other bytes in base64, the exit last', async () => {
+test('events have both streams with offsets and ids, text split between characters, other bytes in base64, and the exit last', async () => {
   const { system, agent, begin } = await scripted();
   const id = await begin('true');
   const call = await nextCall(agent, 'StartProcess');
@@ -42,7 +42,7 @@ test('events have both streams with offsets and ids, text cut between characters
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
   const received = await listen(system, id, nothingReceived(), ({ events }) => events.length === 1);
-  // The first bytes of an incomplete character are not sent yet, and the id does not count them.
+  // The id does not count the first bytes of a character, because they are sent only with its rest.
   expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);
@@ -51,7 +51,7 @@ test('events have both streams with offsets and ids, text cut between characters
   await soon(() => received.events.length).toBe(2);
   report.stdout(6, Buffer.from([0xff]));
   await soon(() => received.events.length).toBe(3);
-  // The character is never completed, so it is sent as base64.
+  // The rest of this character never comes, so its first byte is sent as base64.
   report.stdout(7, euro.subarray(0, 1));
   report.exited(8);
   report.end();
@@ -62,7 +62,7 @@ test('events have both streams with offsets and ids, text cut between characters
     ['output', '8.0', { stream: 'stdout', offset: 7, data: '4g==', encoding: 'base64' }],
     ['exit', '8.0', expect.objectContaining({ status: 'completed', exit_code: 0, stdout_bytes: 8 })],
   ]);
-  // After the end of the command, output is still sent from any offset.
+  // After its end, a command's output can still be requested from any offset.
   const again = await listen(system, id, { ...nothingReceived(), at: '8.0' });
   expect(again.events).toEqual(received.events.slice(-1));
   const cutBefore = await listen(system, id, {
@@ -79,13 +79,13 @@ test('the head of a stream of events arrives at once, even if the command is sil
   const { wait, open } = gate();
   const id = await begin(wait);
   const stop = new AbortController();
-  // Resolves when the head of the answer has arrived.
+  // Resolves with the head of the answer.
   await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   stop.abort();
   open();
 });
 
-test('a stream that is cut many times at random resumes exactly: nothing twice, nothing missing', async () => {
+test('a stream that is cut many times at random resumes without missing or repeated bytes', async () => {
   const { system, begin, ended } = await bench();
   const { wait, open } = gate();
   const shell = `seq 1 30000; seq 1 5000 >&2; printf '\\303'; ${wait}; printf '\\251\\377'; seq 1 30000; head -c 300000 /dev/urandom | tee /dev/stderr | wc -c`;
@@ -156,7 +156,7 @@ test('overlapping output of an agent counts once, and repeated or earlier output
   ] as const) {
     report.stdout(offset, data);
   }
-  // The exit reports fewer bytes than were sent. The bytes that were sent are not removed.
+  // The exit claims fewer bytes than the agent has sent. The broker still stores all of them.
   report.exited(4);
   report.end();
   expect(await ended(id)).toMatchObject({ stdout: 'abcdefghijkl', stdout_bytes: 12, stdout_start: 0 });

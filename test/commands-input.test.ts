@@ -29,7 +29,7 @@ const codeOf = ({ status, body }: { status: number; body: { error?: { code: stri
   body.error?.code,
 ];
 
-test('input is refused for a command that has none, whose input was closed, or that has ended', async () => {
+test('input is refused for a command that takes none, whose input was closed, or that has ended', async () => {
   const { system, machine_id, start, say, wrote } = await onMachine();
   const without = await start({ command: 'echo; sleep 600' });
   await wrote(without, 1);
@@ -57,7 +57,7 @@ test('further input for a command that does not read is refused as unavailable, 
   expect((await say(other, { data: 'b', end: true })).body.data).toEqual({ taken: 1 });
 });
 
-test('input follows stdin in order, in any encoding, and a repeat with its offset counts once', async () => {
+test('input comes after stdin and in order, in any encoding, and input repeated with its offset counts once', async () => {
   const { system, start, say, outputOf, wrote } = await onMachine();
   const id = await start({ command: 'cat', stdin: 'first\n', input: true });
   await wrote(id, 6);

@@ -1,4 +1,4 @@
-// Commands that wait on a busy machine: in order, over restarts, and within limits.
+// Commands that wait because their machine is busy: in order, over restarts, and within limits.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -18,7 +18,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 const atOnce = 64;
 const waitingCommands = 1024;
 
-/** A machine with as many running commands as it may have. Each function of `ends` ends one of them. */
+/** A machine with as many running commands as it may have. Each function in `ends` ends one of them. */
 async function busyMachine(system: TestSystem) {
   const agent = await scriptedMachine(system);
   const on = commandsOn(system, agent.identity.machineId);
@@ -35,7 +35,7 @@ async function fill(agent: ScriptedAgent, { begin }: Pick<ReturnType<typeof comm
   return ends;
 }
 
-/** Reports that a command has started. Call the returned function to report that it has completed. */
+/** Reports the start of a command. Returns a function that reports its completion. */
 function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => void {
   const report = reporting(agent, call_id);
   report.started();
@@ -45,7 +45,10 @@ function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => 
   };
 }
 
-/** Reads from the database the journal id of the agent that has the command; empty if no agent has it. */
+/**
+ * Reads the `journal_id` of a command from the database. It names the agent that has the command, and is empty before
+ * that.
+ */
 async function journalOf(system: TestSystem, id: string): Promise<unknown> {
   const [row] = await storedRows(system.dataDir, 'SELECT journal_id FROM commands WHERE id = ?', id);
   return row?.journal_id;
@@ -87,7 +90,7 @@ test('200 commands at once on a busy machine all complete, and each runs once', 
   expect(readFileSync(file, 'utf8').trim().split('\n').toSorted()).toEqual(ids.toSorted());
 });
 
-test('waiting commands start in order, one for each that ends, and no later command starts before them', async () => {
+test('waiting commands start in order, one for each that ends, and before all later commands', async () => {
   const system = await startFarhand();
   const { begin, get, agent, ends } = await busyMachine(system);
   const waiting: string[] = [];
@@ -113,14 +116,14 @@ test('`wait` counts from the request and `timeout` from the start', async () => 
   expect([status, answer.data.status]).toEqual([201, 'queued']);
   expect(performance.now() - asked).toBeGreaterThanOrEqual(299);
   ends[0]!();
-  // The agent gets the whole timeout, however long the command has waited.
+  // The timeout does not include the time that the command has waited.
   const start = await nextCall(agent, 'StartProcess');
   expect(start).toMatchObject({ id: answer.data.id, spec: { timeout_ms: 400 } });
   started(agent, start)();
   expect(await ended(answer.data.id)).toMatchObject({ status: 'completed' });
 });
 
-test('a request that waits is answered when its command has waited, run and ended', async () => {
+test('a request with `wait` is answered when its queued command has run and ended', async () => {
   const system = await startFarhand();
   const { agent, ends, machine_id } = await busyMachine(system);
   const answer = system.call('POST', '/commands', { body: { machine_id, command: 'true' } });
@@ -181,7 +184,7 @@ test('a waiting command whose start is refused is sent again for a minute, and t
   const id = await begin('echo waited');
   ends[0]!();
   reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).refused('unavailable');
-  // A start without an answer for 10 s counts as sent, so the clock moves in smaller steps.
+  // Small steps, because a start without an answer for 10 s would count as sent.
   for (let n = 1; n <= 7; n += 1) {
     const again = await nextCall(agent, 'StartProcess');
     expect([n, again.id, (await get(id)).status]).toEqual([n, id, 'queued']);
@@ -195,7 +198,7 @@ test('a waiting command whose start is refused is sent again for a minute, and t
   expect(await ended(locked)).toMatchObject({ status: 'failed', reason: 'permission_denied: no' });
 });
 
-test('a command that is sent again comes before those that were accepted after it', async () => {
+test('a command whose start is sent again comes before those that were accepted after it', async () => {
   const system = await startFarhand();
   const { begin, agent, ends } = await busyMachine(system);
   const first = await begin('echo first');

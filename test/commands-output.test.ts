@@ -1,5 +1,4 @@
-// GET /commands/{id}/output: the bytes that a command wrote, while it runs and later, and how long they are
-// stored.
+// GET /commands/{id}/output: the bytes that a command wrote, while it runs and later, and how long they are stored.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
@@ -26,7 +25,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 const mib = 1024 * 1024;
 const windowBytes = 64 * mib;
 
-/** Returns the digest of what a shell command writes. */
+/** Returns the SHA-256 of what a shell command writes. */
 function digestOf(command: string): string {
   return execFileSync('sh', ['-c', `(${command}) | sha256sum`], { encoding: 'utf8' }).slice(0, 64);
 }
@@ -146,18 +145,18 @@ test('a follower gets the head at once, then each byte as it is written, and the
   const first = gate();
   const second = gate();
   const id = await begin(`${first.wait}; printf one; ${second.wait}; printf two; exit 3`);
-  // The answer begins although the command has written nothing yet.
+  // The answer begins before the command has written anything.
   const response = await output(system, id, 'follow=true');
   expect([response.status, response.headers.get('x-output-offset')]).toEqual([200, '0']);
   expect(response.headers.get('content-length')).toBeNull();
   const reader = response.body!.getReader();
   first.open();
   expect(await until(reader, 'one')).toBe('one');
-  // The offset may be that of a byte that is not written yet.
+  // A follower may start at a byte that is not written yet.
   const later = await output(system, id, 'follow=true&offset=5');
   const inside = await output(system, id, 'follow=true&offset=1');
   expect(later.headers.get('x-output-offset')).toBe('5');
-  // Without `follow`, the answer contains only the present output.
+  // Without `follow`, the answer ends with the last byte written so far.
   expect(await answerOf(await output(system, id))).toEqual([200, '0', 'one']);
   expect(await answerOf(await output(system, id, 'offset=4'))).toMatchObject([
     416,
@@ -171,7 +170,7 @@ test('a follower gets the head at once, then each byte as it is written, and the
   expect(await answerOf(await output(system, id, 'follow=true&offset=2'))).toEqual([200, '2', 'etwo']);
 });
 
-test('HEAD with follow answers at once, though the command goes on', async () => {
+test('HEAD with follow is answered at once, although the command goes on', async () => {
   const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(wait);
@@ -231,7 +230,7 @@ test('clients that disconnect in the middle harm neither the command nor each ot
   expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: 1_288_895 });
 });
 
-test('of more than 64 MiB the last 64 MiB are stored, the record has their start, and earlier bytes are refused with 416', async () => {
+test('the last 64 MiB of a larger output are stored, the record has their start offset, and earlier bytes are refused with 416', async () => {
   const { system, run } = await bench();
   const numbers = 'seq 1 11000000';
   const { id, stdout_bytes, stdout_start, stdout } = await run(`${numbers}; echo end >&2`);
@@ -246,7 +245,7 @@ test('of more than 64 MiB the last 64 MiB are stored, the record has their start
   const kept = await output(system, id);
   expect(kept.headers.get('x-output-offset')).toBe(String(stdout_start));
   expect(await digestOfBody(kept)).toBe(digestOf(`${numbers} | tail -c +${stdout_start + 1}`));
-  // The events report it as a gap.
+  // In a stream of events a gap replaces the earlier bytes.
   const stop = new AbortController();
   const events = await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   for await (const { event, data } of events) {
@@ -288,12 +287,12 @@ test('old commands are deleted with their files, whose space can be used again',
   const again = await system.agent({ dataDir: agent.dataDir });
   const { run: later } = commandsOn(system, again.machineId);
   const young = await later('seq 2 500000');
-  // Another command does not remove the files.
+  // The end of another command does not delete these files.
   await later('true');
   expect(await digestOfBody(await output(system, young.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
 
-test('at the start, files of unknown commands are deleted, those of known ones are not, and other files do no harm', async () => {
+test('at its start the broker deletes files of unknown commands, keeps those of known ones, and ignores other files', async () => {
   const { system, agent, run } = await bench();
   const kept = await run('seq 1 50000');
   const small = await run('echo small');
@@ -315,7 +314,7 @@ test('removed or shortened output files cut the answer, and the events report a 
   const { id, stdout_bytes } = await run('seq 1 200000');
   const [name = ''] = readdirSync(join(system.dataDir, 'output', id, 'stdout'));
   writeFileSync(join(system.dataDir, 'output', id, 'stdout', name), 'short');
-  // The answer is cut before or after its head, so that an incomplete answer never looks complete.
+  // The answer fails before or after its head, so that an incomplete answer never looks complete.
   await expect(output(system, id).then((cut) => cut.text())).rejects.toThrow();
   expect((await listen(system, id)).gaps).toEqual([[5, stdout_bytes]]);
 });
@@ -328,7 +327,8 @@ test('the database stores only the last MiB of an output', async () => {
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   const length = (table: string) =>
     database.prepare(`SELECT length(stdout) AS n FROM ${table} WHERE id = ?`).get(id);
-  // Lists read the first table, and a request for one command the second. Both rows are deleted together.
+  // Lists read the end of the output from `commands`, and a request for one command reads `command_tails`. Both rows
+  // are deleted together.
   expect([length('commands'), length('command_tails')]).toEqual([{ n: 4096 }, { n: mib }]);
   database.exec('DELETE FROM commands');
   expect(length('command_tails')).toBeUndefined();
@@ -357,10 +357,7 @@ test('a command whose output cannot be synced to disk has only the output in its
   expect((await bytesOf(await output(system, id))).length).toBe(mib);
 });
 
-/**
- * Returns the bytes of a file that a power cut would lose, by cachestat(2) of Linux 6.5; undefined without
- * it.
- */
+/** Returns how many bytes of a file a power cut would lose; undefined without cachestat(2), which needs Linux 6.5. */
 function unsyncedBytes(file: string): number | undefined {
   const script = `open(my $file, '<', $ARGV[0]) or exit 1;
     my ($range, $counts) = (pack('Q2', 0, 0), "\\0" x 40);

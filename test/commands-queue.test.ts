@@ -38,7 +38,7 @@ async function failures({ client }: TestSystem, id: string) {
   return items.filter(({ data }) => data.command_id === id).map(({ data }) => data.status);
 }
 
-test('without queue_for an offline machine refuses every way to run something, and nothing is stored', async () => {
+test('without queue_for every request to run something on an offline machine is refused, and nothing is stored', async () => {
   const { system, machine_id } = await away();
   for (const path of ['/commands', '/commands/async']) {
     const { status, body } = await system.call('POST', path, { body: { machine_id, command: 'true' } });
@@ -133,7 +133,7 @@ test('a command past its deadline is expired, reports that, and never runs', asy
   expect((await run(`test -e ${file}`)).exit_code).toBe(1);
 });
 
-test('a request that waits for a queued command is answered when that ends', async () => {
+test('a request that waits for a queued command is answered when the command ends', async () => {
   const { system, machine_id, back } = await away();
   const answer = system.call('POST', '/commands', {
     body: { machine_id, command: 'echo now', queue_for: hour, wait: 50_000 },

@@ -14,7 +14,7 @@ async function onMachine(flags: string[] = []) {
   return { system, machine_id, run, close };
 }
 
-/** True if the process whose pid is in a file is running. A zombie is not running. */
+/** True if the process whose pid is in a file is running. A zombie counts as ended. */
 function alive(pidFile: string): boolean {
   const stat = `/proc/${readFileSync(pidFile, 'utf8').trim()}/stat`;
   return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
@@ -105,7 +105,7 @@ test.skipIf(!mayMount)(
     const stream = agent.answer((await agent.next('call')).call_id);
     const filler = join(dataDir, 'filler');
     expect(() => writeFileSync(filler, Buffer.alloc(8 * 1024 * 1024))).toThrow(/ENOSPC/);
-    // The loop also uses up the space that was reserved for the write-ahead log.
+    // Writes until even the space reserved for the write-ahead log is used.
     for (let n = 0, full = false; n < 2000 && !full; n += 1) {
       full = (await system.call('POST', '/join-tokens', { body: {} })).status === 503;
     }
@@ -189,7 +189,7 @@ test('at its timeout the whole process tree is killed, including children with s
   expect([alive(child), alive(grandchild)]).toEqual([false, false]);
 });
 
-test('wait: 0 answers at once, DELETE cancels, and there is one end', async () => {
+test('with wait: 0 the answer comes at once, and DELETE ends the command once', async () => {
   const { run, system } = await onMachine();
   const started = await run({ command: 'sleep 600', wait: 0 });
   expect(['queued', 'running']).toContain(started.body.data.status);
@@ -199,7 +199,7 @@ test('wait: 0 answers at once, DELETE cancels, and there is one end', async () =
   expect(again.body.data).toEqual(cancelled.body.data);
 });
 
-test('the record has the last MiB and reports what is missing', async () => {
+test('the record has the last MiB of the output and reports how much is missing', async () => {
   const { run } = await onMachine();
   const { body } = await run({
     command: 'head -c 3000000 /dev/zero | tr "\\0" a; printf end; printf "\\377\\0" >&2',
@@ -275,7 +275,7 @@ test('a link that is cut in the middle loses no output and runs nothing twice', 
   expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
 });
 
-test('an agent that gets no second connection sends a large output over its first', async () => {
+test('an agent that cannot open a second connection sends a large output over its first', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
@@ -316,7 +316,7 @@ test('a restarted broker follows the commands that still run', async () => {
   expect(await again.client.commands.get({ command_id: body.data.id })).toMatchObject({ stdout: 'a\nb\n' });
 });
 
-test('an agent that refuses after the command is stored makes it failed, never a 5xx', async () => {
+test('a stored command fails if its agent refuses it, and the answer is never a 5xx', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const answer = system.call('POST', '/commands', {

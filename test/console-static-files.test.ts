@@ -1,5 +1,5 @@
-// The static files of the console as the broker serves them: one page for all paths, compressed assets, and
-// the headers of both.
+// The static files of the console as the broker serves them: one page for all paths, compressed assets, and the headers
+// of both.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
@@ -86,7 +86,7 @@ test('a browser is sent from / to the console, whose page has a new nonce and a 
   expect(nonces.size).toBe(4);
 });
 
-test('an asset is compressed as the browser accepts it, and may be stored for good', async () => {
+test('an asset is sent in a compression that the browser accepts, and may be stored forever', async () => {
   const system = await withConsole();
   const url = `${system.url}/console/assets/main-ABCD1234.js`;
   const cases = [
@@ -108,7 +108,7 @@ test('an asset is compressed as the browser accepts it, and may be stored for go
       vary: 'Accept-Encoding',
     });
   }
-  // An asset without a compressed file beside it is sent uncompressed.
+  // This asset has no compressed file beside it, so it is sent uncompressed.
   const style = await headOf(`${system.url}/console/assets/style-ABCD1234.css`, 'br, gzip');
   expect([style.headers['content-type'], style.headers['content-encoding']]).toEqual([
     'text/css; charset=utf-8',
@@ -116,7 +116,7 @@ test('an asset is compressed as the browser accepts it, and may be stored for go
   ]);
 });
 
-/** Returns the answer as it was sent. fetch would decompress it. */
+/** Returns the response as it was sent. fetch() would decompress it. */
 function headOf(url: string, accepted: string) {
   return new Promise<{ headers: Record<string, unknown> }>((resolve, reject) => {
     get(url, { headers: { 'Accept-Encoding': accepted } }, (response) => {

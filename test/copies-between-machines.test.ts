@@ -1,5 +1,5 @@
-// Copies from one machine to another, streamed through the broker and checked by a digest. A copy that fails
-// leaves nothing behind.
+// Copies from one machine to another, streamed through the broker and checked by a digest. A failed copy leaves nothing
+// behind.
 import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -50,7 +50,7 @@ test('a copy that cannot be made leaves nothing at the destination', async () =>
   expect(readFileSync(join(folder, 'to/file'), 'utf8')).toBe('old');
 });
 
-test('a byte that changes on its way is detected by the sender’s digest, and nothing is written', async () => {
+test('a byte that changes in transit is detected by the sender’s digest, and nothing is written', async () => {
   const system = await startFarhand();
   const there = (await system.agent()).machineId;
   const liar = await scriptedMachine(system);

@@ -1,5 +1,5 @@
-// Downloads from a real disk over HTTP: conditions, ranges, names, files that change during the download, and
-// clients that stop reading.
+// Downloads from a real disk over HTTP: conditions, ranges, names, files that change meanwhile, and clients that stop
+// reading.
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdirSync, truncateSync, utimesSync, writeFileSync } from 'node:fs';
@@ -35,7 +35,7 @@ async function onMachine(opened = machine()) {
 const codeOf = async (response: Response): Promise<unknown> =>
   ((await response.json()) as { error: { code: string } }).error.code;
 
-/** Resolves with the events of a type when the event log has at least one. */
+/** Resolves with all events of a type once the event log has one. */
 async function eventsOf(system: TestSystem, type: 'file.downloaded') {
   for (;;) {
     const { items } = await system.client.events.list({ type });
@@ -79,7 +79,7 @@ test('a file that shrinks while it is sent never looks complete', async () => {
   });
   asked.end();
   const [response] = await once(asked, 'response');
-  // The download has begun and waits for its client, because the windows are much smaller than the file.
+  // The download has begun and waits for its client, because the flow-control windows are much smaller than the file.
   truncateSync(path, 1_000);
   let got = 0;
   const failed = new Promise((resolve) => response.once('error', resolve));
@@ -111,7 +111,7 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
         (body) => body.byteLength,
         () => 'cut',
       );
-    // A client never gets more bytes than Content-Length.
+    // The broker never sends more bytes than Content-Length.
     expect(outcome).toBe(sent < 10 ? 'cut' : 10);
   }
 });
@@ -139,7 +139,7 @@ test('a download has the type, name, size and validators of its file, and HEAD h
   expect(event?.data).toMatchObject({ path, size: 700_001 });
 });
 
-test('a range has its bytes; several or invalid ranges have the whole file', async () => {
+test('one range is answered with its bytes; several or invalid ranges with the whole file', async () => {
   const { folder, download } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, '0123456789');
@@ -164,7 +164,7 @@ test('a range has its bytes; several or invalid ranges have the whole file', asy
   }
 });
 
-test('conditions: an unchanged file is not sent, and a download of a replaced file is not resumed', async () => {
+test('with conditions an unchanged file is not sent, and a download of a replaced file is not resumed', async () => {
   const { folder, download } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, '0123456789');
@@ -207,7 +207,7 @@ test('an empty file and a file of /proc are sent whole, also with a Range', asyn
 test('a client that disconnects in the middle releases the machine', async () => {
   const { system, machineId, folder } = await onMachine(startMachine());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
-  // These are more calls than may be open at once, so each of them must have been released.
+  // The machine may not have so many calls open at once, so each one must have been released.
   for (let n = 0; n < 40; n += 1) {
     const abort = new AbortController();
     const answer = await fetch(
@@ -234,7 +234,7 @@ test('thirty-two stalled downloads delay neither lists nor contents; one more is
   expect((await client.read({ machine_id: machineId, path: join(folder, 'd/a') })).content).toBe('x');
   const refused = client.download({ machine_id: machineId, path: join(folder, 'big') });
   refused.catch(() => undefined);
-  // Later requests are answered before the waiting download ends.
+  // This later request is answered while the refused download still waits.
   await client.list({ machine_id: machineId, path: join(folder, 'd') });
   clock.leap(10_001);
   await expect(refused).rejects.toMatchObject({ code: 'unavailable' });

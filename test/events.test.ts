@@ -22,7 +22,7 @@ type Way = (
   key: string,
 ) => Promise<(params: Params, signal?: AbortSignal) => AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>>;
 
-/** Both ways to follow events must behave alike. */
+/** Two ways to follow events, which must behave alike. */
 const ways: Record<'SSE' | 'gRPC', Way> = {
   async SSE({ client, url }, key) {
     const { Farhand } = await import('../shared/sdk/index.ts');
@@ -57,7 +57,7 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
   },
 };
 
-/** Returns the first `count` events. */
+/** Returns the first `count` events of a stream. */
 async function some(
   count: number,
   events: AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>,
@@ -67,7 +67,7 @@ async function some(
   return found;
 }
 
-/** Returns the events of the log, oldest first. */
+/** Returns the events in the log, oldest first. */
 async function logged({ client }: TestSystem, types?: RegExp): Promise<Seen[]> {
   const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
   const seen = items.map(({ id, type, data }) => ({ id, type, machine: data.machine_id }));
@@ -98,7 +98,7 @@ for (const [name, way] of Object.entries(ways)) {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
-    // machine.online is recorded two seconds after the link, so it can be anywhere among these.
+    // Looks only at commands, because machine.online is recorded two seconds after the link, in between.
     const before = await logged(system, /^command\./);
     const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });
@@ -163,7 +163,7 @@ for (const [name, way] of Object.entries(ways)) {
     const listening = (async () => {
       for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
     })().catch(() => undefined);
-    // The stream begins to follow only after a moment.
+    // Changes files until the stream reports one, because it starts to follow after a moment.
     await soon(async () => {
       await system.client.files.write({ machine_id, path, content: '' });
       return heard.length;
@@ -196,7 +196,7 @@ test('the list of events has only event families of the key’s scopes, on full 
   for (let n = 0; n < 3; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
   for (let n = 0; n < 2; n += 1) await system.agent();
   const { client } = await system.keyed(['machines:read']);
-  // A machine goes online two seconds after its link, maybe between the two requests.
+  // Tries again, because a machine may go online between the two requests.
   await waitFor(async () => {
     const expected = await logged(system, /^machine\./);
     const page = await client.events.list({ sort: 'created_at', limit: 1, offset: 1 });

@@ -4,10 +4,7 @@ import { setClock } from '../shared/clock.ts';
 
 export interface FakeClock {
   now(): number;
-  /**
-   * Moves wall and monotonic time forward, fires the timers that are due in order, and lets their callbacks
-   * run.
-   */
+  /** Moves wall and monotonic time forward. Fires the timers that are due, in order, and lets their callbacks run. */
   advance(ms: number): Promise<void>;
 }
 

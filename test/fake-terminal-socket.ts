@@ -1,4 +1,4 @@
-// A WebSocket server with one invented session. The test sends and receives its messages.
+// A WebSocket server with one fake session, whose messages the test sends and receives.
 import { once } from 'node:events';
 import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
@@ -14,8 +14,8 @@ const session_id = 'sess_one';
 export const path = `/api/v1/sessions/${session_id}/stream`;
 
 /**
- * Starts a WebSocket server for one session, whose tickets are valid once. The test gets each client that
- * connects.
+ * Starts a WebSocket server for one session, with tickets that are valid once. The test gets the server's side of each
+ * client.
  */
 export async function startTerminalServer(publicUrl = '') {
   const tickets = new Set(['one', 'two']);
@@ -59,7 +59,7 @@ export async function startTerminalServer(publicUrl = '') {
       new Promise<ClientPort>((resolve) => {
         came = resolve;
       }),
-    /** Connects a client. Returns both sides of the connection. */
+    /** Connects a client. Resolves with both sides of the connection. */
     async enter(options = {}): Promise<{ client: WebSocket; port: ClientPort; closed: Promise<unknown[]> }> {
       const arrived = this.arrival();
       const client = new WebSocket(`ws://127.0.0.1:${port}${path}?ticket=one`, options);
@@ -68,18 +68,18 @@ export async function startTerminalServer(publicUrl = '') {
       await once(client, 'open');
       return { client, port: await arrived, closed };
     },
-    /** From now on cuts requests that are silent for this long, as the broker does. */
+    /** From now on cuts requests that are silent for this long, like the broker. */
     cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
     /** Resolves when every connection is closed on the server's side. */
     async empty(): Promise<void> {
       await Promise.all([...sockets].filter(({ closed }) => !closed).map((socket) => once(socket, 'close')));
       await new Promise((resolve) => setImmediate(resolve));
     },
-    /** Breaks every connection. */
+    /** Cuts every connection. */
     cut(): void {
       for (const socket of sockets) socket.destroy();
     },
-    /** Returns the HTTP status of a request for a WebSocket. */
+    /** Requests a WebSocket. Resolves with the HTTP status. */
     async status(params: { path?: string; headers?: Record<string, string | undefined>; method?: string }) {
       const headers = Object.entries({ ...handshake, Host: `127.0.0.1:${port}`, ...params.headers });
       const lines = headers

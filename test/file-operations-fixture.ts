@@ -1,5 +1,4 @@
-// Makes folders for each test of the agent's file operations: a root, a folder outside it, and a protected
-// folder.
+// Makes folders for each test of the agent's file operations: a root, a folder outside of it, and a protected folder.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -20,7 +19,7 @@ import { createLogger } from '../shared/logger.ts';
 import { diskFolder, onOtherDisk } from './find-file-systems.ts';
 import { waitFor } from './wait-for.ts';
 
-/** A second file system with write access; undefined if there is none. */
+/** A writable directory on a second file system; undefined if there is none. */
 export const otherDisk = onOtherDisk(diskFolder);
 
 export class Disk {
@@ -29,7 +28,7 @@ export class Disk {
   readonly outside = join(this.base, 'outside');
   readonly forbidden: string;
   readonly data = join(this.base, 'data');
-  /** A directory on another file system; empty if there is none, or none was requested. */
+  /** A directory on another file system; empty if there is none, or if none was requested. */
   readonly second: string;
   readonly #mounts: string[] = [];
   readonly #children: ChildProcess[] = [];
@@ -60,13 +59,13 @@ export class Disk {
     this.mount('-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at);
   }
 
-  /** Calls mount(8) with these arguments. The last one is the mount point. */
+  /** Runs mount(8) with these arguments. The last one is the mount point. */
   mount(...args: string[]): void {
     execFileSync('mount', args, { stdio: 'ignore' });
     this.#mounts.push(args.at(-1) ?? '');
   }
 
-  /** Starts a Node program that can import the agent's modules. The test waits for its output. */
+  /** Starts a Node program that can import the agent's modules. The test reads its output. */
   program(source: string, uid?: number): ChildProcess {
     const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
     const imports = `import { createFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
@@ -79,13 +78,13 @@ export class Disk {
     return this.owns(child);
   }
 
-  /** Ends the program when the folders of the test are removed. */
+  /** Kills a child process when the folders of the test are removed. */
   owns<Child extends ChildProcess>(child: Child): Child {
     this.#children.push(child);
     return child;
   }
 
-  /** Expects that every handle was closed at the end of its call. */
+  /** Removes the folders. Expects that every call has closed its handles. */
   async remove(): Promise<void> {
     for (const child of this.#children) {
       child.kill('SIGKILL');
@@ -117,7 +116,7 @@ export async function printed(child: ChildProcess, text: string): Promise<void> 
   throw new Error(`the program ended without printing ${text}`);
 }
 
-/** Runs `work`; returns false if it throws. */
+/** Runs `work`. Returns false if it throws. */
 export function tries(work: () => void): boolean {
   try {
     work();
@@ -149,11 +148,11 @@ export const call = (signal: AbortSignal = new AbortController().signal): AgentC
   signal,
 });
 
-/** Matches an error with this code, whose details contain these. */
+/** Matches an error with this code, whose details contain the given ones. */
 export const refused = (code: string, details: object = {}): unknown =>
   expect.objectContaining({ code, details: expect.objectContaining(details) });
 
-/** Returns every name below a directory. Node's recursive readdir would follow symlinks. */
+/** Returns all paths below a directory, without following symlinks as Node's recursive readdir does. */
 export const tree = (directory: string): string[] => namesBelow(directory, '').sort();
 
 function namesBelow(directory: string, prefix: string): string[] {
@@ -166,8 +165,8 @@ function namesBelow(directory: string, prefix: string): string[] {
 /** Removes a tree of any depth and with any modes, but nothing that is mounted in it. */
 function removeTree(at: string): void {
   if (!existsSync(at)) return;
-  // An ordinary user cannot empty a directory without write permission, and Node cannot remove a very deep
-  // tree.
+  // An ordinary user cannot empty a directory without write permission. The program `rm` is used, because Node cannot
+  // remove a very deep tree.
   if (!isRoot) execFileSync('chmod', ['-R', 'u+rwx', at]);
   execFileSync('rm', ['-rf', '--one-file-system', at]);
 }

@@ -1,4 +1,4 @@
-// File calls that wait for a busy machine: in order, for at most 10 s, and only while their client is
+// File calls that wait because their machine is busy: in order, for at most 10 s, and only while their client is
 // connected.
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,7 +10,7 @@ import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts'
 
 const mostQueued = 256;
 
-/** A scripted machine that accepts `openCalls` reads at once, and a function that reads a file of it. */
+/** A scripted machine that accepts `openCalls` reads at once, and a function that requests a file from it. */
 async function readableMachine(openCalls: number) {
   const system = await startFarhand({ tuning: { link: { openCalls } } });
   const agent = await scriptedMachine(system);
@@ -30,7 +30,7 @@ async function readableMachine(openCalls: number) {
 const pathOf = (agent: ScriptedAgent, call: Call__Output): string =>
   String((agent.decode(call) as { path: Buffer }).path);
 
-/** Answers a read; the content is the requested path. */
+/** Answers a read with the requested path as the content. */
 function answer(agent: ScriptedAgent, call: Call__Output): void {
   const path = Buffer.from(pathOf(agent, call));
   const entry = { name: path, path, size: path.length };
@@ -39,7 +39,7 @@ function answer(agent: ScriptedAgent, call: Call__Output): void {
   agent.send({ reply: { call_id: call.call_id, messages: { messages } } });
 }
 
-/** Begins the answer to a read, but never ends it. */
+/** Begins the answer to a read, and never ends it. */
 function stall(agent: ScriptedAgent, call: Call__Output): void {
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 1 };
   agent
@@ -115,7 +115,7 @@ test('a client that disconnects leaves the queue, and its read is never sent', a
   expect((await last).status).toBe(200);
 });
 
-test('reads that wait are machine_offline at once when the link is lost', async () => {
+test('reads that wait are refused as machine_offline at once when the link is lost', async () => {
   const { agent, read, arrived } = await readableMachine(1);
   const first = read('first');
   await agent.next('call');
@@ -126,7 +126,7 @@ test('reads that wait are machine_offline at once when the link is lost', async 
     expect([status, body.error.code]).toEqual([503, 'machine_offline']);
 });
 
-test('calls about single entries wait in another class, and a kill does not wait for them', async () => {
+test('calls about single entries have their own concurrency class, and a kill waits for none of these calls', async () => {
   const { system, agent, base } = await readableMachine(32);
   const { id: command_id } = await system.client.commands.async({
     machine_id: agent.identity.machineId,

@@ -23,7 +23,7 @@ async function startMachine(flags: string[] = []) {
 
 const machine = shared(startMachine);
 
-/** Starts a system with a machine. With flags, the machine is started with these. */
+/** Starts a system with one machine. The flags are for its agent. */
 async function onMachine(flags: string[] = []) {
   const { system, agent } = await (flags.length > 0 ? startMachine(flags) : machine());
   const folder = temporaryFolder('files');
@@ -151,7 +151,7 @@ test('a PUT accepts 12 MiB of content, but not more than the limit', async () =>
   expect(statSync(path).size).toBe(12 * 1024 * 1024);
 });
 
-test('a listing has directories first, then names, hides dot files, and pages', async () => {
+test('a listing has directories first, is sorted by name, hides dot files, and comes in pages', async () => {
   const { system, folder, files } = await onMachine();
   mkdirSync(join(folder, 'sub'));
   for (const name of ['b', 'a', '.hidden']) writeFileSync(join(folder, name), name, { mode: 0o600 });
@@ -177,7 +177,7 @@ test('/proc files of size 0 are read whole', async () => {
   expect(body.data.size).toBe(Buffer.byteLength(body.data.content));
 });
 
-test('files on an offline machine are machine_offline with a Retry-After', async () => {
+test('file requests for an offline machine are refused as machine_offline with a Retry-After', async () => {
   const { system, agent } = await startMachine();
   const files = `/machines/${agent.machineId}/files`;
   await agent.close();
@@ -370,7 +370,7 @@ test('routes without a machine in the path need none while there is only one, an
   });
 });
 
-/** Mounts a file system, if the test may do that. */
+/** Mounts a file system; undefined if the test may not do that. */
 function mounted(options: string): string | undefined {
   const at = temporaryFolder('mount');
   try {
@@ -384,7 +384,7 @@ function mounted(options: string): string | undefined {
 const mayMount = process.getuid?.() === 0 && existsSync('/usr/bin/mount');
 
 test.skipIf(!mayMount)(
-  'a full disk is no_space, leaves the old content and no temporary files (needs root to mount)',
+  'a write to a full disk is no_space, and leaves the old content and no temporary files (needs root to mount)',
   async () => {
     const { system, agent } = await onMachine();
     const disk = mounted('size=4m');
@@ -411,7 +411,7 @@ test.skipIf(!mayMount)(
   },
 );
 
-test.skipIf(!mayMount)('a read-only disk is permission_denied (needs root to mount)', async () => {
+test.skipIf(!mayMount)('a write to a read-only disk is permission_denied (needs root to mount)', async () => {
   const { system, agent } = await onMachine();
   const disk = mounted('size=1m');
   if (!disk) return expect.fail('mounting a tmpfs is not allowed here');

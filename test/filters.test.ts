@@ -1,5 +1,5 @@
-// Filters of lists: every route checks its parameters, every filter selects the right items, and the history
-// of a removed machine is found by its id.
+// Filters of lists: every route checks its parameters, every filter selects the right items, and the history of a
+// removed machine is found by its id.
 import { expect, test, vi } from 'vitest';
 import type { History } from '../broker/history/history.ts';
 import { ask, type Named, refusalIn, type Scene, startScene, table } from './all-routes.ts';
@@ -7,19 +7,18 @@ import { shared } from './close-after-tests.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 
-// The tests make many requests, which take long on a busy machine.
+// Many requests take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
 type Item = Record<string, unknown> & { id: string };
 
-// Tags, packages of inventories and machines of upgrades are left out, because they have no id of their own. There
-// may be no agent packages.
+// Tags, packages of inventories and machines of upgrades have no id of their own. Agent packages may not exist.
 const withoutIds = ['tags.list', 'inventory.list', 'upgrades.machines', 'packages.list'];
 const lists = table.filter(({ name, route }) => route.kind === 'list' && !withoutIds.includes(name));
-/** Returns the time of an item that since and until compare. */
+/** Returns the time of an item to which `since` and `until` are compared. */
 const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item.timestamp);
 
-/** A system whose items differ in all fields of filters. */
+/** A system whose items differ in all fields by which lists can be filtered. */
 async function startVariedScene(): Promise<Scene> {
   const scene = await startScene();
   const { client } = scene.system;
@@ -33,13 +32,14 @@ async function startVariedScene(): Promise<Scene> {
     ...{ enabled: false, overlap: 'allow', catch_up: 'all' },
   });
   await client.schedules.run({ schedule_id });
-  // These events are recorded two seconds after the machines. After that no event occurs by itself.
+  // Waits for these events, which are recorded two seconds after the machines have linked. Later no event occurs by
+  // itself.
   const online = async () => (await client.events.list({ type: 'machine.online' })).total;
   await expect.poll(online, { interval: 50 }).toBe(2);
   return scene;
 }
 
-// The tests add batches and keys, so each of them searches only for its own.
+// Tests share this system and add batches and keys, so each test must search for its own.
 const anyScene = shared(startScene);
 
 test('every route refuses unknown parameters, and names its own', async () => {
@@ -60,7 +60,7 @@ async function page(
   { route }: Named,
   query: Record<string, string>,
 ): Promise<Item[]> {
-  // The request has only the required parameters, and the given ones.
+  // Uses only the required parameters and the given ones.
   const path = route.path.replaceAll(/\{(\w+)_id\}/g, (_, noun: string) => here[noun as 'machine']);
   const search = new URLSearchParams({ limit: '100', ...query });
   const { status, body } = await system.call('GET', `${path}?${search.toString()}`);
@@ -71,14 +71,14 @@ async function page(
 
 const idsOf = (items: Item[]): string[] => items.map(({ id }) => id);
 
-/** If the page of a list does not contain a field, it is read from the item itself. */
+/** Returns the items with this field. Requests single items if the list leaves the field out. */
 async function withField({ system }: Scene, name: string, items: Item[]): Promise<Item[]> {
   if (items[0] && name in items[0]) return items;
   const whole = items.map(({ id }) => system.client.schedules.get({ schedule_id: id }));
   return (await Promise.all(whole)).map((one) => ({ ...one }));
 }
 
-test('every list is filtered by its fields, and by since, which counts itself, and until, which does not', async () => {
+test('every list is filtered by its fields, and by since (inclusive) and until (exclusive)', async () => {
   const scene = await startVariedScene();
   for (const named of lists) {
     const { name: list, route } = named;
@@ -102,7 +102,7 @@ test('every list is filtered by its fields, and by since, which counts itself, a
     expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
     const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
     expect([list, await found(always)]).toEqual([list, idsOf(all)]);
-    // Runs are filtered by an internal time, which no field contains exactly to the millisecond.
+    // The filter compares an internal time of runs, which no field has exactly.
     if (list === 'schedules.history') continue;
     const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
     const [later, before] = [await found({ since: middle }), await found({ until: middle })];
@@ -111,7 +111,7 @@ test('every list is filtered by its fields, and by since, which counts itself, a
   }
 });
 
-test('every list has the promised filters: id, since and until, and each field of such a name or kind', () => {
+test('every list has the documented filters: id, since and until, and each field of such a name or kind', () => {
   expect(lists.map(({ name, route }) => [name, Object.keys(route.query).toSorted().join(' ')])).toEqual([
     ['machines.list', 'arch hostname id include limit name offset os search since sort status tags until'],
     ['machines.statuses', 'arch hostname id limit name offset os search since sort status tags until'],
@@ -150,7 +150,7 @@ test('every list has the promised filters: id, since and until, and each field o
   ]);
 });
 
-test('batches and events are filtered by a machine that they have, and audit by a key that may be revoked', async () => {
+test('batches and events are filtered by their machines, and the audit also by a revoked key', async () => {
   const scene = await anyScene();
   const { client } = scene.system;
   const { here, there } = scene;
@@ -172,7 +172,7 @@ test('batches and events are filtered by a machine that they have, and audit by 
   expect((await client.audit.list({ key: key_id, key_id: me.id })).total).toBe(0);
 });
 
-test('the status of a batch is that on the machines that a key may use, as a filter, too', async () => {
+test('the status of a batch, also as a filter, counts only machines that the key may use', async () => {
   const scene = await anyScene();
   const { client, keyed } = scene.system;
   const half = await client.batches.create({
@@ -200,7 +200,9 @@ const filtered = ['audit', 'commands', 'events', 'sessions', 'schedules', 'batch
 interface Past {
   system: TestSystem;
   machine: string;
-  /** Keys by their limit: the machine's id, another machine, or the tag that the machine had. */
+  /**
+   * Keys by their limit: `named` by the machine's id, `elsewhere` by another machine, `tagged` by the machine's tag.
+   */
   keys: Record<'named' | 'elsewhere' | 'tagged', string>;
 }
 
@@ -222,14 +224,14 @@ async function createPast(): Promise<Past> {
     tagged: await limited({ tags: ['web'] }),
   };
   await system.client.machines.remove({ machine_id: machine });
-  // The agent stops for good, and rejects with the reason.
+  // The agent stops for good, so this promise rejects with the reason.
   await gone.ended.catch(() => undefined);
   return { system, machine, keys };
 }
 
 const aPast = shared(createPast);
 
-test('the history of a removed machine is found by its id; an id that never was is 404', async () => {
+test('the history of a removed machine is found by its id; an id that never existed is 404', async () => {
   const { system, machine, keys } = await aPast();
   const received = async (path: string, key: string) => {
     const { status, body } = await system.call('GET', path, { key });
@@ -237,7 +239,7 @@ test('the history of a removed machine is found by its id; an id that never was 
   };
   for (const noun of filtered) {
     const path = `/${noun}?machine_id=`;
-    // Its schedules were removed with it.
+    // The schedules of a machine are removed with it.
     const some = noun !== 'schedules';
     for (const key of [system.key, keys.named])
       expect([path, await received(path + machine, key)]).toEqual([path, some]);

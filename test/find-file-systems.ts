@@ -1,16 +1,16 @@
-// Finds file systems other than that of the temporary folder, which may be in memory (global-setup.ts).
+// Finds file systems other than that of the temporary folder, which may be in memory (see global-setup.ts).
 import { existsSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 
 /**
- * A folder on a disk, for effects that only a disk has: delayed writes and slow renames. The temporary folder
- * of a run may be in memory.
+ * A folder on a disk, for tests of what only a disk does: delayed writes and slow renames. The temporary folder of a
+ * run may be in memory.
  */
 export const diskFolder = process.env.FARHAND_TEST_DISK ?? tmpdir();
 
 /**
- * Returns a directory with write access for all users on another file system than `folder`; undefined if
- * there is none.
+ * Returns a directory on another file system than `folder`, with write access for all users; undefined if there is
+ * none.
  */
 export const onOtherDisk = (folder: string): string | undefined =>
   ['/dev/shm', diskFolder].find((path) => existsSync(path) && statSync(path).dev !== statSync(folder).dev);

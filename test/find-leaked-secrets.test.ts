@@ -1,4 +1,4 @@
-// Tests of the search for leaked secrets, which every test with a broker ends with. It must find secrets in
+// Tests of the search for leaked secrets, which runs at the end of every test with a broker. It must find secrets in
 // all places.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -8,7 +8,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const key = `service_apikey_${'k'.repeat(43)}`;
 
-/** Returns a directory with a secret, and the function that searches it. */
+/** Returns a directory with a file that contains a secret, and a function that searches the directory. */
 function hushed() {
   const directory = temporaryFolder('hushed');
   const silence = keepBrokerSilent(directory);
@@ -16,7 +16,7 @@ function hushed() {
   return { directory, silence };
 }
 
-test('a secret is found in a file however deep, in a name, in bytes of a database, and in a log', () => {
+test('a secret is found in a file at any depth, in a name, in bytes of a database, and in a log', () => {
   const { directory, silence } = hushed();
   const path = join(directory, 'output', 'deep');
   mkdirSync(path, { recursive: true });
@@ -37,7 +37,7 @@ test('a secret is found in a file however deep, in a name, in bytes of a databas
   expect(silence.afterwards).toThrow('an API key in the broker’s log');
 });
 
-test('a secret in an answer is found, unless it is the answer that made it', () => {
+test('a secret in an answer is found, unless its request has created the secret', () => {
   const { silence } = hushed();
   expect(silence.meanwhile).not.toThrow();
   overhear('GET', { asked: undefined, status: 200, received: `{"data":["${key}"]}` });

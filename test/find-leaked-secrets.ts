@@ -1,26 +1,23 @@
-// Searches everything that a broker stores, logs and answers for secrets that it has returned to clients.
-// Every broker and agent of a test is searched when the test ends.
+// Searches everything that a broker stores, logs and answers for secrets that it has returned to clients. This is done
+// for every broker and agent of a test when the test ends.
 import { createPrivateKey } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { basename, join, relative } from 'node:path';
 import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
-/** Bytes that must not occur anywhere, as latin1 text, and what they are. Text is searched twice as fast as a Buffer. */
+/** Secrets that must not occur anywhere, as latin1 text, which is searched twice as fast as a Buffer, with their kinds. */
 const secrets = new Map<string, string>();
 /** Answers that contained a secret although their request did not create it. */
 let blabbed: string[] = [];
-/** Number of systems and agents of the running test. */
+/** Number of brokers and agents that the current test runs. */
 let open = 0;
 
-/** Files in which the programs store their own secrets. */
+/** Files in which the programs store their own secrets. Only there may those occur. */
 const ownFiles = ['identity.json', 'authority.json', 'webhooks.key', 'rest-key.json'];
-/**
- * Bytes from which on a file is not searched. Tests write only small files; larger ones are output of their
- * commands.
- */
+/** Files of this size or more are not searched. They are output of commands, because tests write only small files. */
 const largestFile = 16 * 1024 * 1024;
-/** Shorter texts are not searched, because they may occur by chance. */
+/** Shorter secrets are not searched for, because the same text may occur by chance. */
 const shortest = 16;
 
 export function remember(what: string, secret: string | Buffer): void {
@@ -28,9 +25,7 @@ export function remember(what: string, secret: string | Buffer): void {
   if (bytes.length >= shortest) secrets.set(bytes.toString('latin1'), what);
 }
 
-/**
- * Allows a secret to occur anywhere, for a test that publishes it on purpose, for example in a command line.
- */
+/** Allows a secret to occur anywhere, for a test that publishes it on purpose, for example in a command line. */
 export function giveAway(secret: string): void {
   const text = Buffer.from(secret).toString('latin1');
   for (const key of secrets.keys()) if (text.includes(key)) secrets.delete(key);
@@ -42,7 +37,10 @@ const forms: [what: string, form: RegExp][] = [
   ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
 ];
 
-/** Called with a request and its answer. Remembers new secrets, and records known secrets in the answer. */
+/**
+ * Called with a request and its answer. Remembers new secrets, and reports known secrets in an answer that should have
+ * none.
+ */
 export function overhear(
   method: string,
   { asked, status, received }: { asked: unknown; status: number; received: string },
@@ -56,7 +54,7 @@ export function overhear(
     remember('a webhook’s secret', secret);
 }
 
-/** A fetch whose short JSON answers are searched. */
+/** A fetch that searches short JSON answers for secrets. */
 export const listening: typeof fetch = async (url, init) => {
   const response = await fetch(url, init);
   const { headers, status } = response;
@@ -73,8 +71,8 @@ interface Silence {
 }
 
 /**
- * Begins the search for a broker on a directory. Call `meanwhile` while the broker runs, and `afterwards`
- * when it is closed. Both throw if they find a secret.
+ * Begins the search for the secrets of a broker with this directory. Call `meanwhile` while the broker runs, and
+ * `afterwards` when it is closed. Both throw if they find a secret.
  */
 export function keepBrokerSilent(directory: string) {
   const { log, lines } = begin('broker');
@@ -92,7 +90,7 @@ export function keepBrokerSilent(directory: string) {
 }
 
 /**
- * Begins the search for an agent on a directory. Call `begin` when the agent has its identity, and
+ * Begins the search for the secrets of an agent with this directory. Call `begin` when the agent has its identity, and
  * `afterwards` when it is closed.
  */
 export function keepAgentSilent(directory: string) {
@@ -153,7 +151,7 @@ function inDirectory(directory: string): string[] {
   });
 }
 
-/** Returns the content of a file; empty if it was removed meanwhile. */
+/** Returns the content of a file; empty if the file was removed meanwhile. */
 function contentOf(path: string): Buffer {
   try {
     return statSync(path).size > largestFile ? Buffer.alloc(0) : readFileSync(path);
@@ -162,7 +160,7 @@ function contentOf(path: string): Buffer {
   }
 }
 
-/** Remembers a private key as bytes, and as the text in its file. */
+/** Remembers a private key both as bytes and as the text in its file. */
 function rememberKey(what: string, file: string): void {
   const [, pem] = /"private_key":"([^"]+)"/.exec(existsSync(file) ? readFileSync(file, 'utf8') : '') ?? [];
   if (!pem) return;

@@ -1,5 +1,5 @@
-// Runs before all tests: generates the types of the protos, and makes a temporary folder for the run.
-// Afterwards removes the folder, and prints how to run only some tests.
+// Runs before all tests: generates the types of the protos, and makes a temporary folder for the run. Afterwards
+// removes the folder, and prints how to run only some tests.
 import { execFileSync } from 'node:child_process';
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -7,22 +7,22 @@ import { join } from 'node:path';
 import { brokerCount, type PostgresServer, startPostgres } from './start-postgres.ts';
 
 const root = join(import.meta.dirname, '..');
-/** Bytes of free memory that suffice for all files of a run. */
+/** Free memory that is enough for all files of a run, in bytes. */
 const enoughBytes = 4 * 1024 ** 3;
 
 export default async function setup(): Promise<(() => Promise<void>) | undefined> {
-  // This function runs once per tier. The folder and the message are made only once per run.
+  // This function runs once for each tier, but one folder and one message are enough for a run.
   if (process.env.FARHAND_TEST_DISK) return undefined;
   if (!existsSync(join(root, 'proto/types')))
     execFileSync(process.execPath, [join(root, 'scripts/generate-proto-types.ts')]);
   process.env.FARHAND_TEST_DISK = tmpdir();
   const folder = mkdtempSync(join(process.env.TMPDIR ?? inMemory() ?? tmpdir(), 'farhand-tests-'));
-  // Tests also start programs as other users.
+  // Tests also start programs as other users, who need this folder.
   chmodSync(folder, 0o1777);
-  // Worker processes and all programs of tests inherit both variables.
+  // All worker processes and programs of tests inherit these variables.
   process.env.TMPDIR = folder;
   process.env.NODE_COMPILE_CACHE ??= join(root, 'node_modules/.cache/node');
-  // Several brokers need a database.
+  // Brokers that work together need a database.
   const isOnPostgres = process.env.FARHAND_TEST_DATABASE === 'postgres' || brokerCount > 1;
   const server = isOnPostgres ? await createServer(folder) : undefined;
   process.env.FARHAND_TEST_DATABASE_URL = server?.url('postgres') ?? '';
@@ -30,7 +30,7 @@ export default async function setup(): Promise<(() => Promise<void>) | undefined
     await server?.stop();
     rmSync(folder, { recursive: true, force: true });
     console.log(
-      'one tier: npm test -- --project default (cli, agent, faults, attack, box); one file: npm test -- test/files.test.ts',
+      'one tier: npm test -- --project default (or cli, agent, faults, box, attack, console, postgres, cluster); one file: npm test -- test/files.test.ts',
     );
   };
 }
@@ -43,8 +43,8 @@ async function createServer(folder: string): Promise<PostgresServer> {
 }
 
 /**
- * Returns a file system in memory that has enough space and from which programs may be run. On a disk, tests
- * would spend up to half of their time waiting for fsync.
+ * Returns a folder in memory with enough space, in which programs may run. On a disk, tests would spend up to half of
+ * their time waiting for fsync.
  */
 function inMemory(): string | undefined {
   const folder = '/dev/shm';

@@ -1,14 +1,14 @@
-// Helpers for tests of the gRPC API: a client, errors as values, and requests that are sent on demand.
+// Helpers for tests of the gRPC API: a client, errors as values, and requests that the test sends one by one.
 import { onTestFinished } from 'vitest';
 import { connect, FarhandError, type Streams } from '../shared/grpc-api-client.ts';
 import { call, type TestSystem } from './start-farhand.ts';
 
-/** Fetches the certificate of the broker's authority, as clients do. */
+/** Fetches the certificate of the broker's authority, as a client does. */
 export async function caOf({ url, key }: Pick<TestSystem, 'url' | 'key'>): Promise<string> {
   return (await call(`${url}/api/v1/ca.pem`, 'GET', { key })).body;
 }
 
-/** Creates a client of a system, which is closed with the test. */
+/** Creates a client of a broker. Closes it at the end of the test. */
 export async function streamsOf(
   system: TestSystem,
   apiKey = system.key,
@@ -19,14 +19,14 @@ export async function streamsOf(
   return client;
 }
 
-/** Reads all messages to the end. */
+/** Returns all messages to the end. */
 export async function all<T>(messages: AsyncIterable<T>): Promise<T[]> {
   const found: T[] = [];
   for await (const message of messages) found.push(message);
   return found;
 }
 
-/** Resolves with the error of a refused call. */
+/** Resolves with the error of a refused call. Rejects if the call is not refused. */
 export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>): Promise<FarhandError> {
   try {
     await (work instanceof Promise ? work : all(work));
@@ -37,7 +37,7 @@ export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>)
   throw new Error('it was not refused');
 }
 
-/** Requests that a test sends one after another. */
+/** A stream of requests to which the test adds one after another. */
 export function line<T>(...first: T[]) {
   const waiting: T[] = [...first];
   let ended = false;
@@ -67,7 +67,7 @@ export function line<T>(...first: T[]) {
   };
 }
 
-/** Collects output, end and gaps of a command. Throws if a byte was sent twice or left out. */
+/** Collects output, end and gaps of a command. Throws if a byte was sent twice, or is missing without a gap. */
 export function hearing() {
   const heard = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   return {

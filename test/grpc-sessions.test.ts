@@ -7,7 +7,7 @@ import { soon } from './commands-fixture.ts';
 import { line, refusalOf, streamsOf } from './grpc-fixture.ts';
 import { startFarhand } from './start-farhand.ts';
 
-/** A system with a machine and a session whose shell prints nothing by itself. */
+/** A system with one machine, and a session whose shell prints nothing by itself. */
 async function scene() {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
@@ -21,7 +21,7 @@ async function scene() {
   return { system, machine_id, session_id, client: await streamsOf(system) };
 }
 
-/** Attaches a client, and collects its messages. */
+/** Attaches a client and collects its messages. */
 function attach(client: Streams, session_id: string, more: object = {}) {
   const asked = line<AttachSessionRequest>({ open: { session_id, ...more } });
   const heard: AttachSessionResponse__Output[] = [];
@@ -75,7 +75,7 @@ test('an invalid action ends the call, and the session goes on', async () => {
   expect((await system.client.sessions.get({ session_id })).status).toBe('CONNECTED');
 });
 
-test('an operator sends input and gets output, the input of an observer is refused, and both get the end last', async () => {
+test('an operator sends input and gets output, the input of an observer is refused, and the last message for both is the end', async () => {
   const { system, session_id, client } = await scene();
   const operator = attach(client, session_id);
   await soon(() => operator.kind('attached')[0]?.attached).toMatchObject({ size: { cols: 90, rows: 20 } });

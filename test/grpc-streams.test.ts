@@ -1,5 +1,5 @@
-// The gRPC streams of clients: the same refusals as over REST, commands with input and output, files, and the
-// end of calls.
+// The gRPC streams of clients: the same refusals as over REST, commands with input and output, files, and how calls
+// end.
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -31,7 +31,7 @@ async function scene(opened = sharedScene()) {
   return { system, machine_id, client: await streamsOf(system) };
 }
 
-/** Returns a client for each key, created at its first use. */
+/** Returns a function that gives the client of a key. It creates each client at its first use. */
 async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Streams> {
   const ca = await caOf(system);
   const made = new Map<string, Streams>();
@@ -45,11 +45,11 @@ async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Stream
 
 // ---- Refusals
 
-/** An rpc, and the route that does the same. Both must refuse in the same way. */
+/** An rpc and the route that does the same. Both must refuse requests in the same way. */
 interface Twin {
   rpc: keyof Streams;
   scope: Scope;
-  /** The noun of the id that the rpc takes. */
+  /** Which kind of id the rpc takes. */
   noun: 'machine' | 'command';
   stream(client: Streams, id: string, wrong: boolean): Promise<unknown> | AsyncIterable<unknown>;
   rest(id: string, wrong: boolean): { method: string; path: string } & CallOptions;
@@ -228,7 +228,7 @@ test('a command is accepted, gets its input, and sends both outputs to the byte 
   expect(end).toMatchObject({ status: 'failed', exit_code: 3 });
 });
 
-test('half a character is sent at once, because output is bytes', async () => {
+test('an incomplete UTF-8 character is sent at once, because output is bytes', async () => {
   const { client, machine_id } = await scene();
   const asked = line<ExecRequest>({
     start: { machine_id, command: "printf '\\303'; head -c 1 >/dev/null" },
@@ -277,7 +277,7 @@ test('a program that does not read its input stops the reading of the call, and 
   const { heard, take } = hearing();
   for await (const { accepted, output } of client.exec(requests())) {
     if (accepted) {
-      // The output stops when the pipe, the agent, the broker and all windows are full.
+      // The output stops once the pipe, the agent, the broker and all flow-control windows are full.
       await soon(standsStill, 400).toBe(true);
       expect(asked).toBeLessThan(pieces);
       held.open();
@@ -340,7 +340,7 @@ test('a cancellation that arrives in two parts does not end the input', async ()
   await once(call, 'data');
   call.end();
   await once(call, 'finish');
-  // The broker runs in this process too, and handles the first part meanwhile.
+  // The broker runs in this process. These turns of the event loop let it handle the first part.
   for (let turns = 0; turns < 8; turns += 1) await new Promise((resolve) => setImmediate(resolve));
   call.close(constants.NGHTTP2_CANCEL);
   await once(call, 'close');
@@ -428,7 +428,7 @@ test('a refusal has the exact name of a file, and leaves out details that are to
   expect([code, details]).toEqual(['file_not_found', {}]);
 });
 
-test('a file is written at its commit, and not without a commit or with a wrong checksum', async () => {
+test('a file is written when its commit arrives, and not without a commit or with a wrong checksum', async () => {
   const { client, machine_id } = await scene();
   const folder = temporaryFolder('write');
   const path = join(folder, 'file');

@@ -1,4 +1,4 @@
-// An expectation that the history must meet both on SQLite and on PostgreSQL.
+// A check that the history must pass on both SQLite and PostgreSQL.
 import { expect } from 'vitest';
 import type { History, HistoryTransaction } from '../broker/history/history.ts';
 
@@ -6,11 +6,11 @@ interface Notes {
   history: History;
   /** Inserts a row with this id. */
   note(transaction: HistoryTransaction, id: string): string;
-  /** Ids of the rows that another connection reads. */
+  /** Ids of the rows that another connection sees. */
   committed(): unknown[] | Promise<unknown[]>;
 }
 
-/** Writes changes that wait for something other than their transaction, and expects that only these are undone. */
+/** Writes changes that wait for something other than their transaction. Expects that only these are undone. */
 export async function expectWaitingChangesUndone({ history, note, committed }: Notes): Promise<void> {
   const outcomes = await Promise.allSettled([
     history.write(async (transaction) => {
@@ -19,7 +19,7 @@ export async function expectWaitingChangesUndone({ history, note, committed }: N
     }),
     history.write(async (transaction) => {
       note(transaction, 'b');
-      // This read waits for the end of the change, so the change would wait for itself.
+      // This read starts after the end of the change, so the change would wait for itself.
       await history.get('SELECT 1');
     }),
     history.write((transaction) => note(transaction, 'c')),

@@ -1,5 +1,5 @@
-// history.db: a file of another installation is refused, the writes of a turn are grouped, resolved writes
-// are durable, and old rows are removed.
+// The file history.db: a file of another installation is refused, the writes of one turn share a transaction, resolved
+// writes are durable, and old rows are removed.
 import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -24,13 +24,13 @@ const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL
 interface Bench {
   history: History;
   file: string;
-  /** Writes one row, and returns its id. */
+  /** Inserts a row and returns its id. */
   note(transaction: HistoryTransaction, id: string, at?: number, text?: string): string;
-  /** Returns the ids of the rows that another connection reads, which are only the committed ones. */
+  /** Returns the ids of the rows that another connection sees, which are the committed ones. */
   committed(): string[];
 }
 
-/** Creates a history with one table, which is closed with the test. */
+/** Creates a history with one table. Closes it at the end of the test. */
 async function createBench(): Promise<Bench> {
   const file = join(temporaryFolder('history'), 'history.db');
   const history = openHistory(file, 'installation', quiet);
@@ -55,14 +55,14 @@ async function createBench(): Promise<Bench> {
   };
 }
 
-/** Makes a folder of a broker that has stored something and was closed. */
+/** Makes the data directory of a broker that has stored something and was closed. */
 async function usedFolder(): Promise<string> {
   const system = await startFarhand();
   await system.broker.close();
   return system.dataDir;
 }
 
-/** Makes the folder of a killed broker, as a copy of a running one's folder while nothing is written. */
+/** Makes the data directory of a killed broker: a copy of a running broker's directory while nothing is written. */
 async function killedFolder(): Promise<string> {
   const { dataDir } = await startFarhand();
   const copy = temporaryFolder('killed');
@@ -227,7 +227,7 @@ describe('a write that fails', () => {
     expect(committed()).toEqual(['a', 'c']);
   });
 
-  test('runs no hook of a change it undid', async () => {
+  test('runs no hook of a change that was undone', async () => {
     const { history, note } = await createBench();
     const received: string[] = [];
     const outcomes = await Promise.allSettled([
@@ -276,7 +276,7 @@ describe('a write that fails', () => {
     expect(received).not.toHaveBeenCalled();
   });
 
-  test('because it waits for anything but its transaction undoes only itself, within a turn', async () => {
+  test('because it waits for something other than its transaction undoes only itself, within a turn', async () => {
     await expectWaitingChangesUndone(await createBench());
   });
 
@@ -346,8 +346,7 @@ describe('a write', () => {
     const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
     expect(together).toEqual(['a', 'b', 'c']);
     expect(await history.write(own('d'))).toBe('d');
-    // Each of them saw the rows that were committed when it ran: no rows of its own turn, and all rows of the
-    // turn before.
+    // Each write saw the rows that were committed when it ran: none of its own turn, and all of the turn before.
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
@@ -368,7 +367,7 @@ describe('a write', () => {
     ]);
   });
 
-  test('serves others between two groups of the changes of one turn, which stay in order', async () => {
+  test('lets other work run between two groups of changes of one turn, which stay in order', async () => {
     const { history, note, committed } = await createBench();
     const ids = Array.from({ length: 350 }, (_, n) => `note_${n}`);
     const seen = new Set<number>();
@@ -453,7 +452,7 @@ describe('a write', () => {
     let count = 0;
     const insert = (transaction: HistoryTransaction) =>
       transaction.run("INSERT INTO notes VALUES (?, 1, '')", String(count));
-    // The writes follow each other, so that one of them is waiting when the database is closed.
+    // The writes follow each other, so one of them waits when the database is closed.
     await expect(
       (async () => {
         for (;;) {
@@ -511,7 +510,10 @@ describe('an event', () => {
   });
 });
 
-/** Returns a request with an Idempotency-Key, which ends with `answer`, and the number of times that it has run. */
+/**
+ * Returns a request with an Idempotency-Key that ends with `answer`, and a function that counts how often the request
+ * has run.
+ */
 function touchOnce() {
   const answer = Promise.withResolvers<unknown>();
   let runs = 0;
@@ -533,7 +535,7 @@ test('a request and its repeat run once, even if the repeat arrives while the an
   const { request, answer, runs } = touchOnce();
   const first = idempotency.answer(request);
   await waitFor(() => expect(runs()).toBe(1));
-  // The read of the repeat is queued before the first answer is written, in the same transaction.
+  // The read for the repeat is queued before the first answer is written, in the same transaction.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
   await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });
@@ -654,11 +656,11 @@ describe('pruning', () => {
     expect([await alerts.has('rule_id', 'long'), await alerts.has('rule_id', 'old')]).toEqual([true, false]);
   });
 
-  test('of rows in their order ends at the first that are younger', async () => {
+  test('of rows in order of time ends at the first younger ones', async () => {
     const { history, note, committed } = await createBench();
     history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: 'rowid' });
     await history.write((transaction) => {
-      // These are rows of a clock that was ahead for a while.
+      // These rows were written while the clock was ahead.
       for (let n = 0; n < 600; n += 1) note(transaction, `ahead${n}`, now() + 3_600_000);
       for (let n = 0; n < 700; n += 1) note(transaction, `old${n}`, n);
       for (let n = 0; n < 600; n += 1) note(transaction, `new${n}`);
@@ -683,7 +685,7 @@ describe('pruning', () => {
       note(transaction, 'new');
     });
     const between = history.prune();
-    // A write that is requested meanwhile does not wait until all old rows are removed.
+    // A write that is requested meanwhile does not wait for the removal of all old rows.
     await history.write((transaction) => note(transaction, 'meanwhile'));
     expect(committed().length).toBeGreaterThan(2);
     await between;
@@ -738,7 +740,7 @@ describe('counts of rows', () => {
   const machines = ['mach_1', 'mach_2', null];
   const types = ['machine.online', 'machine.offline'];
   const first = Date.parse('2026-01-01T00:00:00Z');
-  /** Adds events to the table. Their times go back once, in the middle of a quarter of an hour. */
+  /** Adds events to the table. Halfway through, in the middle of a quarter of an hour, their times go back once. */
   async function addEvents(history: History, count: number): Promise<void> {
     await history.write((journal) => {
       for (let n = 0; n < count; n += 1) {
@@ -754,7 +756,7 @@ describe('counts of rows', () => {
     });
   }
 
-  /** Expects that the total of the list with each of these filters equals the number of rows. */
+  /** Expects that with each of these filters the total of the list is the real number of rows. */
   async function expectExact(events: Events, history: History): Promise<void> {
     const caller = { may: () => true, reachable: () => undefined } as unknown as Caller;
     const rows = await history.all('SELECT created_at, type, machine_id FROM events');

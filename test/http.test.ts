@@ -1,4 +1,4 @@
-// HTTP with a real broker: wrong requests are refused in the envelope, disguised paths and headers change no
+// HTTP with a real broker: wrong requests are refused with the error envelope, disguised paths and headers change no
 // rights, and no request ends the broker.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
@@ -17,7 +17,7 @@ import { waitFor } from './wait-for.ts';
 
 const mebibyte = 1024 * 1024;
 
-// ---- Requests as bytes, because fetch would correct them
+// ---- Requests as raw bytes, because fetch would correct them
 
 interface WireAnswer {
   status: number;
@@ -28,14 +28,13 @@ interface WireAnswer {
 async function dialHttp(system: TestSystem): Promise<Socket> {
   const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
-  // A broker that refuses a request before it has read all of it may reset the connection, so this error
-  // needs no handling.
+  // The broker may reset the connection when it refuses a request that it has not read completely. That is no failure.
   socket.on('error', () => undefined);
   await once(socket, 'connect');
   return socket;
 }
 
-/** Reads until the connection is closed. Returns text with one character per byte. */
+/** Reads until the connection is closed. Returns a string with one character per byte. */
 function everything(socket: Socket): Promise<string> {
   const chunks: Buffer[] = [];
   socket.on('data', (chunk: Buffer) => chunks.push(chunk));
@@ -44,7 +43,7 @@ function everything(socket: Socket): Promise<string> {
   });
 }
 
-/** Sends bytes unchanged, and reads answers until the broker closes the connection. */
+/** Sends bytes unchanged. Reads answers until the broker closes the connection. */
 async function wire(system: TestSystem, ...bytes: (string | Buffer)[]): Promise<WireAnswer[]> {
   const socket = await dialHttp(system);
   const answered = everything(socket);
@@ -73,7 +72,7 @@ interface Wanted {
   body?: string;
 }
 
-/** Returns one request as text, after which the broker closes the connection. */
+/** Returns the text of a request after which the broker closes the connection. */
 function requestText({ method = 'GET', target, key, headers = {}, body }: Wanted): string {
   const all = {
     Host: 'broker',
@@ -95,10 +94,7 @@ async function ask(system: TestSystem, wanted: Wanted): Promise<WireAnswer> {
 
 const requestId = /^req_[0-9A-Za-z]{22}$/;
 
-/**
- * Checks that an answer has the form of all refusals. Returns its status and code, such as `400
- * invalid_request`.
- */
+/** Checks that a refusal has the error envelope. Returns its status and code, such as `400 invalid_request`. */
 function refusal(answer: Answer | WireAnswer): string {
   const body = 'body' in answer ? answer.body : JSON.parse(answer.text || '{}');
   const { code, details } = body?.error ?? {};
@@ -118,7 +114,7 @@ async function expectAlive(system: TestSystem): Promise<void> {
   expect((await call(`${system.url}/readyz`, 'GET')).status).toBe(200);
 }
 
-/** A system with a registered machine that is never linked. */
+/** A system with a registered machine that has never linked. */
 const aSystem = shared(startFarhand);
 
 async function startQuietSystem(): Promise<{ system: TestSystem; machine: string }> {
@@ -165,7 +161,7 @@ test('an unknown method of a path is 405 with Allow, and 401 without a key if th
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
     const offered = routes.map(({ route }) => route.method as string);
-    // The path with `async` also matches the route with a parameter at that place.
+    // Leaves out the path with `async`, because it also matches a route that has a parameter there.
     const alike = [...paths].filter(([other]) => matches(other, path)).flatMap(([, some]) => some);
     if (alike.length > routes.length) continue;
     const url = system.url + path.replaceAll(/\{\w+\}/g, 'x');
@@ -184,7 +180,7 @@ test('an unknown method of a path is 405 with Allow, and 401 without a key if th
 test('a path without parameters is its own route, also if it matches another with parameters', async () => {
   const all = allRoutes().map(({ route }) => ({ method: route.method, path: `${route.base}${route.path}` }));
   for (const { method, path } of all.filter((one) => !one.path.includes('{'))) {
-    // The broker finds the route wherever it is in the table.
+    // The first route that matches, in the order of the table, must be this one.
     const first = all.find((one) => one.method === method && matches(one.path, path));
     expect([method, first?.path]).toEqual([method, path]);
   }
@@ -198,7 +194,7 @@ test('a path without parameters is its own route, also if it matches another wit
   expect(counted.filter((line) => !line.includes(`"${preview}"`))).toEqual([]);
 });
 
-/** True if a path matches another one by its parameters. */
+/** True if a path matches a pattern with parameters. */
 function matches(pattern: string, path: string): boolean {
   return new RegExp(`^${pattern.replaceAll(/\{\w+\}/g, '[^/{]+')}$`).test(path) || pattern === path;
 }
@@ -245,11 +241,11 @@ const trickyPaths = [
   'http://broker',
 ];
 
-test('a path that only resembles a route is 401 without a key, 404 with one, and never that route', async () => {
+test('a path that only resembles a route is 401 without a key and 404 with one, and never uses that route', async () => {
   const { system } = await quietSystem();
   for (const target of trickyPaths) {
     const known = refusal(await ask(system, { target, key: system.key }));
-    // "." and ".." are treated as ids of unknown machines.
+    // "." and ".." count as ids of unknown machines.
     expect([target, refusal(await ask(system, { target })), known]).toEqual([
       target,
       '401 unauthorized',
@@ -272,7 +268,7 @@ test('an absolute URI in the request line counts as its path and query, and need
   }
 });
 
-test('a Host header changes nothing about a request, whatever is in it', async () => {
+test('a Host header changes nothing about a request, whatever it contains', async () => {
   const { system } = await quietSystem();
   const target = '/api/v1/machines?limit=1';
   const hosts = ['', '[', 'a b', 'b/x?limit=7&z=', 'b/x#', 'b?', 'b:99999', 'user@[', 'user@b', '[::1]:8420'];
@@ -283,7 +279,7 @@ test('a Host header changes nothing about a request, whatever is in it', async (
     const limit = JSON.parse(known.text || '{}').meta?.limit;
     received.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
   }
-  // A refusal is also correct. A failure is not, and neither is a query that is read from the header.
+  // The request may be refused. It must neither fail nor take its query from the header.
   const good = /^.*: (401, 200 with limit 1|40[01], 400 with limit undefined)$/;
   expect(received.filter((line) => !good.test(line))).toEqual([]);
 });
@@ -484,7 +480,7 @@ test.each<[string, [string, string]]>([
     const answer = await system.call('PATCH', machine, { body: body(levels) });
     expect([levels, refusal(answer)]).toEqual([levels, '400 invalid_request']);
   }
-  // 32 levels are parsed, and then refused by the schema.
+  // 32 levels are parsed. Only then does the schema refuse the body.
   expect(refusal(await system.call('PATCH', machine, { body: body(32) }))).toBe('422 validation_failed');
   await expectAlive(system);
 });
@@ -506,7 +502,7 @@ test('keys of Object.prototype in a body are validation_failed and pollute nothi
   expect(Object.hasOwn(Object.prototype, 'polluted')).toBe(false);
 });
 
-test('names of Object.prototype in a path, a query or a header mean nothing', async () => {
+test('names of Object.prototype in a path, a query or a header have no effect', async () => {
   const system = await aSystem();
   for (const name of ['__proto__', 'constructor', 'toString', 'hasOwnProperty']) {
     expect(refusal(await system.call('GET', `/machines/${name}`))).toBe('404 machine_not_found');
@@ -542,7 +538,7 @@ test('a body of 1 MB with 80,000 unknown fields is refused with a short message 
     expect(answer.body.error.message).toBe('body: has too many fields: send at most 400');
     expect(answer.body.error.details.issues).toHaveLength(1);
   }
-  // The JSON is invalid, to prove that the body is refused before it is parsed.
+  // Invalid JSON: the refusal proves that the broker has not parsed the body.
   const cut = JSON.stringify(many).slice(0, -1);
   expect(refusal(await system.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
 });
@@ -713,10 +709,10 @@ test('headers just under 16 KiB are read', async () => {
 });
 
 test('the time to parse a query grows with the number of its names, not with its square', () => {
-  // Such a request can be sent without a key, so it must not be costly.
+  // Anyone can send such a request without a key, so it must not be costly.
   const timed = (names: number): number => {
     const search = Array.from({ length: names }, (_, n) => `n${n}`).join('&');
-    // CPU time is measured, in milliseconds, because other tests run at the same time.
+    // Measures CPU time in milliseconds, because other tests run at the same time.
     const runs = [1, 2, 3, 4, 5].map(() => {
       const started = process.cpuUsage();
       expect(Object.keys(queryOf(search))).toHaveLength(names);
@@ -857,7 +853,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
     ...{ ...made, webhook_id, channel_id, rule_id, window_id, upgrade_id, saved_command_id },
     file: 'page.js',
   };
-  // The WebSocket is left out, and so are packages and single alerts, because there may be none.
+  // Leaves out the WebSocket, and packages and single alerts, which may not exist.
   const answering = allRoutes().filter(
     ({ noun, route }) =>
       route.method === 'GET' &&
@@ -878,7 +874,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
     };
     const wanted = noun === 'files' ? received : (others[operation] ?? {});
     const query = `?${new URLSearchParams(wanted).toString()}`;
-    // A stream of events has no end.
+    // A stream of events does not end by itself.
     const ending = new AbortController();
     const answers = await Promise.all(
       ['GET', 'HEAD'].map((method) =>
@@ -1000,11 +996,11 @@ test('/metrics needs a key that may read machines, and paths of unauthenticated 
 
 // ---- Clients that disconnect, and machines that send invalid answers
 
-/** Starts a request with the system's key. Returns a function that disconnects. */
+/** Starts a request with the system's key. `leave` disconnects its client. */
 function askAndLeave(system: TestSystem, method: string, path: string, body?: unknown) {
   const gone = new AbortController();
   const answer = system.call(method, path, { signal: gone.signal, ...(body !== undefined && { body }) });
-  // The test may end before the answer, so this error needs no handling.
+  // The test may end before the answer, and then this promise rejects.
   answer.catch(() => undefined);
   const leave = async (): Promise<void> => {
     gone.abort();
@@ -1035,7 +1031,7 @@ test.each(['refuses it', 'has begun'])(
     const agent = await scriptedMachine(system);
     const asked = (way: string, more: string): string =>
       `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${system.key}\r\n${more}\r\n`;
-    // Uses a socket, because fetch would close the connection, and the next request on it is tested.
+    // Uses a socket, because fetch would close the connection after HEAD.
     const socket = await dialHttp(system);
     const received = everything(socket);
     socket.write(asked(`HEAD /api/v1/machines/${agent.identity.machineId}/files/watch?path=/x`, ''));
@@ -1052,7 +1048,7 @@ test.each(['refuses it', 'has begun'])(
     expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
     expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
-  // This is less than the time after which a silent stream sends a comment.
+  // Shorter than the time after which a silent stream sends a comment, which would also end the test.
   14_000,
 );
 
@@ -1062,7 +1058,7 @@ interface StartedCommand {
   leave(): Promise<void>;
 }
 
-/** Starts a command on a scripted machine, which answers with `event`. */
+/** Starts a command on a scripted machine, which reports `event` for it. */
 async function startCommand(
   system: TestSystem,
   agent: ScriptedAgent,
@@ -1071,14 +1067,14 @@ async function startCommand(
   const machine_id = agent.identity.machineId;
   const { leave } = askAndLeave(system, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
   let started = await agent.next('call');
-  // Acknowledgements of earlier commands are skipped.
+  // Skips acknowledgements of earlier commands.
   while (started.method !== 'StartProcess') started = await agent.next('call');
   const stream = agent.answer(started.call_id);
   const send = (one: object): void =>
     void stream.write({ message: agent.encode('StartProcess', { event: one }) });
   if (event) send(event);
   return {
-    // The cast is safe: a request of StartProcess has an id.
+    // The cast is safe: a StartProcess request has an id.
     id: (agent.decode(started) as { id: string }).id,
     leave,
     exit(one) {
@@ -1094,8 +1090,7 @@ test('a client that disconnects does not cancel its command', async () => {
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
-  // A file call that was started later has been cancelled, so the broker has noticed that both clients are
-  // gone.
+  // Starts and cancels a later file call. When the agent is notified of that, the broker has noticed both disconnects.
   const file = askAndLeave(system, 'GET', `/machines/${agent.identity.machineId}/files`);
   const { call_id, method } = await agent.next('call');
   expect(method).toBe('ListFiles');
@@ -1106,7 +1101,7 @@ test('a client that disconnects does not cancel its command', async () => {
     const { status, exit_code } = (await system.call('GET', `/commands/${command.id}`)).body.data;
     expect([status, exit_code]).toEqual(['completed', 0]);
   });
-  // The machine got no other call than the acknowledgement.
+  // The agent got only an acknowledgement for the command, and no call that cancels it.
   expect((await agent.next('call')).method).toBe('ForgetProcesses');
   agent.control.cancel();
   await expect(agent.next('call')).rejects.toThrow('the stream ended');
@@ -1185,7 +1180,7 @@ test('a machine with an impossible time in its report breaks no answer', async (
   expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
-/** Resolves once the event log has the start or end of a command. */
+/** Resolves when the event log has an event of these types about a command. */
 async function logged(system: TestSystem, id: string, types: RegExp): Promise<void> {
   await waitFor(async () => {
     const { items } = await system.client.events.list({ limit: 100 });

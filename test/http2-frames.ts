@@ -1,5 +1,4 @@
-// Writes and reads single HTTP/2 frames (RFC 9113), for hostile clients, because libraries refuse to send
-// such frames.
+// Writes and reads single HTTP/2 frames (RFC 9113), for hostile clients: libraries refuse to send such frames.
 import { once } from 'node:events';
 import { connect, type TLSSocket } from 'node:tls';
 import { onTestFinished } from 'vitest';
@@ -43,7 +42,7 @@ export function callFields(path: string, more: Record<string, string> = {}): Buf
   });
 }
 
-/** Returns the head of a message, with its declared length. */
+/** Returns the five-byte prefix of a gRPC message with this declared length. */
 export function messageHead(length: number, compressed = false): Buffer {
   const head = Buffer.alloc(5);
   head.writeUInt8(compressed ? 1 : 0, 0);
@@ -53,12 +52,12 @@ export function messageHead(length: number, compressed = false): Buffer {
 
 export interface FrameClient {
   socket: TLSSocket;
-  /** Resolves when the frames are written, or the connection is closed. */
+  /** Resolves when the frames are written or the connection is closed. */
   send(...frames: Buffer[]): Promise<void>;
   closed: Promise<void>;
 }
 
-/** Connects a client that has sent its preface and settings. Frames of the broker are read and dropped. */
+/** Connects a client and sends its preface and settings. Discards frames of the broker. */
 export async function frameClient(address: string): Promise<FrameClient> {
   const [host = '', port = ''] = address.split(':');
   const socket = connect({ host, port: Number(port), rejectUnauthorized: false, ALPNProtocols: ['h2'] });

@@ -1,5 +1,5 @@
-// HTTP/2 windows of a distant machine: they grow while a transfer is read, and stay small while it is not
-// read.
+// HTTP/2 flow-control windows for a distant machine: they grow while a transfer is read, and stay small while it is
+// not.
 import { randomBytes } from 'node:crypto';
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync, writeFileSync } from 'node:fs';
@@ -14,8 +14,7 @@ import { waitFor } from './wait-for.ts';
 const mebibyte = 1024 * 1024;
 
 /**
- * A machine with a round trip of 50 ms. `streams` has the streams of its answers on the side that receives
- * files.
+ * A machine with a round trip of 50 ms. `streams` has the streams of its answers, on the side that receives the file.
  */
 async function distantMachine(receiver: 'client' | 'server') {
   const system = await startFarhand();
@@ -56,7 +55,7 @@ test('32 downloads that stop after their first bytes leave at most 8 MiB unread 
   writeFileSync(file, randomBytes(48 * mebibyte));
   const answers = await Promise.all(Array.from({ length: 32 }, () => call(`download?path=${file}`)));
   expect(answers.map(({ status }) => status)).toEqual(answers.map(() => 200));
-  // All downloads are stalled when no more bytes arrive.
+  // All downloads have stalled when no more bytes arrive.
   let before = -1;
   await waitFor(
     () => {
@@ -72,7 +71,7 @@ test('32 downloads that stop after their first bytes leave at most 8 MiB unread 
   for (const { body } of answers) await body?.cancel();
 });
 
-test('the window grows while a download is read, and is small again after it', async () => {
+test('the window grows while a download is read, and is small again afterwards', async () => {
   const { call, folder, largestWindow, window } = await distantMachine('server');
   const file = join(folder, 'large');
   const content = randomBytes(64 * mebibyte);

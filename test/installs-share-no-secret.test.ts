@@ -1,4 +1,4 @@
-// Two fresh installations have no secret in common. Every long token in the files of one is searched in the
+// Two fresh installations have no secret in common. The test searches the files of one for every long token in the
 // files of the other.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,14 +6,11 @@ import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import { startFarhand } from './start-farhand.ts';
 
-/** Texts that may be a key, a hash or an id: hexadecimal, base64, or the characters of our ids. */
+/** Strings that may be a key, a hash or an id: hexadecimal, base64, or the alphabet of Farhand's ids. */
 const token = /[0-9A-Za-z+/_-]{16,}={0,2}/g;
-/**
- * A certificate is public. It is compared as a whole, because two certificates of the same second have some
- * lines in common.
- */
+/** A certificate is public, and is compared as a whole: two certificates of the same second share some lines. */
 const certificate = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
-/** Texts that are words, as in names and in the frames of PEM. */
+/** Strings that are words, as in names and in the BEGIN and END lines of PEM. */
 const plain = /^([a-z_/-]+|[A-Z_/-]+)$/;
 
 /** Returns the text of a file, or the rows of a database without its schema. */
@@ -26,7 +23,7 @@ function textOf(file: string): string {
   try {
     const tables = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
     const rows = tables.flatMap(({ name }) => database.prepare(`SELECT * FROM "${String(name)}"`).all());
-    // The fingerprints of requests are left out, because they are equal for equal requests.
+    // Leaves out the fingerprints of requests, which are equal for equal requests.
     const received = rows.flatMap((row) =>
       Object.entries(row).filter(([column]) => column !== 'fingerprint'),
     );
@@ -39,7 +36,7 @@ function textOf(file: string): string {
 /** Returns every token below a directory, with its file. */
 function tokensIn(directory: string): Map<string, string> {
   const files = readdirSync(directory, { recursive: true, withFileTypes: true });
-  // Locks and logs of databases are left out, because the rows of the database itself are read.
+  // Leaves out locks and logs of databases, because the rows are read from the database itself.
   const read = files.filter((one) => one.isFile() && !/^lock\.db|\.db-\w+$/.test(one.name));
   const found = read.flatMap(({ parentPath, name }) =>
     [...textOf(join(parentPath, name)).matchAll(token)].map(([word]): [string, string] => [word, name]),
@@ -48,8 +45,8 @@ function tokensIn(directory: string): Map<string, string> {
 }
 
 /**
- * Starts a broker and an agent, with one object of each kind that has a secret. Names that users choose are
- * the same in both installations.
+ * Starts a broker and an agent, with one object of each kind that has a secret. The names of objects are the same in
+ * each installation.
  */
 async function install(): Promise<Map<string, string>> {
   const { client, dataDir, ...system } = await startFarhand();
@@ -64,7 +61,7 @@ test('two fresh installs have no key, hash, id or sealed secret in common', asyn
   const [first, second] = [await install(), await install()];
   const shared = [...first].filter(([word]) => second.has(word));
   expect(shared).toEqual([]);
-  // This checks that all files with secrets were read.
+  // Makes sure that the test has read all files with secrets.
   const kept = ['authority.json', 'identity.json', 'state.json', 'webhooks.key', 'history.db'];
   expect([...new Set(second.values())]).toEqual(expect.arrayContaining(kept));
 });

@@ -1,4 +1,4 @@
-// Comparing versions of packages by the rules of the distributions.
+// Comparisons of package versions by the rules of each distribution.
 import { execFileSync } from 'node:child_process';
 import { expect, test } from 'vitest';
 import { compareApk } from '../broker/inventory/versions/apk.ts';
@@ -10,7 +10,7 @@ import { needs } from './skip-without-programs.ts';
 
 type Compare = (a: string, b: string) => number;
 
-/** Checks lines such as `1.0 < 1.1`, each in both directions. */
+/** Checks lines such as `1.0 < 1.1` in both directions. */
 function check(compare: Compare, cases: string): void {
   for (const line of cases.trim().split('\n')) {
     const [a = '', sign = '', b = ''] = line.trim().split(' ');
@@ -19,7 +19,7 @@ function check(compare: Compare, cases: string): void {
   }
 }
 
-/** A pseudo-random number below `n`; the same in every run. */
+/** Returns a generator of pseudo-random numbers below `n`, which are the same in each run. */
 function createRandom(seed: number): (n: number) => number {
   let state = seed;
   return (n) => {
@@ -30,7 +30,7 @@ function createRandom(seed: number): (n: number) => number {
 
 const pieces = ['0', '1', '2', '9', '10', '007', 'a', 'b', 'rc', 'Z', '.', '.', '+', '~', 'dfsg'];
 
-/** Makes pairs of versions, most of which are similar. The pieces are put between an epoch and a release. */
+/** Makes pairs of versions, most of which are similar. Each has `more` pieces between an optional epoch and release. */
 function randomPairs(count: number, isValid: RegExp, more: readonly string[]): [string, string][] {
   const random = createRandom(27);
   const all = [...pieces, ...more];
@@ -50,7 +50,7 @@ function randomPairs(count: number, isValid: RegExp, more: readonly string[]): [
   return pairs.filter((pair) => pair.every((one) => isValid.test(one)));
 }
 
-/** Compares our order of these pairs with the order that a script prints: a negative number, 0 or a positive one. */
+/** Compares our order of each pair with the order that a script prints: a negative number, 0 or a positive number. */
 function checkOrders(compare: Compare, pairs: readonly [string, string][], script: string): void {
   const input = pairs.map((pair) => `${pair.join(' ')}\n`).join('');
   const printed = execFileSync('sh', ['-c', script], { input, encoding: 'utf8' }).trim().split('\n');
@@ -121,8 +121,8 @@ test('versions of rpm are compared as its manual says', () => {
   );
 });
 
-// Debian has no package of apk. The second half of the table was made from random versions by the comparison of apk-tools
-// 3 (src/version.c).
+// Debian has no package of apk. The second half of the table has random versions, compared by apk-tools 3
+// (src/version.c).
 test('versions of apk are compared as apk does, by a recorded table', () => {
   check(
     compareApk,
@@ -204,7 +204,7 @@ test('versions of pacman are compared as vercmp(8) says', () => {
   );
 });
 
-test('an epoch counts only if the limit has one', () => {
+test('epochs are compared only if the limit has one', () => {
   expect(isBelow('rpm', '1:3.0.7-27.el9', '3.0.15')).toBe(true);
   expect(isBelow('rpm', '1:3.0.7-27.el9', '0:3.0.15')).toBe(false);
   expect(isBelow('deb', '3.0.15-1~deb12u1', '3.0.15')).toBe(false);

@@ -1,4 +1,4 @@
-// The inventory of machines: from HTTP to a real agent on this machine, compared with its own tools, and back.
+// The inventory of machines, over HTTP from a real agent on this machine, compared with the machine's own tools.
 import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
@@ -34,7 +34,7 @@ const never = new AbortController().signal;
 
 // ---- Refused requests
 
-test('a machine without a stored inventory that cannot be asked gives a clear error', async () => {
+test('a machine that has no stored inventory and cannot be asked gives a clear error', async () => {
   const system = await startFarhand();
   const old = await scriptedMachine(system, { methods: ['ListFiles'] });
   const path = (id: string): string => `/machines/${id}/inventory`;
@@ -96,7 +96,7 @@ test('a program that fails, floods or hangs is reported with a reason, and its g
 
 // ---- One machine
 
-/** The inventory of this machine, which is collected once, because apt needs seconds. */
+/** The inventory of this machine. It is collected once, because apt takes seconds. */
 const collectedHere = shared(async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
@@ -108,7 +108,7 @@ const collectedHere = shared(async () => {
   return { system, found, port };
 });
 
-test('the inventory agrees with what the machine’s own tools say', async () => {
+test('the inventory agrees with the machine’s own tools', async () => {
   const { found, port } = await collectedHere();
   expect(found).toMatchObject({ kernel: printed('uname', '-r'), arch: printed('uname', '-m') });
   expect(found.hostname).toBe(hostname());
@@ -146,7 +146,7 @@ needs('lscpu', 'ss')('processor and ports are those of lscpu and ss', async () =
   const model = /^Model name:\s*(.*)$/m.exec(printed('lscpu'))?.[1];
   if (process.arch === 'x64') expect(found.cpu_model).toBe(model);
   const ports = new Set(found.ports.map(({ port }) => port));
-  // Other tests open and close ports meanwhile, so only the port of this broker is compared.
+  // Compares only the port of this broker, because other tests open and close ports.
   const own = Number(new URL(system.url).port);
   expect(printed('ss', '-Hltn')).toContain(`:${own} `);
   expect(ports).toContain(own);
@@ -159,7 +159,7 @@ test('the stored inventory is answered until a refresh, also for an offline mach
   const read = (refresh: 'true' | 'false' = 'false') => system.client.inventory.get({ machine_id, refresh });
   const [first] = await Promise.all([read(), answering(agent, 'deb', [['bash', '1']])]);
   expect(await read()).toEqual(first);
-  // Two requests at once share one collection: the machine answers only one call.
+  // Two requests at once share one collection, so the machine gets one call.
   const refreshed = Promise.all([read('true'), read('true')]);
   await answering(agent, 'deb', [['bash', '2']]);
   const [second, same] = await refreshed;
@@ -173,7 +173,7 @@ test('the stored inventory is answered until a refresh, also for an offline mach
   expect(refusalIn(refused)).toBe('503 machine_offline');
 });
 
-test('a stored inventory is not sent once the machine’s owner disallows it, and goes with the machine', async () => {
+test('a stored inventory is not sent once the machine’s owner disallows it, and is deleted with the machine', async () => {
   const system = await startFarhand();
   const before = await system.agent();
   const { machineId: machine_id, dataDir } = before;
@@ -221,7 +221,7 @@ test('a package is found on the machines that have it, below a version, page by 
   expect(await without({})).toBe(0);
   expect(await ids({ package: 'openssl' })).toEqual([one, three, two]);
   expect(await ids({ package: 'openssl', version_below: '3.0.15' })).toEqual([one, three]);
-  // If the limit has an epoch, the whole version is compared, and versions without an epoch are older.
+  // With an epoch in the limit, whole versions are compared. A version without an epoch is then older.
   expect(await ids({ package: 'openssl', version_below: '1:3.0.7-27' })).toEqual([one, two]);
   expect(await ids({ package: 'openss' })).toEqual([]);
   expect(await ids({ package: 'bash', sort: '-machine_name' })).toEqual([one, none]);
@@ -291,7 +291,7 @@ async function collected(
 
 // ---- Memory before the first request
 
-test('before the first request nothing that collects is loaded or runs, and the memory grows by less than 1 MiB', () => {
+test('before the first request no code that collects is loaded, and memory grows by less than 1 MiB', () => {
   const script = `
     import { readFileSync } from 'node:fs';
     import { registerHooks } from 'node:module';
@@ -302,7 +302,7 @@ test('before the first request nothing that collects is loaded or runs, and the 
       gc();
       return Number(/^Private_Dirty: +(\\d+)/m.exec(readFileSync('/proc/self/smaps_rollup', 'utf8'))[1]);
     };
-    // What other parts of the agent load too does not count.
+    // Leaves out modules that other parts of the agent load as well.
     await import('./shared/semaphore.ts');
     const [memory, idle] = [privateKiB(), running()];
     const { createInventory } = await import('./agent/inventory/index.ts');
@@ -323,7 +323,7 @@ test('before the first request nothing that collects is loaded or runs, and the 
   ];
   const output = JSON.parse(execFileSync(process.execPath, args, { encoding: 'utf8', cwd: root }));
   expect(output).toMatchObject({ before: ['index.ts'], started: output.idle, collects: true });
-  // 100 to 140 KiB were measured.
+  // Typical values are 100 to 140 KiB.
   expect(output.grown).toBeLessThan(1024);
 });
 
@@ -345,7 +345,7 @@ grub2-tools.x86_64          1:2.06-120.fc40           updates`;
     { id: 'bash.x86_64', available: '5.2.26-4.fc40' },
     { id: 'python3.12-libs.i686', available: '3.12.4-1.fc40' },
   ]);
-  // dnf 5 writes this heading with a small letter.
+  // dnf 5 writes this heading in lower case.
   expect(parseDnfList(dnf.replace('Obsoleting Packages', 'Obsoleting packages'))).toHaveLength(2);
   const zypper = `S | Repository | Name    | Current Version | Available Version | Arch
 --+------------+---------+-----------------+-------------------+-------

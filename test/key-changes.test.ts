@@ -17,7 +17,7 @@ const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.co
 const knows = async (system: TestSystem, key: string): Promise<number> =>
   (await system.call('GET', '/auth/me', { key })).status;
 
-/** Two machines, and admin keys that may use only the one tagged `a`. */
+/** Two machines, and admin keys that may use only the machine tagged `a`. */
 async function divided() {
   const system = await startFarhand();
   const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
@@ -27,7 +27,7 @@ async function divided() {
 }
 
 describe('a change is refused', () => {
-  test('of a key that is stronger than the caller’s, and so are a new secret for it and reading it', async () => {
+  test('of a key that is stronger than the caller’s; the caller can neither read it nor give it a new secret', async () => {
     const { system, inside, outside, byId, byTag } = await divided();
     const wider = [
       await system.client.keys.create({ name: 'all', scopes: ['files:read'] }),
@@ -41,8 +41,8 @@ describe('a change is refused', () => {
     for (const { key } of [byId, byTag]) {
       for (const { id } of wider) {
         const path = `/api-keys/${id}`;
-        // The change would limit the key like the caller's own, but at this moment the key still has more
-        // rights.
+        // The change would give the key the same limit as the caller. But until then it has more rights, so the caller
+        // may not change it.
         const body = { name: 'mine', tags: ['a'] };
         expect(refusal(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
         expect(refusal(await system.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
@@ -87,7 +87,7 @@ describe('a change is refused', () => {
         }
       }
     }
-    // The key also expires later than the caller's now.
+    // The key now also expires later than the caller's.
     expect(refusal(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
     expect(await knows(system, long.key)).toBe(200);
     expect((await ask(long.id, '', { expires_at })).status).toBe(200);
@@ -176,7 +176,7 @@ test('the last admin key may revoke itself, because the broker’s own machine c
   expect(await knows(system, key)).toBe(200);
 });
 
-test('only a request with its secret learns that a key has expired', async () => {
+test('only a request with the secret of an expired key learns that it has expired', async () => {
   const system = await startFarhand();
   const { key } = await system.client.keys.create({ name: 'x', scopes: ['admin'], expires_at: later(-1) });
   const message = async (given: string): Promise<string> =>
@@ -211,7 +211,7 @@ describe('a new secret', () => {
     expect(await all(first, second, third)).toEqual([401, 401, 200]);
   });
 
-  test('is in one answer only: a repeat is a conflict, and no file has it', async () => {
+  test('is in one answer only: repeating the request is a conflict, and no file has the secret', async () => {
     const system = await startFarhand();
     const { id } = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
     const ask = (): Promise<Answer> =>

@@ -17,8 +17,8 @@ import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 const day = 86_400_000;
 
 /**
- * Creates the parts of a broker without its servers. Requests that are started together are committed
- * together, in order.
+ * Creates the parts of a broker without its servers. Requests that are started together are committed together, in
+ * order.
  */
 async function startBench() {
   const closers: Closers = [];
@@ -53,7 +53,7 @@ async function startBench() {
     return id;
   }
 
-  /** Authorizes a request. Call the returned function to run its handler. */
+  /** Authorizes a request. Returns a function that runs its handler. */
   function ask(by: Key, action: string, params: object, body: object = {}): () => Promise<unknown> {
     const [noun = '', operation = ''] = action.split('.');
     const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
@@ -65,7 +65,7 @@ async function startBench() {
     return async () => handlerOf(parts.handlers, noun, operation)(input, caller);
   }
 
-  /** Starts these requests together, so that they are committed together. Returns their results. */
+  /** Starts these requests at once, so that they share a commit. Returns their results. */
   async function together(...deeds: (() => Promise<unknown>)[]): Promise<unknown[]> {
     const first = parts.state.change(() => undefined);
     const outcomes = await Promise.allSettled(deeds.map((act) => act()));
@@ -76,7 +76,7 @@ async function startBench() {
 }
 
 describe('a right that is removed cannot be used in the same commit:', () => {
-  test('a key that is limited by tags gives its machine no more of them', async () => {
+  test('a key that is limited by tags adds no tags to its machine', async () => {
     const { parts, key, machine, ask, together } = await startBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
     const machine_id = await machine('one', ['a']);
@@ -199,7 +199,7 @@ test('a running request reads nothing more once its key is revoked', async () =>
   await expect(list()).rejects.toMatchObject({ code: 'unauthorized' });
 });
 
-test('a key that expires creates none that lasts beyond the year 9999, although such a time sorts before it', async () => {
+test('a key that expires creates no key that lasts beyond the year 9999, although such a time sorts first as text', async () => {
   const { key, ask, together } = await startBench();
   const short = await key('short', ['admin'], { expires_at: new Date(Date.now() + day).toISOString() });
   const { id: key_id } = await key('long', ['files:read'], { expires_at: '+010000-01-01T23:58:59.000Z' });
@@ -220,7 +220,7 @@ test('a key that expires creates none that lasts beyond the year 9999, although 
   }
 });
 
-test('a key limited by tags needs at least one, and an older key without any still loads', async () => {
+test('a key limited by tags needs at least one tag, and an older key without any tag still loads', async () => {
   const { key, machine, ask, together } = await startBench();
   const admin = await key('admin', ['admin']);
   const writer = await key('writer', ['machines:write']);
@@ -235,7 +235,7 @@ test('a key limited by tags needs at least one, and an older key without any sti
   expect(await together(tag)).toEqual(['forbidden']);
 });
 
-test('a change that was committed is recorded once for each of its machines, though its caller got an error', async () => {
+test('a committed change is recorded once for each of its machines, although its caller got an error', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
   const { record } = await createAudit(history, day);
@@ -245,13 +245,13 @@ test('a change that was committed is recorded once for each of its machines, tho
   const machines = ['mach_a', 'mach_b'] as MachineId[];
   const recording = recorder.begin('files.copy', who, () => ({ machines, what: {} }));
   await history.write((journal) => recording.commit(journal));
-  // The commit was not confirmed, so for its caller it has failed.
+  // The disk did not confirm the commit, so the caller got an error.
   await recording.settle(new Error('the disk was slow to say so'));
   const rows = await history.all('SELECT machine_id, result FROM audit ORDER BY rowid');
   expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
 });
 
-/** A key that may use only the machine `inside`, and its schedule that was moved to `outside`. */
+/** A key that may use only the machine `inside`, and a schedule of the key that was moved to `outside`. */
 async function movedAway() {
   let history: History | undefined;
   const system = await startFarhand({
@@ -277,12 +277,12 @@ async function movedAway() {
   return { system, inside, outside, ask, schedule_id, move, forget: () => forgetAnswers(history) };
 }
 
-/** Deletes the stored answers, as after a crash between the commit and the answer. */
+/** Deletes the stored answers, as a crash between commit and answer would. */
 async function forgetAnswers(history: History | undefined): Promise<void> {
   await history?.write((transaction) => transaction.run('UPDATE idempotency SET answer = NULL'));
 }
 
-test('a repeat reveals nothing of a resource that is now on a machine that its key may not use', async () => {
+test('a repeated request reveals nothing of a resource that was moved to a machine beyond its key’s limit', async () => {
   const { ask, schedule_id, move, forget } = await movedAway();
   expect((await ask()).body.data.id).toBe(schedule_id);
   await move();
@@ -321,7 +321,7 @@ test('a change that moves something between machines is reported only to keys th
   expect(all.items[0]?.what).toMatchObject({ schedule_id, command: 'theirs' });
 });
 
-test('a request without a machine gets the same error with no machine and with several', async () => {
+test('a request that names no machine gets the same error whether there are several machines or none', async () => {
   const system = await startFarhand();
   const { key } = await system.keyed(['files:read', 'files:write'], { tags: ['none'] });
   const ask = async (how: { key?: string } = {}): Promise<unknown[]> => {

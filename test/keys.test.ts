@@ -34,7 +34,7 @@ function moveClock(ms: number): void {
 
 const sha256 = (secret: string): string => createHash('sha256').update(secret).digest('hex');
 
-/** Returns everything that the broker has on disk as one text. */
+/** Returns all files of the broker as one text. */
 function diskOf({ dataDir }: TestSystem): string {
   return readdirSync(dataDir)
     .filter((name) => !['broker.sock', 'spool'].includes(name))
@@ -53,7 +53,7 @@ const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.co
 
 // ---- Authentication
 
-/** Kinds of invalid credentials, each made from a valid key. */
+/** Kinds of invalid credentials, each derived from a valid key. */
 const strangers: Record<string, (key: string) => Record<string, string>> = {
   'no key': () => ({}),
   'an empty Authorization': () => ({ Authorization: '' }),
@@ -173,7 +173,7 @@ test('a secret is in one answer only: no list, file or log of the broker has it,
 
 // ---- The limits of a key
 
-/** A system with a machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
+/** A system with a machine tagged `a`, a machine tagged `b`, and admin keys limited to the first. */
 async function dividedSystem() {
   const system = await startFarhand();
   const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
@@ -183,7 +183,7 @@ async function dividedSystem() {
 }
 
 describe('a key cannot create a stronger one:', () => {
-  test('one that expires creates none that lasts longer', async () => {
+  test('a key that expires creates none that lasts longer', async () => {
     const system = await startFarhand();
     const until = (hours: number): string => new Date(Date.now() + hours * 3_600_000).toISOString();
     const { key } = await system.client.keys.create({
@@ -201,7 +201,7 @@ describe('a key cannot create a stronger one:', () => {
     }
   });
 
-  test('without admin it creates, lists and removes no keys and no join tokens', async () => {
+  test('a key without admin creates, lists and removes no keys and no join tokens', async () => {
     const system = await startFarhand();
     const { key } = await system.keyed([
       'machines:read',
@@ -235,7 +235,7 @@ describe('a key cannot create a stronger one:', () => {
     expect(await documents(system)).toEqual(before);
   });
 
-  test('limited to machines or tags it creates none for others', async () => {
+  test('a key limited to machines or tags creates none for others', async () => {
     const { system, inside, outside, byId, byTag } = await dividedSystem();
     const before = (await documents(system)).keys.length;
     const requests = {
@@ -254,7 +254,7 @@ describe('a key cannot create a stronger one:', () => {
         expect([what, limit, ...refusal(answer)]).toEqual([what, limit, 403, 'forbidden']);
       }
     }
-    // A limit by id and a limit by tag do not include each other, because the tags of machines may change.
+    // Neither a limit by id nor a limit by tag includes the other, because the tags of machines may change.
     await expect(
       byId.client.keys.create({ name: 'x', scopes: ['admin'], tags: ['a'] }),
     ).rejects.toMatchObject({
@@ -321,7 +321,7 @@ describe('a key cannot create a stronger one:', () => {
   });
 });
 
-/** A POST /api-keys that is authorized before its body is sent. The broker's 100 Continue proves that. */
+/** A POST /api-keys that is authorized before its body is sent, as the broker's 100 Continue proves. */
 async function heldRequest({ url }: TestSystem, key: string) {
   const held = request(`${url}/api/v1/api-keys`, {
     method: 'POST',
@@ -374,11 +374,11 @@ describe('a repeat with the same Idempotency-Key', () => {
     const second = await startFarhand({ dataDir: first.dataDir });
     await repeat(second);
     expect((await documents(second)).join_tokens).toEqual(before.join_tokens);
-    // This system has created another key for itself, which is left out.
+    // Leaves out a key that this system has created for itself.
     expect((await documents(second)).keys.slice(0, -1)).toEqual(before.keys);
   });
 
-  test('but with another body or path is idempotency_mismatch and creates nothing', async () => {
+  test('with another body or path is idempotency_mismatch and creates nothing', async () => {
     const system = await startFarhand();
     const body = { name: 'ci', scopes: ['machines:read'] };
     expect((await system.call('POST', '/api-keys', keyed('one', body))).status).toBe(201);
@@ -497,7 +497,7 @@ describe('a repeat with the same Idempotency-Key', () => {
 
 // ---- Join tokens
 
-/** Returns the request of an agent that joins, with its own key pair. */
+/** Returns the request of an agent that joins, with a new key pair. */
 function enrolment(token: string, more: Partial<EnrollRequest> = {}): EnrollRequest {
   return {
     token: parseJoinToken(token).secret,
@@ -510,7 +510,7 @@ function enrolment(token: string, more: Partial<EnrollRequest> = {}): EnrollRequ
   };
 }
 
-/** Returns the certificate of the broker's authority, as an agent fetches it. */
+/** Returns the certificate of the broker's authority. An agent fetches the same one. */
 function authorityOf({ dataDir }: TestSystem): string {
   const file = readFileSync(join(dataDir, 'authority.json'), 'utf8');
   return (JSON.parse(file) as { certificate: string }).certificate;
@@ -520,7 +520,7 @@ async function enrol(system: TestSystem, params: EnrollRequest): Promise<string>
   return (await enrollWith(system.grpc, authorityOf(system), params)).machine_id;
 }
 
-/** The message is the same for every reason. */
+/** The error is the same for every reason. */
 const notGood = {
   name: 'StartError',
   exitCode: 78,
@@ -602,7 +602,7 @@ describe('a join token', () => {
     const { token, install, install_missing, ...made } = await system.client.joinTokens.create({
       ...{ name: 'rack', uses: 2 },
     });
-    // A checkout has packages only if they were built.
+    // A checkout has agent packages only after they were built.
     expect([install, install_missing].filter((text) => text === null)).toHaveLength(1);
     expect(token).toMatch(/^farhand_join_[0-9A-Za-z]{43}\.[0-9a-f]{64}(\.[0-9a-f]{64})?$/);
     expect(made).toMatchObject({ name: 'rack', uses: 2, uses_left: 2, tags: null });
@@ -614,7 +614,7 @@ describe('a join token', () => {
     expect(diskOf(system)).not.toContain(parseJoinToken(token).secret);
   });
 
-  test('lasts an hour and one use by default', async () => {
+  test('by default is valid for an hour and for one machine', async () => {
     const system = await startFarhand();
     const made = await system.client.joinTokens.create({});
     expect(made.uses).toBe(1);
@@ -623,7 +623,7 @@ describe('a join token', () => {
     await system.agent({ joinToken: made.token });
   });
 
-  test('with tags sets them for every machine; without tags the agent’s count', async () => {
+  test('with tags sets them for every machine; without tags the agent’s own tags are used', async () => {
     const system = await startFarhand();
     const tagsOf = async (tags?: string[]): Promise<string[]> => {
       const { token } = await system.client.joinTokens.create(tags ? { tags } : {});
@@ -668,7 +668,7 @@ describe('a join token', () => {
   test('sets name and tags only once, whatever an agent reports later', async () => {
     const system = await startFarhand();
     const identity = await joinScripted(system, 'first');
-    // Our agent does not send these fields, but an older or a hostile one may.
+    // Current agents do not send these fields, but an older or a hostile one may.
     const params = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
     const agent = await connectScripted(system.grpc, identity, params);
     await agent.next('welcome');

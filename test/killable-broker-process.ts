@@ -1,11 +1,11 @@
-// A broker as a process of its own, with a clock that the test moves. The test starts it with fork().
+// A broker in a separate process, with a clock that the test moves. The test starts it with fork().
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker, type Tuning } from '../broker/start/index.ts';
 import { createLogger } from '../shared/logger.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { startLeapingClock } from './leaping-clock.ts';
 
-/** What the test passes as the only argument, as JSON. */
+/** The only argument of the process, as JSON. */
 export interface BrokerProcessOptions {
   flags: string[];
   alerts: NonNullable<Tuning['alerts']>;

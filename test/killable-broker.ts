@@ -1,4 +1,5 @@
-// Brokers that a test kills with kill -9 and starts again, each in a process of its own with a clock that the test moves.
+// Brokers that a test kills with kill -9 and starts again. Each runs in a separate process, with a clock that the test
+// moves.
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { join } from 'node:path';
@@ -15,19 +16,19 @@ import { databaseFlags } from './start-postgres.ts';
 export interface KillableBroker {
   dataDir: string;
   grpc: string;
-  /** A client with all rights, over the socket file. It works again after each start. */
+  /** A client with all rights over the socket file. It can be used again after each start. */
   client: Farhand;
   joinToken(): Promise<string>;
-  /** Starts the broker with these times of notifications, and with a clock that is `passed` milliseconds later. */
+  /**
+   * Starts the broker with these delays of notifications, and with a clock that has moved on by `passed` milliseconds.
+   */
   start(alerts?: Tuning['alerts'], passed?: number): Promise<void>;
-  /** Ends the broker with kill -9. */
   kill(): Promise<void>;
   signal(name: NodeJS.Signals): void;
-  /** Moves the clock of the broker. */
   leap(ms: number): Promise<void>;
 }
 
-/** Prepares a broker. start() starts it. */
+/** Makes a broker that is not running yet. Its start() starts it. */
 export async function prepareBroker(
   options: { dataDir?: string; flags?: string[] } = {},
 ): Promise<KillableBroker> {

@@ -1,4 +1,5 @@
-// A clock for tests that runs in real time and leaps when the test says so. Also for brokers in processes of their own.
+// A clock for tests that runs in real time and leaps when the test says so. Brokers in separate processes can use it
+// too.
 import { setClock } from '../shared/clock.ts';
 
 export interface LeapingClock {
@@ -7,8 +8,8 @@ export interface LeapingClock {
 }
 
 /**
- * A clock that runs in real time and that a test can move forward. Timers that are due then fire at once, in
- * order. With `still` it moves only by leap(). `set` sets the wall clock, which affects no duration.
+ * Starts a clock that runs in real time and that a test can move forward. The timers that are due then fire at once, in
+ * order. With `still` the clock moves only by leap(). `set` sets the wall clock and changes no duration.
  */
 export function startLeapingClock({ still = false } = {}): LeapingClock {
   let ahead = 0;
@@ -51,7 +52,7 @@ export function startLeapingClock({ still = false } = {}): LeapingClock {
     leap(ms) {
       ahead += ms;
       const due = [...timers].filter(({ at }) => at <= monotonic()).sort((a, b) => a.at - b.at);
-      // One timer may have been cancelled by another.
+      // A timer that fires may cancel one that is also due.
       for (const timer of due) if (timers.has(timer)) timer.fire();
       for (const timer of timers) timer.arm();
     },

@@ -1,5 +1,4 @@
-// Short answers of streaming calls, which are sent on the control stream. If a machine mixes the two ways to
-// answer, nothing fails.
+// Short answers of streaming calls on the control stream. A machine may mix both ways to answer.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -19,7 +18,7 @@ const content = ({ identity }: ScriptedAgent): string =>
 const written = { path: '/a', content: 'x' };
 const puts = ({ identity }: ScriptedAgent): string => `/machines/${identity.machineId}/files/content`;
 
-/** Returns the whole answer to ReadFile. */
+/** Returns the messages of a complete answer to ReadFile. */
 function whole(agent: ScriptedAgent, text: string): { messages: Buffer[] } {
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: text.length };
   const head = { head: { entry, etag: '"1"', length: text.length } };
@@ -66,7 +65,7 @@ test('a reply of the wrong kind is machine_error, and the link goes on', async (
   expect((await system.client.machines.get({ machine_id: identity.machineId })).status).toBe('online');
 });
 
-test('the first of two answers, by stream or reply, counts; the other finds no call', async () => {
+test('of two answers, by stream and by reply, the first one counts and the other finds no call', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const replied = system.call('GET', content(agent));
@@ -79,7 +78,7 @@ test('the first of two answers, by stream or reply, counts; the other finds no c
   const streamed = system.call('GET', content(agent));
   const { call_id } = await agent.next('call');
   const stream = agent.answer(call_id);
-  // The broker's End frame proves that it has the stream.
+  // The broker's End frame proves that the stream has arrived.
   await once(stream, 'data');
   agent.send({ reply: { call_id, error: { code: 'io_error', message: 'too late', details: '{}' } } });
   for (const message of whole(agent, 'stream').messages) stream.write({ message });
@@ -99,7 +98,7 @@ test('the agent is notified when a caller disconnects, and a later reply is igno
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
   agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
-  // The call has released its slot, and a reply releases the next one.
+  // The cancelled call has released its slot, and each reply releases the next one.
   for (const text of ['one', 'two']) {
     const next = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
@@ -122,13 +121,13 @@ test('a watch that a distant machine refuses is refused, however late the refusa
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
   const { call_id } = await agent.next('call');
-  // The pause is longer than the head of an answer waits for a first item.
+  // Longer than the broker waits for a first item before it sends the head of the answer.
   await setTimeout(100);
   agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
   expect(await answer).toMatchObject({ status: 404, body: { error: { code: 'file_not_found' } } });
 });
 
-test('an answer that fails before its first frame throws, after it the failure is part of the answer', async () => {
+test('an answer that fails before its first frame throws; after it the failure is part of the answer', async () => {
   const failure = new Error('broken');
   async function* failing(frames: number): AsyncGenerator<Buffer> {
     for (let n = 0; n < frames; n += 1) yield frameOf(Buffer.from('x'));
@@ -176,7 +175,7 @@ test('answers with too many bytes or frames, or that take too long, use their ow
   expect((await gathered.next()).done).toBe(true);
 });
 
-test('a real agent’s answers are the same by reply and by stream: empty, small, at the limit and large', async () => {
+test('answers of a real agent are the same by reply and by stream: empty, small, at the limit and large', async () => {
   const system = await startFarhand();
   await system.agent();
   const { items } = await system.client.machines.list();

@@ -79,7 +79,7 @@ test('a connection that does not authenticate in time is cut: silent, after TLS,
   const identity = await joinScripted(system);
   const challenged = await connectScripted(system.grpc, identity, null);
   await Promise.all([silentEnd, securedEnd, challenged.ended]);
-  // A connection that has authenticated is not cut at the deadline.
+  // A connection that has authenticated in time is not cut.
   const proven = await connectScripted(system.grpc, identity);
   await proven.next('welcome');
   const late = connect(Number(port), host);
@@ -134,7 +134,7 @@ test('an answer that stops without End is a failure, however it stops', async ()
     const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
     stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
     stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.from('half ') }) });
-    // The broker's End frame proves that it has the stream.
+    // The broker's End frame proves that the stream has arrived.
     await once(stream, 'data');
     if (how === 'half-close') stream.end();
     if (how === 'cancel') stream.cancel();
@@ -186,7 +186,7 @@ test('a caller of an agent that never answers gets machine_timeout, or disconnec
   gone.abort();
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
-  // The agent's Answer comes too late and matches no call.
+  // The agent opens its answer stream too late, so it matches no call.
   expect(await statusOf(agent.answer(call_id))).toBe(grpcStatus.NOT_FOUND);
 });
 
@@ -243,7 +243,7 @@ test('an invalid report is ignored, and the last valid one is retained', async (
   agent.send({ heartbeat: { metrics: { cpu_usage: 1e9, recorded_at_ms: 2 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: 7, recorded_at_ms: 3 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: Number.NaN, recorded_at_ms: 4 } } });
-  // The broker handles a small answer after all earlier messages.
+  // The broker handles messages of a link in order, so this answer comes after the reports.
   const answer = system.call('GET', files(agent.identity.machineId));
   const stream = agent.answer((await agent.next('call')).call_id);
   stream.write({ error: { code: 'io_error', message: '', details: '' } });
@@ -285,7 +285,7 @@ test('the connection of a fenced link is closed, and an authenticated one withou
   const newer = await connectScripted(system.grpc, identity);
   await newer.next('welcome');
   await older.next('fenced');
-  // The connection of the older agent is closed, with all its streams.
+  // The connection of the older agent is closed, so none of its streams works any more.
   expect(await statusOf(older.answer('call_x'))).toBeGreaterThan(0);
   expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
     status: 'online',

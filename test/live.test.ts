@@ -1,4 +1,4 @@
-// Live updates: one stream of changes that contains only those that the key may read.
+// Live updates: one stream of changes, with only those that the key may read.
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
@@ -7,7 +7,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 interface Update {
   event: string;
-  // biome-ignore lint/suspicious/noExplicitAny: outside JSON
+  // biome-ignore lint/suspicious/noExplicitAny: JSON of any shape
   data: any;
 }
 
@@ -126,7 +126,7 @@ test('a key limited by tag follows only its machines, also when their tags chang
   await expect.poll(() => removedIn(live)).toEqual([mine]);
 });
 
-test('events, a command and a batch are sent in the same stream, the last two with their state from start to end', async () => {
+test('events, a command and a batch are sent in one stream; command and batch with each state from start to end', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const command = await system.client.commands.create({ machine_id, command: 'cat', input: true, wait: 0 });
@@ -146,7 +146,7 @@ test('events, a command and a batch are sent in the same stream, the last two wi
   expect(live.isOpen()).toBe(true);
 });
 
-test('a batch comes again when its member starts and when that ends', async () => {
+test('a batch is sent again when its member starts and when its member ends', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const gate = join(temporaryFolder('gate'), 'open');
@@ -172,7 +172,7 @@ test('a stream ends when its key loses the scope of a topic, and not when it los
   await expect.poll(() => [machines.isOpen(), events.isOpen()]).toEqual([false, false]);
 });
 
-test('commands are named when they are created, started and end, to keys that may use their machine', async () => {
+test('commands are named when they are created, start and end, to keys that may use their machine', async () => {
   const system = await startFarhand();
   const agent = await system.agent({ tags: 'web' });
   const { machineId: machine_id } = agent;

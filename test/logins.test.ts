@@ -1,5 +1,5 @@
-// Logins of browsers: the cookie that replaces a key, the requests for which it counts, and the end of a
-// login. The cookie's secret is never stored.
+// Logins of browsers: the cookie that replaces a key, the requests for which it counts, and the end of a login. The
+// cookie's secret is never stored.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -22,7 +22,7 @@ interface Browser {
     path: string,
     options?: { body?: unknown; headers?: Record<string, string> },
   ): Promise<Answer>;
-  /** Returns the status and code of such a request. */
+  /** Sends a request like `ask`. Returns its status and code. */
   outcome(
     method: string,
     path: string,
@@ -32,7 +32,7 @@ interface Browser {
 
 const said = ({ status, body }: Answer): string => [status, body?.error?.code].join(' ').trim();
 
-/** Returns the headers without empty ones. */
+/** Returns the headers that are not empty. */
 const present = (headers: Record<string, string>): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).filter(([, value]) => value !== ''));
 
@@ -58,7 +58,7 @@ async function logIn(
   return { answer, id: answer.body?.data?.id, cookie, ask, outcome };
 }
 
-/** Makes a ticket for the key with this name, as the broker's own user. */
+/** Makes a ticket to log in with the key of this name, as the broker's own user. */
 async function ticketFor(system: TestSystem, name = 'test'): Promise<string> {
   const { items } = await system.client.keys.list({ limit: 100 });
   const { id = '' } = items.find((key) => key.name === name) ?? {};
@@ -179,8 +179,8 @@ describe('a cookie does not count', () => {
       '200',
       expect.stringMatching(/^__Host-farhand=; Max-Age=0;/),
     ]);
-    // These are many requests, as from a console in many tabs. No rate limit may refuse them, so that each
-    // answer reports the end of the login.
+    // Many requests, as from a console in many tabs. No rate limit may refuse them, because each answer must report the
+    // end of the login.
     for (let asked = 0; asked < 50; asked += 1)
       expect(await outcome('GET', '/machines')).toBe('401 unauthorized');
   });
@@ -264,7 +264,7 @@ describe('logging in', () => {
     expect((await system.client.keys.me()).login).toBeUndefined();
   });
 
-  test('works with a ticket once, for 5 minutes and on this machine, but not with similar texts', async () => {
+  test('works with a ticket once, for 5 minutes and on the broker’s machine, but not with a similar ticket', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
     const ticket = await ticketFor(system);
@@ -365,7 +365,7 @@ describe('the rights of a login', () => {
 });
 
 describe('a login ends', () => {
-  test('with the secret of its key that is replaced, unless the login itself asks for that', async () => {
+  test('when the secret of its key is replaced, unless the login itself requests that', async () => {
     const system = await startFarhand();
     const { id, key } = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
     const [asking, other] = [await logIn(system, key), await logIn(system, key)];
@@ -381,7 +381,7 @@ describe('a login ends', () => {
     expect(said((await logIn(system, data.key)).answer)).toBe('401 unauthorized');
   });
 
-  test('with the grace period of the secret that it was made with, before or after the rotation', async () => {
+  test('with the grace period of the secret with which it was made, before or after the rotation', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand();
     const { id, key } = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
@@ -397,7 +397,7 @@ describe('a login ends', () => {
     expect(await renewed.outcome('GET', '/machines')).toBe('200');
   });
 
-  test('at once when the secret before the last one loses its grace period', async () => {
+  test('at once when a second rotation ends the grace period of its secret', async () => {
     const system = await startFarhand();
     const { id, key } = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
     const first = await logIn(system, key);
@@ -473,7 +473,7 @@ test('neither cookie nor ticket is in any file or log, and audit rows have the i
     for (const secret of secrets) expect(text.includes(secret)).toBe(false);
 });
 
-/** Opens a stream of server-sent events as a page does. */
+/** Opens a stream of server-sent events, as a page of the console does. */
 async function streamOf(system: TestSystem, path: string, cookie: string) {
   const ending = new AbortController();
   const response = await fetch(`${system.url}/api/v1${path}`, {
@@ -493,7 +493,7 @@ async function streamOf(system: TestSystem, path: string, cookie: string) {
   return { ended, open: () => open, close: () => ending.abort() };
 }
 
-/** Returns the status of a request with headers that fetch does not allow. */
+/** Sends a request with headers that fetch does not allow. Returns the status. */
 async function rawStatus(url: string, headers: Record<string, string>): Promise<number | undefined> {
   const { get } = await import('node:http');
   return new Promise((resolve, reject) => {

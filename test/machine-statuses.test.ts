@@ -46,7 +46,7 @@ test('statuses are filtered, sorted and paged like machines, and also by load; a
   expect(refusalIn(await system.call('GET', '/machines/statuses', { key: other }))).toBe('403 forbidden');
 });
 
-test('an item has the values of the machine’s own status, and its last minute', async () => {
+test('an item has the values of the machine’s own status, and one point for its last minute', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const [item] = (await system.client.machines.statuses()).items;
@@ -81,7 +81,7 @@ test('the last hour has a point for each minute and drops older ones, also after
   expect(hour.of('unknown')).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
 });
 
-test('a removed machine has no last hour, and its bytes are those of the next machine', () => {
+test('a removed machine has no last hour, and the next machine reuses its memory', () => {
   const hour = new LastHour();
   for (const id of ['a', 'b', 'c']) hour.add(id, 50, 60);
   hour.remove('b');
@@ -120,7 +120,7 @@ test('tags are listed with the number of their machines that the key may use', a
   expect(refusalIn(await system.call('GET', '/tags', { key }))).toBe('403 forbidden');
 });
 
-test('after a restart of the broker the last hour is that of the stored metrics', async () => {
+test('after a restart of the broker the last hour is read from the stored metrics', async () => {
   const history = openHistory(join(temporaryFolder('hour'), 'history.db'), 'install', quiet);
   const clock = fakeClock(1_800_000_000_000);
   const before = await MachineFacts.open(history);

@@ -9,7 +9,7 @@ import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
-/** Returns a report as it is decoded from the wire. */
+/** Returns a report in the form that the decoder of the wire gives. */
 function report(cpu_usage: number) {
   const space = { total: 100, used: 40, free: 60 };
   return {
@@ -97,7 +97,7 @@ test('a list item has exactly the fields of the contract, the detail three more'
   });
 });
 
-test('machines are filtered by status, all of the tags and part of the name, sorted and paged', async () => {
+test('machines are filtered by status, all given tags and part of the name, sorted and paged', async () => {
   const system = await startFarhand();
   for (const [name, tags] of [
     ['web-b', 'web,prod'],
@@ -172,7 +172,7 @@ test('the disks of an older agent have no available space', async () => {
   expect([status.disk, status.disks]).toEqual([space, [{ mount: '/', filesystem: 'ext4', ...space }]]);
 });
 
-test('list items are exactly the spec’s, and have the version and the clock of the agent where they are included', async () => {
+test('list items have exactly the specified fields, and the agent’s version and clock only on request', async () => {
   const system = await startFarhand();
   await system.agent({ name: 'web-1' });
   await system.agent({ name: 'no-reports', flags: ['--allow', 'exec'] });
@@ -187,7 +187,7 @@ test('list items are exactly the spec’s, and have the version and the clock of
   ]);
 });
 
-test('a machine whose clock is far off is logged once, until the clock was right again, and has the offset in its status', async () => {
+test('a machine whose clock is far off is logged once until its clock is right, and has the offset in its status', async () => {
   const system = await startFarhand();
   const metrics = { cpu_cores: 1, memory: {}, disk: {} };
   const at = (offset: number) => ({ ...metrics, recorded_at_ms: Date.now() + offset });

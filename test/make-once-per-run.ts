@@ -1,4 +1,4 @@
-// Makes what several test files need only once in a run, in its temporary folder.
+// Makes something that several test files need, once per run, in the temporary folder of the run.
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -6,8 +6,8 @@ import { join } from 'node:path';
 const longestMs = 180_000;
 
 /**
- * Returns a folder that `make` has filled. The first test file makes it; others that run at the same time
- * wait. If `make` throws, it throws in every file.
+ * Returns a folder that `make` has filled. The first test file to need the folder fills it, and others wait meanwhile.
+ * If `make` throws, it throws in every file.
  */
 export function madeOnce(name: string, make: (folder: string) => void): string {
   const folder = join(tmpdir(), name);

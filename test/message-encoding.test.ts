@@ -1,4 +1,4 @@
-// The encoding of messages is compared with that of proto-loader, which clients in other programs use.
+// Compares the encoding of messages with that of proto-loader, which clients in other programs use.
 import { join } from 'node:path';
 import { loadSync, type ServiceDefinition } from '@grpc/proto-loader';
 import protobuf from 'protobufjs/light.js';
@@ -24,7 +24,7 @@ const samples: Record<string, unknown> = {
   double: 0.5,
 };
 
-/** Returns a message with a value in every field. Of the fields of a oneof only the last one is set. */
+/** Returns a message with a value in every field. In a oneof, only the last field is set. */
 function sampleOf(type: protobuf.Type, depth = 0): Record<string, unknown> {
   const entries = type.fieldsArray.map((field) => {
     const resolved = field.resolve().resolvedType;

@@ -1,5 +1,4 @@
-// The OpenAPI document that a broker serves: the linter has no warning, and the document is complete and
-// correct.
+// The OpenAPI document that a broker serves: it has no warning of the linter, and is complete and correct.
 import { execFile } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -108,7 +107,7 @@ async function lint(text: string): Promise<Problem[]> {
     REDOCLY_SUPPRESS_UPDATE_NOTICE: 'true',
   };
   const output = await new Promise<string>((resolve, reject) => {
-    // The linter exits with 1 if there are errors. It prints nothing on stdout if it could not run.
+    // The linter exits with 1 if it finds errors. If it could not run, it prints nothing on standard output.
     execFile(binary, args, { cwd: folder, env, maxBuffer: 2 ** 26 }, (error, stdout, stderr) =>
       stdout ? resolve(stdout) : reject(new Error(stderr, { cause: error })),
     );
@@ -131,7 +130,7 @@ test('the served document has no errors and no warnings by the linter’s recomm
   const { text } = await served();
   const problems = await lint(text);
   expect(problems.filter(({ severity }) => severity === 'error').map(line)).toEqual([]);
-  // The linter does not know that a WebSocket begins with 101.
+  // Leaves out the warning about a WebSocket route, whose success is 101.
   const warnings = problems.filter(
     ({ ruleId, location }) =>
       ruleId !== 'operation-2xx-response' || !location[0]?.pointer?.includes('~1stream/get'),
@@ -182,7 +181,7 @@ test('every route of the table is in the document with its method and status, an
   expect(described.length).toBe(operations.length);
 });
 
-test('each operation has the scope that it needs, or says that it needs no key', async () => {
+test('each operation names the scope that it needs, or says that it needs no key', async () => {
   const { document } = await served();
   expect(document.components.securitySchemes).toEqual({
     apiKey: { type: 'http', scheme: 'bearer', description: expect.any(String) },
@@ -274,7 +273,7 @@ test('every success is described as the envelope of data and meta, with paging f
   }
 });
 
-/** Returns fields and schemas below a schema that have no description. */
+/** Returns the fields and schemas below a schema that lack a description. */
 function undescribed(schema: Json | undefined, at: string): string[] {
   if (typeof schema !== 'object' || schema === null || Array.isArray(schema) || '$ref' in schema) return [];
   const { properties = {}, items, additionalProperties, anyOf = [], oneOf = [], allOf = [] } = schema;
@@ -358,12 +357,12 @@ test('every JSON body has an example, and each works when it is sent', async () 
       .replaceAll(/mach_\w{22}/g, machine_id)
       .replaceAll(/cli_\w{22}/g, client_id)
       .replaceAll('/srv/app', join(scene.folder, 'app'));
-    // The example for input also ends the command's input.
+    // The example for input also closes the input, so it needs a command of its own.
     const command = name === 'commands.input' ? input.id : scene.here.command;
     const url = addressOf(scene, route, { ids: { ...scene.here, command } });
     const { status, body } = await call(url, route.method, { key, body: JSON.parse(text) });
     expect([name, status, body?.error]).toEqual([name, route.status, undefined]);
-    // The webhook is removed at once, so that nothing is sent to its URL.
+    // Removes the webhook at once, so that nothing is sent to its URL.
     if (name === 'webhooks.create') await client.webhooks.remove({ webhook_id: body.data.id });
   }
 });
@@ -398,7 +397,7 @@ test('the data of every event matches the schema of its delivery, without furthe
   );
 });
 
-test('the document and the files of the reference page are made once, and answered with 304 to a client that has them', async () => {
+test('the document and the files of the reference page are made once, and a client that has them gets 304', async () => {
   const { url } = await startFarhand();
   for (const path of ['/api/v1/openapi.json', '/docs/redoc.standalone.js', '/docs/page.js']) {
     const first = await fetch(url + path);

@@ -39,7 +39,7 @@ async function reopen(options: OutputOptions = {}): Promise<OutputLog> {
   return log;
 }
 
-/** Reads everything from `from` on, with the ranges of missing bytes. */
+/** Reads everything from offset `from` on. Returns the bytes and the ranges of missing bytes. */
 async function readAll(log: OutputLog, from = 0): Promise<{ data: Buffer; gaps: [number, number][] }> {
   const pieces: Buffer[] = [];
   const gaps: [number, number][] = [];
@@ -122,13 +122,13 @@ test('a reader that stops reading stalls the writer once, then loses bytes until
   expect(performance.now() - begun).toBeGreaterThanOrEqual(45);
   expect(performance.now() - begun).toBeLessThan(1000);
   expect(await reader.read(100)).toEqual({ offset: log.start, data: Buffer.alloc(100, 24) });
-  // The reader counts as reading again, so the writer waits for it.
+  // By reading, the reader counts as active again, so the writer waits for it once more.
   const again = performance.now();
   await log.append(Buffer.alloc(100));
   expect(performance.now() - again).toBeGreaterThanOrEqual(45);
 });
 
-test('one slow reader delays no fast one and sees a gap', async () => {
+test('a slow reader beside a fast one does not delay it, and gets a gap', async () => {
   const log = make({ windowBytes: 1600 });
   const [slow, fast] = [log.reader(0), log.reader(0)];
   for (let i = 0; i < 50; i++) {
@@ -147,7 +147,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
 ])('a writer that waits goes on at once when %s', async (_what, free) => {
   const log = make({ windowBytes: 1600, stallMs: 600_000 });
   const reader = log.reader(0);
-  // Appends an eighth of the window.
+  // Fills an eighth of the window. The next append must wait for the reader.
   await log.append(Buffer.alloc(200));
   let waited = false;
   const held = log.append(Buffer.alloc(1)).then(() => {
@@ -155,7 +155,8 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   });
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
-  // Appends to another log. An append that does not wait has ended by the time this one has.
+  // Appends to another log, which takes as long as an append that does not wait. The first append must still wait after
+  // that.
   const other = newOutput(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));
@@ -321,7 +322,7 @@ test('files and directory are for this user only', async () => {
   expect((await stat(join(directory, name!))).mode & 0o777).toBe(0o600);
 });
 
-test('a waiting reader is woken by an append, by its signal, and leaves nothing waiting', async () => {
+test('a waiting reader is woken by an append or by its signal, and leaves nothing behind', async () => {
   const changed = new Wake();
   const log = make({ changed });
   const woken = changed.wait(new AbortController().signal);

@@ -1,4 +1,4 @@
-// Machines for Prometheus: the list of machines to scrape, and the last report of each as text.
+// Machines for Prometheus: the list of targets to scrape, and the last report of each machine as text.
 import { expect, test } from 'vitest';
 import { soon } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
@@ -9,7 +9,7 @@ async function read(system: TestSystem, path: string, key = system.key): Promise
   return [answer.status, answer.headers.get('content-type') ?? '', await answer.text()];
 }
 
-test('a request without a key is refused, and so is a machine beyond the key', async () => {
+test('a request without a key is refused, and so is a machine beyond the key’s limit', async () => {
   const system = await startFarhand();
   const [mine, other] = [await joinScripted(system), await joinScripted(system)];
   expect((await fetch(`${system.url}/metrics/targets`)).status).toBe(401);

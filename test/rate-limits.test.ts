@@ -23,7 +23,7 @@ const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, e
 
 const trusting = (...texts: string[]) => createTrustedProxies(texts.flatMap((text) => networkOf(text) ?? []));
 
-/** Makes a call as a proxy on this machine, for a client address. */
+/** Makes a call as a proxy on this machine would, for a client address. */
 function through(
   system: TestSystem,
   address: string,
@@ -33,7 +33,7 @@ function through(
   return system.call('GET', path, { key, headers: { 'X-Forwarded-For': address } });
 }
 
-/** Makes a gRPC call as a proxy on this machine, for a client address. Resolves with its status. */
+/** Makes gRPC calls as a proxy on this machine would, for a client address. Each resolves with its status. */
 async function grpcCaller(system: TestSystem, service: typeof linkService | typeof streamsService) {
   const Client = makeClientConstructor(service, 'called');
   const ca = credentials.createSsl(Buffer.from(await caOf(system)));
@@ -44,7 +44,7 @@ async function grpcCaller(system: TestSystem, service: typeof linkService | type
     metadata.set('x-forwarded-for', address);
     if (key) metadata.set('authorization', `Bearer ${key}`);
     return new Promise((resolve) => {
-      // The cast is safe: the client has one method for each rpc of the service.
+      // The cast is safe: the client has a method for each rpc of its service.
       const call = client[method]?.bind(client) as (...args: unknown[]) => {
         on(...args: unknown[]): unknown;
       };
@@ -119,7 +119,7 @@ test('wrong keys count for the address that a trusted proxy reports; other peers
 
 // ---- Wrong keys
 
-test('after 30 wrong keys a source is rate limited; a good key from there works, and so do other sources', async () => {
+test('after 30 wrong keys a source is rate limited, but its valid keys work, and so do other sources', async () => {
   const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
   for (let n = 0; n < 30; n += 1) {
     expect(received(await through(system, '203.0.113.9', `service_apikey_${n}`))).toEqual([
@@ -132,12 +132,11 @@ test('after 30 wrong keys a source is rate limited; a good key from there works,
   expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.body.error.details.retry_after).toBe(Number(over.headers.get('retry-after')));
   expect(over.body.error.details.retry_after).toBeLessThanOrEqual(60);
-  // Unknown paths and headers without a key count in the same way.
+  // A header that is no key counts as a wrong key, also on an unknown path.
   expect((await through(system, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
   expect((await through(system, '203.0.113.9', system.key)).status).toBe(200);
   expect((await through(system, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);
-  // A request without a key does not count as one with a wrong key, and routes that need no key are not
-  // limited.
+  // A request without a key does not count as a wrong key. Routes that need no key are not limited.
   expect((await through(system, '203.0.113.9', null)).status).toBe(401);
   const health = await call(`${system.url}/healthz`, 'GET', {
     key: 'service_apikey_wrong',
@@ -146,7 +145,7 @@ test('after 30 wrong keys a source is rate limited; a good key from there works,
   expect(health.status).toBe(200);
 });
 
-test('addresses of one IPv6 /64 network are one source, and of another network another source', async () => {
+test('addresses of one IPv6 /64 network are one source, and addresses of another network are another source', async () => {
   const rates = createRateLimits({});
   for (let n = 0; n < 30; n += 1) await rates.countWrongKey(`2001:db8::${n}:1`);
   await expect(rates.countWrongKey('2001:0db8:0:0:ffff::1')).rejects.toMatchObject({ code: 'rate_limited' });
@@ -163,7 +162,7 @@ test('a shared address has a higher limit', async () => {
 
 test('any number of sources is counted in a fixed number of buckets', async () => {
   const rates = createRateLimits({ buckets: 4 });
-  // Each address makes one request, and all buckets together allow 120.
+  // Each address sends one wrong key. The four buckets together allow 120.
   const strikes = Array.from({ length: 121 }, (_, n) => rates.countWrongKey(`10.0.0.${n}`));
   await expect(Promise.all(strikes)).rejects.toMatchObject({ code: 'rate_limited' });
 });
@@ -206,7 +205,7 @@ test('a key over its limit gets 429 with the time to wait; another key and the s
     local.keys.create({ name: 'reader', scopes: ['machines:read'] }),
   );
   const before = Math.floor(Date.now() / 1_000);
-  // Refused requests with a valid key count too.
+  // Refused requests with a valid key count as well.
   const paths = ['/machines', '/nothing', '/audit', '/machines/mach_x', '/auth/me'];
   const statuses = [200, 404, 403, 404, 200];
   for (const [n, path] of paths.entries()) {
@@ -234,7 +233,7 @@ test('a key over its limit gets 429 with the time to wait; another key and the s
 test('calls over gRPC are counted with those over REST', async () => {
   const system = await startFarhand({ flags: ['--rate-limit', '3'] });
   const client = await streamsOf(system);
-  // One request was used up by fetching the certificate authority.
+  // Fetching the certificate authority was one request.
   await system.call('GET', '/machines');
   await system.call('GET', '/machines');
   const refusal = await refusalOf(client.events({}));
@@ -264,7 +263,7 @@ test('each signal of a call over gRPC is counted as a request', async () => {
   const joinToken = (await withBroker(local, (client) => client.joinTokens.create({}))).token;
   const { machineId: machine_id } = await system.agent({ joinToken });
   const client = await streamsOf(system);
-  // Together with the fetch of the certificate authority and the call itself, these reach the limit.
+  // With the fetch of the certificate authority and the call itself, these signals reach the limit.
   const signals = Array.from({ length: 5 }, () => ({ signal: 'SIGCONT' }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } }, ...signals);
   const refusal = await refusalOf(client.exec(asked.requests));

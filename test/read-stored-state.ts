@@ -1,4 +1,4 @@
-// Reads what a broker has stored directly from its files, or from its database with FARHAND_TEST_DATABASE.
+// Reads what a broker has stored directly from its files or, with FARHAND_TEST_DATABASE, from its database.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -8,7 +8,7 @@ import { toPostgres } from '../broker/history/translate-to-postgres.ts';
 import { names } from '../broker/state/document-types.ts';
 import { clientOf, databaseOf } from './start-postgres.ts';
 
-/** Rows of the history. `sql` is written for SQLite. */
+/** Returns rows of the history. `sql` is in the dialect of SQLite. */
 export async function storedRows(dataDir: string, sql: string, ...values: Value[]): Promise<Row[]> {
   const url = await databaseOf(dataDir);
   if (url === undefined) {
@@ -23,7 +23,7 @@ export async function storedRows(dataDir: string, sql: string, ...values: Value[
   return rows;
 }
 
-/** Returns the rows of all tables of the history, by table. Tables that match `without` are left out. */
+/** Returns the rows of all tables of the history, by table, except tables that match `without`. */
 export async function storedTables(dataDir: string, without: RegExp): Promise<Record<string, Row[]>> {
   const isFile = (await databaseOf(dataDir)) === undefined;
   const all = isFile
@@ -37,8 +37,8 @@ export async function storedTables(dataDir: string, without: RegExp): Promise<Re
   );
 }
 
-/** The documents, as in state.json. */
-// biome-ignore lint/suspicious/noExplicitAny: outside JSON
+/** Returns the documents in the form of state.json. */
+// biome-ignore lint/suspicious/noExplicitAny: JSON of any shape
 export async function storedState(dataDir: string): Promise<any> {
   if ((await databaseOf(dataDir)) === undefined)
     return JSON.parse(readFileSync(join(dataDir, 'state.json'), 'utf8'));

@@ -1,4 +1,4 @@
-// Reading files as root in a directory of another user, who may replace them by links or pipes.
+// How root reads files in a directory of another user, who may replace them with links or pipes.
 import { execFileSync, spawnSync } from 'node:child_process';
 import { symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,7 +10,7 @@ import { temporaryFolder } from './start-farhand.ts';
 const checkout = join(import.meta.dirname, '..');
 
 describe('in a directory that another user owns, root', () => {
-  /** Makes a data directory in which something else has the name of a file. */
+  /** Makes a data directory in which a FIFO, link or device has the name of a file. */
   function directoryWith(name: string, what: 'FIFO' | 'link' | 'device'): string {
     const directory = temporaryFolder('foreign');
     const file = join(directory, name);

@@ -1,6 +1,6 @@
-// Tests the table of routes with a real broker: the order of checks, and that every route is complete. Rights
-// are tested in attack/every-route-wrong-keys.test.ts. The cases are made from the table, so that new routes
-// are tested at once.
+// The table of routes with a real broker: the order of checks, and that every route is complete.
+// attack/every-route-wrong-keys.test.ts tests rights. The cases come from the table, so that new routes are tested as
+// well.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
 import { RequestParser } from '../broker/request-checks/parse-api-request.ts';
@@ -48,7 +48,7 @@ test('an unknown id is 404 in every place and form, before any other check', asy
 
 test('a wrong body is refused after all other checks: 400 if it is not JSON, 422 if it breaks the schema', async () => {
   const scene = await scenery();
-  // Forms are not JSON, and are tested elsewhere.
+  // Leaves out forms, which are not JSON and have tests of their own.
   const cases = keyed.filter(({ route }) => route.body && !route.accepts);
   await expectRefusals(scene, cases, async ({ name, route }) => {
     const answer = await ask(scene, route, { body: malformed });
@@ -70,16 +70,16 @@ test.each(['machine_ids', 'tags'] as const)(
   async (by) => {
     const scene = await scenery();
     const key = await scene.limited(['admin'], by);
-    // Streams without an end are left out.
+    // Leaves out streams, which have no end.
     const reads = keyed.filter(({ route }) => route.method === 'GET' && route.kind !== 'events');
-    // Saved commands are of no machine.
+    // Leaves out saved commands, which belong to no machine.
     const ids = Object.entries(scene.there).filter(([noun]) => noun !== 'saved_command');
     const hidden = [...ids.map(([, id]) => id), '"there"'];
     const received: [name: string, found: string[], total: number][] = [];
     for (const { name, route } of reads) {
       const { params, query } = rawOf(route, scene.here, scene.known);
       const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
-      // The request has no filters, so that the answer contains all that the key may read.
+      // Leaves out filters, so that the answer has everything that the key may read.
       const given = Object.entries(query).filter(([field]) => !/_ids?$|^since$/.test(field));
       const search = new URLSearchParams({
         ...(Object.fromEntries(given) as Record<string, string>),
@@ -94,7 +94,7 @@ test.each(['machine_ids', 'tags'] as const)(
       if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
     }
     expect(received).toEqual(received.map(([name, , total]) => [name, [], total]));
-    // The answer contains the key's own file, because an empty stream would prove nothing.
+    // Each stream of files must contain the key's own file, because an empty one would prove nothing.
     const seen = received.filter(([, , total]) => total > 0).map(([name]) => name);
     expect(seen).toEqual(
       expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),
@@ -130,7 +130,7 @@ test.each([
   });
 });
 
-test('the routes that need no key are exactly these, and answer without one and with a wrong one', async () => {
+test('exactly these routes need no key, and they answer without a key and with a wrong one', async () => {
   const scene = await scenery();
   const open = table.filter(({ route }) => route.access === 'everybody');
   expect(open.map(({ route }) => `${route.method} ${route.base}${route.path}`).sort()).toEqual([
@@ -145,7 +145,7 @@ test('the routes that need no key are exactly these, and answer without one and 
   for (const { name, route } of open) {
     for (const headers of [{}, { Authorization: 'Bearer wrong' }]) {
       const { status } = await ask(scene, route, { key: null, headers });
-      // A checkout has no packages until they are built.
+      // A checkout has agent packages only after they were built.
       if (name.startsWith('packages.')) expect([200, 404]).toContain(status);
       else expect([name, status]).toEqual([name, 200]);
     }
@@ -162,9 +162,9 @@ test('every route has a handler: a broker starts, and no route answers that it d
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
     const headers = { Authorization: `Bearer ${system.key}` };
     const answer = await fetch(`${system.url}${route.base}${path}`, { method: route.method, headers });
-    // These are streams that go on while a client reads.
+    // Ends streams, which go on while a client reads.
     if (answer.headers.get('content-type') === 'text/event-stream') await answer.body?.cancel();
-    // A checkout has no packages before they are built, and the answer says so.
+    // A checkout has agent packages only after they were built, and the answer says that.
     else if (!name.startsWith('packages.'))
       expect([name, await answer.text()]).not.toEqual([
         name,
@@ -288,7 +288,7 @@ const recursive: z.ZodType = z.object({
   },
 });
 
-// Each of these schemas compiles and parses. Either the ids in it are found, or the broker refuses to start.
+// Each of these schemas compiles and parses. The broker must either find all ids in it or refuse to start.
 test.each<[string, z.ZodType, unknown]>([
   ['a description', z.object({ id: id.meta({ description: 'the target' }) }), { id: 'a' }],
   ['a refinement of its own', z.object({ id: id.refine(() => true) }), { id: 'a' }],

@@ -22,7 +22,7 @@ async function started() {
         parameters: [{ name: 'x', type: 'string' }],
         ...more,
       }),
-    /** Runs a saved command on the first machine. Resolves with its output, or with the wrong field. */
+    /** Runs a saved command on the first machine. Resolves with its output, or with the name of the wrong field. */
     async output(saved_command_id: string, parameters: object): Promise<string> {
       const body = { machine_ids: [ids[0]], parameters };
       const answer = await system.call('POST', `/saved-commands/${saved_command_id}/run`, { body });
@@ -83,9 +83,9 @@ test.each([
   expect((await system.client.savedCommands.list()).total).toBe(0);
 });
 
-test('the answer says why a default is refused', async () => {
+test('a refused default is answered with the reason', async () => {
   const { system } = await started();
-  // The timeout of a pattern counts, also if it comes before the clock shows that the time is over.
+  // With a clock that stands still, only the timeout of the regular expression itself can refuse the value.
   startLeapingClock({ still: true });
   onTestFinished(() => setClock());
   const defaults = [
@@ -100,7 +100,7 @@ test('the answer says why a default is refused', async () => {
   }
 });
 
-test('a value is one argument or a part of one: no shell sees it, and it is never split', async () => {
+test('a value is one argument or a part of one: it is not passed to a shell, and never split', async () => {
   const { save, output } = await started();
   const { id } = await save({ argv: ['printf', '[%s]', '{{x}}', 'a={{x}}'] });
   for (const x of ['two words', '$(id) `id`; id | cat > /x', '"\'', '{{x}}', '$& $1', 'ü'])
@@ -121,13 +121,13 @@ test('each type has its values, and a wrong one is named before anything runs', 
   ];
   const argv = ['printf', '[%s]', ...parameters.map(({ name }) => `{{${name}}}`)];
   const { id } = await save({ argv, parameters });
-  // The parameter without a value is left out.
+  // The parameter without a value and without a default is left out.
   expect(await output(id, {})).toBe('[d][d][d][1][false][a][/etc]');
   const good = { s: 'S', p: '-x', q: '', i: 10, n: -5, b: true, e: 'b c', f: '/var/a b' };
   expect(await output(id, good)).toBe('[S][-x][][10][-5][true][b c][/var/a b]');
-  // The command line sends texts.
+  // The command line sends all values as strings.
   expect(await output(id, { i: '10', b: 'true' })).toBe('[d][d][d][10][true][a][/etc]');
-  // A whole number is sent in one form.
+  // Whole numbers are normalized.
   expect(await output(id, { i: '007', n: '-000' })).toBe('[d][d][d][7][0][false][a][/etc]');
   expect(await output(id, { i: '-0' })).toBe('[d][d][d][0][false][a][/etc]');
   const before = (await client.commands.list()).total;
@@ -171,7 +171,7 @@ test('a pattern that would take hours costs a tenth of a second', async () => {
 
 test('all patterns of one request together have 50 ms', async () => {
   const { save, output } = await started();
-  // Each value takes some milliseconds and matches.
+  // Each value takes a few milliseconds and matches.
   const names = Array.from({ length: 50 }, (_, n) => `p${n}`);
   const parameters = names.map((name) => ({
     ...{ name, type: 'string' as const, pattern: 'a*a*b|a*', required: false },
@@ -220,7 +220,7 @@ test('the answer to a revocation lists the saved commands that the key changed l
   expect(await client.keys.remove({ key_id })).toMatchObject({ saved_commands: [id] });
 });
 
-test('it runs on all machines with the tags that its runner may use, and no others', async () => {
+test('a saved command runs on all machines with the tags that the caller may use, and no others', async () => {
   const { system, client, ids, save } = await started();
   const { id: saved_command_id } = await save();
   const parameters = { x: 'hello' };
@@ -266,7 +266,7 @@ test('names are unique, and changes are checked like new ones', async () => {
   expect(await client.savedCommands.remove({ saved_command_id })).toEqual({ deleted: true });
 });
 
-test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
+test('a request repeated with the same Idempotency-Key runs nothing twice', async () => {
   const { system, client, save } = await started();
   const { id } = await save();
   const params = { body: { tags: ['web'], parameters: { x: 'a' } }, headers: { 'Idempotency-Key': 'once' } };
@@ -276,7 +276,7 @@ test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
   expect((await client.batches.list()).total).toBe(1);
 });
 
-test('a schedule runs a saved command with its values, in the form that it has then', async () => {
+test('a schedule runs a saved command with its values, as the command is at that time', async () => {
   const { client, ids, save, system } = await started();
   const folder = temporaryFolder('saved');
   const { id: saved_command_id } = await save({ argv: ['touch', `${folder}/{{x}}`] });
@@ -303,7 +303,7 @@ test('a schedule runs a saved command with its values, in the form that it has t
   expect([command.command, command.args]).toEqual(['touch', [`${folder}/a b`]]);
   await expect(client.savedCommands.remove({ saved_command_id })).rejects.toMatchObject({ code: 'conflict' });
 
-  // A change that the values do not fit makes the run fail with the reason.
+  // After this change the schedule's values are wrong, so its run fails and names the parameter.
   const parameters = [{ name: 'x', type: 'integer' as const }];
   await client.savedCommands.update({ saved_command_id, parameters });
   expect((await run('failed'))?.reason).toContain('parameters.x');

@@ -1,4 +1,4 @@
-// Schedules that run on every machine with some tags. The machines are found when a run is due.
+// Schedules that run on every machine with certain tags. The machines are looked up when a run is due.
 import { Script } from 'node:vm';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { gate, soon } from './commands-fixture.ts';
@@ -8,11 +8,11 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 /** A cron expression that is not due during a test. */
 const yearly = '0 0 29 2 *';
-/** Orders rows by their columns. */
+/** Orders rows by their text. */
 const byText = (a: readonly unknown[], b: readonly unknown[]): number => a.join().localeCompare(b.join());
 const rights = ['schedules:read', 'schedules:write', 'commands:execute', 'commands:read'] as const;
 
-/** A system with machines named m0, m1, …, each with the tag `all` and its own name as a tag. */
+/** A system with machines m0, m1, … Each has the tag `all` and its own name as a tag. */
 async function tagged(count: number) {
   const system = await startFarhand();
   const agents = [];
@@ -75,10 +75,10 @@ test('a run by hand is a batch on each machine with all tags, and each has a row
   expect((await client.schedules.history({ schedule_id, batch_id: batch_id ?? '' })).total).toBe(3);
 });
 
-test('last_run is the worst run of the last time, not the one that ended last', async () => {
+test('last_run is the worst run of the latest due time, not the one that ended last', async () => {
   const { client, make } = await tagged(2);
   const slow = gate();
-  // The machine that creates the folder fails, and the other one ends later.
+  // Only one machine can create the folder. That machine fails, and the other one ends later.
   const command = `mkdir ${temporaryFolder('first')}/first && exit 7; ${slow.wait}`;
   const { id: schedule_id } = await make({ command });
   await client.schedules.run({ schedule_id });
@@ -99,7 +99,7 @@ test('a run by hand without a machine that has the tags is a conflict', async ()
   expect(answer.body.error.message).toContain('nowhere');
 });
 
-test('each time has one row for each machine that has the tags then', async () => {
+test('each due time has a row for each machine that has the tags at that time', async () => {
   const all = await systemAt('10:00:00');
   const { machine_id, away, system } = all;
   const { client } = system;
@@ -129,7 +129,7 @@ test('each time has one row for each machine that has the tags then', async () =
   expect(all.counted('tagged')).toBe(3);
 });
 
-test('what was due while the broker was down is missed once on each machine, and not before it had the tags', async () => {
+test('a time that was due while the broker was down is missed once on each machine that had the tags by then', async () => {
   const all = await systemAt('10:00:00');
   const { machine_id, away } = all;
   await all.system.client.machines.update({ machine_id, tags: ['all'] });
@@ -144,7 +144,7 @@ test('what was due while the broker was down is missed once on each machine, and
   await all.down();
   all.clock.leap(120_000);
   await all.up();
-  // A minute after the start of the broker, the run on the machine that is not back ends.
+  // A minute after its start, the broker gives up on the run of the machine that is not back.
   await all.pass(60_000, 2);
   await all.until('10:06:30');
   const fates = async (schedule_id: string, machine: string): Promise<string[]> =>
@@ -169,7 +169,7 @@ test('what was due while the broker was down is missed once on each machine, and
   expect(all.counted('none')).toBe(4);
 });
 
-test('when the clock is set back, each time that ran does not run again on any machine', async () => {
+test('when the clock is set back, no due time that has run runs again on any machine', async () => {
   const all = await systemAt('10:00:00');
   const { machine_id, away } = all;
   for (const one of [machine_id, away])
@@ -187,10 +187,10 @@ test('when the clock is set back, each time that ran does not run again on any m
   expect(others.map((run: Run) => run.scheduled_for?.slice(11, 16))).toEqual(['10:02', '10:04', '10:06']);
 });
 
-test('a run that is not over makes only its own machine skip', async () => {
+test('while a run has not ended, only its own machine skips due times', async () => {
   const { client, ids, make } = await tagged(2);
   const slow = gate();
-  // The machine that creates the folder waits, and the other one fails.
+  // Only one machine can create the folder. That machine waits at the gate, and the other one fails.
   const command = `mkdir ${temporaryFolder('slow')}/first && ${slow.wait}`;
   const { id: schedule_id } = await make({ command, cron: '* * * * * *' });
   const rowsOf = async (machine_id: string) => {
@@ -206,7 +206,7 @@ test('a run that is not over makes only its own machine skip', async () => {
   slow.open();
 });
 
-test('a schedule of a limited key runs only on machines of that key, and other keys see only their own part', async () => {
+test('a schedule of a limited key runs only on machines of that key, and other keys see only runs on their own machines', async () => {
   const { system, client, ids } = await tagged(3);
   const limited = await system.keyed([...rights], { tags: ['m0', 'm1'] });
   const made = await limited.client.schedules.create({
@@ -222,7 +222,7 @@ test('a schedule of a limited key runs only on machines of that key, and other k
   };
   expect(await machinesOf(await client.schedules.run({ schedule_id }))).toEqual(ids.slice(0, 2).toSorted());
 
-  // Another limited key sees the schedule and runs it on its own machine alone.
+  // A key limited to one machine sees the schedule, and runs it only there.
   const narrow = await system.keyed([...rights], { tags: ['m1'] });
   expect((await narrow.client.schedules.list()).items.map(({ id }) => id)).toEqual([schedule_id]);
   expect(await machinesOf(await narrow.client.schedules.run({ schedule_id }))).toEqual([ids[1]]);
@@ -234,7 +234,7 @@ test('a schedule of a limited key runs only on machines of that key, and other k
   ])
     await expect(call()).rejects.toMatchObject({ code: 'forbidden' });
 
-  // A key without any of the machines does not see it.
+  // A key that may use none of the machines does not see the schedule.
   const outside = await system.keyed([...rights], { tags: ['m2'] });
   expect((await outside.client.schedules.list()).total).toBe(0);
   await expect(outside.client.schedules.get({ schedule_id })).rejects.toMatchObject({ code: 'forbidden' });
@@ -256,7 +256,7 @@ test('a limited key sees its own schedule while no machine has the tags', async 
   expect(await limited.client.schedules.remove({ schedule_id })).toEqual({ deleted: true });
 });
 
-test('a repeat of a run by hand with the same Idempotency-Key starts no second batch', async () => {
+test('a manual run repeated with the same Idempotency-Key starts no second batch', async () => {
   const { system, client, make } = await tagged(2);
   const { id } = await make();
   const headers = { 'Idempotency-Key': 'once' };
@@ -266,7 +266,7 @@ test('a repeat of a run by hand with the same Idempotency-Key starts no second b
   expect((await client.batches.list()).total).toBe(1);
 });
 
-test('a removed machine ends its part of the schedule, and the schedule stays', async () => {
+test('removing a machine ends the schedule there, and the schedule itself stays', async () => {
   const { client, ids, make } = await tagged(2);
   const { id: schedule_id } = await make();
   await client.machines.remove({ machine_id: ids[0] ?? '' });
@@ -276,7 +276,7 @@ test('a removed machine ends its part of the schedule, and the schedule stays', 
 });
 
 describe('a change by a stronger key', () => {
-  /** A schedule for all machines, which a key that is limited to the first of two machines has created. */
+  /** A schedule for both machines. It was created by a key that is limited to the first one. */
   async function ofLimitedKey() {
     const all = await tagged(2);
     const limited = await all.system.keyed([...rights], { machine_ids: [all.ids[0] ?? ''] });
@@ -325,7 +325,7 @@ describe('a change by a stronger key', () => {
   });
 });
 
-test('tags that decide where a schedule runs are added and removed by a key with admin alone', async () => {
+test('only a key with admin adds and removes tags that decide where a schedule runs', async () => {
   const { system, client, ids, make } = await tagged(1);
   const [machine_id = ''] = ids;
   await make({ tags: ['nightly'], env: { SECRET: 'a' } });
@@ -341,7 +341,7 @@ test('tags that decide where a schedule runs are added and removed by a key with
   expect(await change(['nightly'])).toEqual([200, undefined]);
 });
 
-test('the patterns of a saved command take their time once for a due time, not once for each machine', async () => {
+test('the patterns of a saved command are checked once for a due time, not once for each machine', async () => {
   const { client, make } = await tagged(4);
   const parameters = [{ name: 'x', type: 'string' as const, pattern: 'a*a*b|a*' }];
   const { id: saved_command_id } = await client.savedCommands.create({

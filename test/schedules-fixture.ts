@@ -1,4 +1,4 @@
-// Starts a broker and an agent whose clock the test sets. Schedules count their runs.
+// Starts a broker and an agent with a clock that the test sets. The commands of schedules count their runs.
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, vi } from 'vitest';
@@ -10,19 +10,19 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 export type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
 
-/** The real date, because brokers that are started again check their certificates. */
+/** The real date, because a restarted broker checks its certificates. */
 export const today = new Date().toISOString().slice(0, 10);
 
-/** Milliseconds after a jump of the clock until schedules run again. */
+/** Schedules run again this many milliseconds after the clock was set. */
 const settleMs = 90_000;
 
 /**
- * A system with one machine, whose clock the test sets. The clock moves in steps of `stepMs` with a heartbeat
- * in each, because a link ends after 45 s without a heartbeat.
+ * A system with one machine and a clock that the test sets. The clock moves in steps of at most `stepMs` with a
+ * heartbeat in each, because a link without heartbeats ends after 45 s.
  */
 export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const at = (time: string): number => Date.parse(`${day}T${time}Z`);
-  // Because of this value a stopping broker makes its agents wait for almost five seconds.
+  // With this value a broker that stops makes its agents wait for almost five seconds.
   vi.spyOn(Math, 'random').mockReturnValue(0.9);
   onTestFinished(() => void vi.restoreAllMocks());
   const clock = leapingClock();
@@ -32,8 +32,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const { machineId: machine_id } = agent;
   const identity = await joinScripted(system);
   const away = identity.machineId;
-  // The clock is set only here, because certificates are made with the real time. After a clock is set
-  // forward, no schedule runs for a minute.
+  // Set only now, because certificates are made at the real time. Earlier by `settleMs`, because after the change no
+  // schedule runs for a minute.
   clock.set(at(start) - settleMs);
 
   const self = {
@@ -41,9 +41,9 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
     get system(): TestSystem {
       return system;
     },
-    /** Returns a command that counts its runs in a file with this name. */
+    /** Returns a command that counts its runs in the file `name`. */
     counting: (name: string): string => `echo ran >> ${folder}/${name}`,
-    /** Creates a schedule with such a command. */
+    /** Creates a schedule whose command counts its runs in the file `name`. */
     make: (name: string, cron: string, more: object = {}) =>
       system.client.schedules.create({
         machine_id,
@@ -52,14 +52,14 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
         command: self.counting(name),
         ...more,
       }),
-    /** Returns the number of runs of its command. */
+    /** Returns how often the command for the file `name` has run. */
     counted(name: string): number {
       const file = join(folder, name);
       return existsSync(file) ? readFileSync(file, 'utf8').split('\n').length - 1 : 0;
     },
     /**
-     * Moves the clock so slowly that the link stays and every run ends before the next one begins, except
-     * `held` runs.
+     * Moves the clock to a time, slowly enough that the link stays. All runs except `held` ones end before the next
+     * ones begin.
      */
     until: (time: string, held = 0): Promise<void> => self.pass(at(time) - now(), held),
     async pass(ms: number, held = 0): Promise<void> {
@@ -80,8 +80,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       await gone;
     },
     /**
-     * Starts the broker again. The clock leaps over the seconds until the machine dials. Dialing takes real
-     * time.
+     * Starts the broker again. The clock leaps over the waits of the agent between attempts to link. The attempts
+     * themselves take real time.
      */
     async up(flags: string[] = []): Promise<void> {
       let linked = false;
@@ -101,7 +101,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       }
       await back;
     },
-    /** Waits until no run of the schedule is in progress. Resolves with all its runs, oldest first. */
+    /** Waits until no run of the schedule is in progress. Resolves with all runs, oldest first. */
     async runs(schedule_id: string): Promise<Run[]> {
       const all: Run[] = [];
       for (let more = true; more; ) {
@@ -116,7 +116,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       }
       return all.toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1));
     },
-    /** Resolves with the due times of a schedule and their statuses. */
+    /** Resolves with the due times, triggers and statuses of a schedule's runs as text. */
     async fates(schedule_id: string): Promise<string[]> {
       const all = await self.runs(schedule_id);
       const times = all.map(({ scheduled_for }) => scheduled_for);
@@ -128,7 +128,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   return self;
 }
 
-/** Returns `n` successive minutes, beginning at a time, in the form of fates(). */
+/** Returns `n` successive minutes in the form that `fates` uses. */
 export function minutes(from: string, n: number): string[] {
   return Array.from({ length: n }, (_, k) =>
     new Date(Date.parse(`${today}T${from}Z`) + k * 60_000).toISOString().slice(11, 16),

@@ -1,4 +1,4 @@
-// Schedules that run when a path on a machine changes: from the file on the disk to the command that ran.
+// Schedules that run when a path on a machine changes, from the changed file to the command.
 import {
   appendFileSync,
   existsSync,
@@ -16,11 +16,13 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 type Creation = Partial<Parameters<TestSystem['client']['schedules']['create']>[0]>;
 
-/** The shortest settle time, so that the tests are short. */
+/** The shortest settle time that is allowed, so that the tests are quick. */
 const settle = 1000;
 const rights = ['schedules:read', 'schedules:write', 'commands:execute', 'files:read'] as const;
 
-/** A machine with an empty folder, and schedules whose runs append their changed paths to a file outside of it. */
+/**
+ * A machine with an empty folder, and schedules whose runs append their changed paths to a file outside of that folder.
+ */
 async function watched(agentOptions: Parameters<TestSystem['agent']>[0] = {}) {
   const folder = temporaryFolder('watched');
   const log = join(temporaryFolder('log'), 'log');
@@ -43,13 +45,13 @@ async function watched(agentOptions: Parameters<TestSystem['agent']>[0] = {}) {
   return {
     ...{ folder, system, agent, client, machine_id, make, command },
     file: (name: string) => join(folder, name),
-    /** Creates a schedule, and waits until its path is watched. */
+    /** Creates a schedule. Resolves when its path is watched. */
     async making(path: string, more: Creation = {}) {
       const made = await make(path, more);
       await soon(() => seen(made.id)).toHaveLength(1);
       return made;
     },
-    /** What the runs have written, each with its changed paths relative to the folder. */
+    /** Returns what each run has written: its changed paths, relative to the folder. */
     logged: (): string[] => {
       const text = existsSync(log) ? readFileSync(log, 'utf8') : '';
       return text.replaceAll(`${folder}/`, '').split('.').slice(0, -1);
@@ -60,7 +62,7 @@ async function watched(agentOptions: Parameters<TestSystem['agent']>[0] = {}) {
 }
 
 describe('a schedule with on_change', () => {
-  test('has either cron or on_change, an absolute or relative path and a settle time within limits', async () => {
+  test('needs either cron or on_change, an absolute or relative path, and a settle time within limits', async () => {
     const { system, machine_id, make, file } = await watched();
     const body = { name: 'x', machine_id, command: 'true' };
     const path = file('a');
@@ -147,7 +149,7 @@ describe('a schedule with on_change', () => {
     await expect.poll(() => logged().length, { timeout: 20_000 }).toBe(1);
   });
 
-  test('names that a line cannot contain, or too many of them, leave the variable empty', async () => {
+  test('leaves the variable with the changed paths empty for names with line breaks, or for too many names', async () => {
     const { making, file, logged } = await watched();
     await making('');
     writeFileSync(file('one\ntwo'), '');
@@ -157,7 +159,7 @@ describe('a schedule with on_change', () => {
     await soon(logged).toEqual(['run ', 'run ']);
   });
 
-  test('runs once after a run that was not over when the path changed, and at once with overlap allow', async () => {
+  test('runs once after a run during which the path changed, and at once with overlap allow', async () => {
     const { making, file, runs, client } = await watched();
     const [slow, slower] = [gate(), gate()];
     const { id } = await making('a', { command: slow.wait });
@@ -204,7 +206,7 @@ describe('a schedule with on_change', () => {
     const root = temporaryFolder('other');
     const other = await system.agent({ name: 'other', tags: 'all', flags: ['--root', root] });
     const { id: schedule_id } = await make('', { machine_id: undefined, tags: ['all'] });
-    // The other agent does not serve the folder.
+    // The other agent may not serve the folder, because it has another root.
     const rows = async () => (await client.schedules.history({ schedule_id, sort: 'started_at' })).items;
     await soon(async () => (await rows()).length).toBe(1);
     const [refused] = await rows();
@@ -261,7 +263,7 @@ describe('a change while the path is not watched', () => {
     await soon(logged).toEqual(['run ']);
   });
 
-  test('does not count while the schedule is disabled, or before its path was changed', async () => {
+  test('does not count while the schedule is disabled, or before its on_change path was edited', async () => {
     const { making, file, logged, client, system } = await watched();
     const { id: schedule_id } = await making('a');
     const seen = async () => (await storedRows(system.dataDir, 'SELECT seen FROM schedule_marks'))[0]?.seen;
@@ -308,7 +310,7 @@ describe('the rights of a schedule with on_change', () => {
     await expect(change).rejects.toMatchObject({ code: 'permission_denied' });
   });
 
-  test('its runs end with those of its key, with one row that says why', async () => {
+  test('once its key is revoked it no longer runs, and one row has the reason', async () => {
     const { system, making, file, logged, runs, client, machine_id, command } = await watched();
     const limited = await system.keyed([...rights], { machine_ids: [machine_id] });
     const { id: schedule_id, requested_by } = await limited.client.schedules.create({
@@ -325,7 +327,7 @@ describe('the rights of a schedule with on_change', () => {
     await soon(async () => (await runs(other)).length).toBe(1);
     expect(logged()).toEqual([]);
     expect(await runs(schedule_id)).toHaveLength(1);
-    // Another key continues it. The change meanwhile counts.
+    // Another key takes the schedule over. It runs for the change made meanwhile.
     await client.schedules.update({ schedule_id, name: 'mine' });
     await soon(logged).toEqual(['run ']);
   });

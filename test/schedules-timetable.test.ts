@@ -4,7 +4,7 @@ import { wordsOf } from '../broker/schedules/cron.ts';
 import { checkedTimetable } from '../broker/schedules/due-times.ts';
 import { AppError } from '../shared/errors.ts';
 
-/** Returns the next due times after an instant as text. Seconds and Z are left out if the seconds are 0. */
+/** Returns the next due times after an instant as text, without seconds and Z if the seconds are 0. */
 function next(cron: string, zone: string, from: string, count = 3): string[] {
   const timetable = checkedTimetable(cron, zone);
   const times: string[] = [];
@@ -25,7 +25,7 @@ function refusalOf(cron: string, zone = 'UTC'): unknown {
   return 'accepted';
 }
 
-/** Returns the CPU time of the fastest of three runs, in milliseconds. A busy machine does not change it. */
+/** Returns the CPU milliseconds of the fastest of three runs. They do not depend on how busy the machine is. */
 function fastest(run: () => unknown): number {
   const times = [1, 2, 3].map(() => {
     const before = process.threadCpuUsage();
@@ -35,7 +35,7 @@ function fastest(run: () => unknown): number {
   return Math.min(...times);
 }
 
-/** Texts that are too long for the name of a test. */
+/** Short names for texts that are too long for the name of a test. */
 const longTexts = new Map<string, string>();
 function long(name: string, text: string): string {
   longTexts.set(name, text);
@@ -86,8 +86,8 @@ test.each([
   '0 0 31 2 *',
   '0 0 30,31 2 *',
   '0 0 31 2,4,6,9,11 */2',
-  // This is never due: the last Friday of a month is never before the 22nd, and a fifth one never before the
-  // 29th.
+  // Never due, because the last Friday of a month is never before the 22nd. The next one: a fifth Friday is never
+  // before the 29th.
   '* * */20 * FRIL',
   '0 0 */8 12 FRI#5',
   '@reboot',
@@ -131,7 +131,8 @@ test('a refusal says which part of the expression is wrong', () => {
   ]);
 });
 
-// Expression, zone, start, and the next times in UTC. The days of clock changes are those of the zone's law.
+// Expression, time zone, start, and the next due times in UTC. The days of clock changes are those that the law of the
+// zone sets.
 test.each<[what: string, cron: string, zone: string, from: string, times: string[]]>([
   ['a time that is just now is past', '0 12 * * *', 'UTC', '2026-11-21T12:00:00Z', ['2026-11-22T12:00']],
   ['half a second before it is not', '0 12 * * *', 'UTC', '2026-11-21T11:59:59.500Z', ['2026-11-21T12:00']],
@@ -412,7 +413,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     '2026-10-31T12:00:00Z',
     ['2026-11-01T04:00', '2026-11-02T05:00'],
   ],
-  // Apia had no 30 December 2011. Its midnight was that of the 31st (10:00Z on the 30th).
+  // Apia skipped 30 December 2011. The midnight after the 29th began the 31st (10:00Z on the 30th).
   [
     'Apia, a daily time of the skipped day: once, when it is over',
     '0 9 * * *',
@@ -431,7 +432,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
   expect(next(cron, zone, from, times.length)).toEqual(times);
 });
 
-test('the last time up to an instant is found in ten years of seconds as fast as in one', () => {
+test('the last due time of a schedule with seconds is found as fast over ten years as over one', () => {
   const timetable = checkedTimetable('* * * * * *', 'Europe/Berlin');
   const [after, until] = [Date.parse('2016-01-01T00:00:00Z'), Date.parse('2026-11-21T12:00:00.999Z')];
   expect(timetable.last(after, until)).toBe(Date.parse('2026-11-21T12:00:00Z'));
@@ -472,7 +473,7 @@ function pick<T>(random: () => number, from: readonly T[]): T {
   return from[Math.floor(random() * from.length)] as T;
 }
 
-/** Returns a function that returns numbers from 0 to 1, the same in every run. */
+/** Returns a generator of numbers from 0 to 1. The same seed gives the same numbers. */
 function seeded(seed: number): () => number {
   let state = seed;
   return () => {
@@ -516,7 +517,7 @@ function randomFields(random: () => number): Fields {
 
 const minuteMs = 60_000;
 
-/** Returns the wall times of a zone, minute by minute. */
+/** Returns the wall time of a zone at each minute. */
 function wallsOf(zone: string, from: number, to: number): number[] {
   const format = new Intl.DateTimeFormat('sv-SE', {
     timeZone: zone,
@@ -529,7 +530,7 @@ function wallsOf(zone: string, from: number, to: number): number[] {
   return walls;
 }
 
-/** Returns the due times that follow from checking every minute, for comparison. */
+/** Returns the due times found by checking every minute, for comparison. */
 function watched({ matches, hourly }: Fields, walls: readonly number[], from: number): number[] {
   const found: number[] = [];
   let printed = (walls[0] ?? 0) - minuteMs;
@@ -540,7 +541,7 @@ function watched({ matches, hourly }: Fields, walls: readonly number[], from: nu
     if (now || (!hourly && skipped.some((one) => matches(new Date(one)))))
       found.push(from + index * minuteMs);
     printed = Math.max(printed, wall);
-    // An hourly expression ignores earlier wall times.
+    // For an hourly expression, wall times that are repeated or skipped do not matter.
     if (hourly) printed = wall;
   }
   return found;
@@ -564,7 +565,7 @@ test.each([
 ])('%s from %s to %s: the same times as a walk through every minute', (zone, first, last) => {
   const [from, to] = [Date.parse(`${first}T00:00:00Z`), Date.parse(`${last}T00:00:00Z`)];
   const random = seeded(from / minuteMs);
-  // Begins a day earlier, because wall times of that day count.
+  // Begins a day earlier, because earlier wall times decide which are repeated or skipped.
   const early = from - 1440 * minuteMs;
   const walls = wallsOf(zone, early, to);
   for (let round = 0; round < 60; round += 1) {

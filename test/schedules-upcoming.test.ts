@@ -1,4 +1,4 @@
-// Upcoming runs of all schedules, in the order of their times.
+// Upcoming runs of all schedules, ordered by time.
 import { expect, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand } from './start-farhand.ts';

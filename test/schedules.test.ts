@@ -84,7 +84,7 @@ test('an expression of 100,000 letters is refused in 10 ms', async () => {
       took.push(process.threadCpuUsage(before).user / 1000);
     }
   }
-  // The CPU time, which includes that of the client, because a busy machine delays requests.
+  // CPU time, because a busy machine delays requests. It includes the time of the client.
   expect(Math.min(...took)).toBeLessThan(10);
 });
 
@@ -142,7 +142,7 @@ test('a key limited to one machine sees and moves only schedules on that machine
   expect(moved.machine_id).toBe(machine_id);
 });
 
-test('of a schedule that was moved, a key sees only the runs on machines that it may use', async () => {
+test('a key sees only those runs of a moved schedule that were on machines that it may use', async () => {
   const { system, client, make, ranOnce, machine_id, runsOf } = await scheduled();
   const { machineId: other } = await system.agent();
   const { id: schedule_id } = await make({ command: 'echo secret' });
@@ -170,7 +170,7 @@ test('the clock of a machine affects neither the order of runs, nor since, nor t
   const { id: schedule_id } = await client.schedules.create(params);
   const begun = new Date().toISOString();
   const day = 86_400_000;
-  // In the first run the machine's clock is a day ahead, in the second a year behind.
+  // In the first run the machine's clock is a day ahead; in the second run it is a year behind.
   for (const [off, exit_code] of [
     [day, 1],
     [-365 * day, 2],
@@ -196,7 +196,7 @@ test('the clock of a machine affects neither the order of runs, nor since, nor t
   expect((await client.schedules.get({ schedule_id })).last_run).toMatchObject({ exit_code: 2 });
 });
 
-test('a schedule has the fields of the specification, in lists fewer than alone', async () => {
+test('a schedule has the specified fields, and fewer of them in a list', async () => {
   const { client, machine_id, make } = await scheduled();
   const made = await make({
     timezone: 'Europe/Berlin',
@@ -298,7 +298,7 @@ test('a manual run is answered as running, and then in history with its output',
   expect(running).toMatchObject([
     { command_id, status: 'running', trigger: 'manual', finished_at: null, exit_code: null, duration: null },
   ]);
-  // A manual run does not wait for an earlier run.
+  // A manual run starts although an earlier run has not ended.
   const second = await client.schedules.run({ schedule_id });
   expect(second.status).toBe('running');
   open();
@@ -331,7 +331,7 @@ test('a manual run is answered as running, and then in history with its output',
   expect(last).toMatchObject({ exit_code: 3, status: 'failed', duration: expect.any(Number) });
 });
 
-test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
+test('a request repeated with the same Idempotency-Key runs nothing twice', async () => {
   const { system, make, runsOf } = await scheduled();
   const { id } = await make();
   const headers = { 'Idempotency-Key': 'once' };
@@ -344,7 +344,7 @@ test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
   expect(await runsOf(id)).toHaveLength(1);
 });
 
-test('a repeat with the same Idempotency-Key gets the run whose answer was lost', async () => {
+test('a request repeated with the same Idempotency-Key gets the run whose answer was lost', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const params = { machine_id: agent.identity.machineId, name: 'slow', command: 'true', cron: yearly };
@@ -405,7 +405,7 @@ test('a command that cannot start is a failed run with the reason', async () => 
   });
 });
 
-test('ends are events where notify says so, in the transaction of the end', async () => {
+test('ends of runs cause the events that notify selects, in the same transaction', async () => {
   const { client, make, ranOnce, machine_id } = await scheduled();
   const loud = await make({ name: 'loud', notify: { on_success: true, on_failure: true } });
   const quiet = await make({ name: 'quiet', notify: { on_success: false } });

@@ -1,4 +1,4 @@
-// An agent that breaks the protocol as a test needs it: wrong hello, cut answers, two answers, no answer.
+// An agent that breaks the protocol as the test chooses: a wrong hello, incomplete answers, two answers, no answer.
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
@@ -26,12 +26,12 @@ export interface ScriptedAgent {
   identity: Identity;
   line: Dial;
   control: ControlStream;
-  /** Resolves with the next unread message of a kind. Rejects if the stream ends first. */
+  /** Resolves with the next unread message of this kind. Rejects if the stream ends first. */
   next<K extends Kind>(kind: K): Promise<NonNullable<ConnectResponse__Output[K]>>;
   send(message: ConnectRequest): void;
-  /** Opens the stream that answers a call. */
+  /** Opens the stream for the answer to a call. */
   answer(callId: string): AnswerStream;
-  /** Encodes a response of a method, and decodes the request of a call. */
+  /** Encodes a response of this method. */
   encode(method: string, response: object): Buffer;
   decode(call: Call__Output): unknown;
   /** Resolves when the control stream has ended, with its gRPC status code. */
@@ -50,7 +50,7 @@ export async function joinScripted(
   return loadIdentity(temporaryFolder('scripted'), { broker: system.grpc, joinToken, name, tags: [] });
 }
 
-/** Connects with an identity, and a valid hello with the changes in `hello`. Resolves at the challenge. */
+/** Connects with an identity and a valid hello, to which `hello` makes changes. Resolves at the challenge. */
 export async function connectScripted(
   broker: string,
   identity: Identity,
@@ -88,7 +88,7 @@ export async function connectScripted(
     },
     send: (message) => void control.write(message),
     answer(callId) {
-      // All streams are on one connection, in order. A real agent has two.
+      // All streams share one connection, so that their order is fixed. A real agent has two connections.
       const stream = line.answer(callId, true);
       stream.on('error', () => undefined);
       return stream;
@@ -104,7 +104,7 @@ export async function connectScripted(
   return agent;
 }
 
-/** Links a machine that does only what the test calls. */
+/** Links a machine that does nothing by itself. */
 export async function scriptedMachine(
   system: TestSystem,
   hello: Partial<Hello> = {},

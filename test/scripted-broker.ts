@@ -1,4 +1,4 @@
-// A broker that makes any call to an agent, whether the agent allows it or not.
+// A broker that sends an agent any call, whether the agent allows it or not.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/settings-schema.ts';
@@ -16,7 +16,7 @@ import { readSettings } from '../shared/read-settings.ts';
 import { quiet, temporaryFolder } from './start-farhand.ts';
 
 export interface Outcome {
-  /** The code of the refusal, or "ok". */
+  /** The error code of the refusal, or "ok". */
   code: string;
   details: Record<string, unknown>;
 }
@@ -57,7 +57,7 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // No request is sent, so the agent fails to read the first one.
+      // Ends the requests before the first one, so that a call with streamed requests fails.
       stream.write({ end: {} });
     },
   };

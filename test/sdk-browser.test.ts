@@ -1,4 +1,4 @@
-// The SDK in a browser: one bundle that needs nothing of Node, with the size in docs/sdk.md.
+// The SDK in a browser: one bundle that needs nothing from Node, with the size that docs/sdk.md names.
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -32,7 +32,7 @@ async function bundle(): Promise<string> {
 test('the bundle for a browser has no import of Node, works without Node, and is as small as docs/sdk.md says', async () => {
   const system = await startFarhand();
   const code = await bundle();
-  // Only the globals of a browser.
+  // The bundle gets only globals that a browser has.
   const { fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket } =
     globalThis;
   const {
@@ -48,7 +48,7 @@ test('the bundle for a browser has no import of Node, works without Node, and is
   const page = createContext({
     ...{ fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket },
     ...{ TextDecoder, TextEncoder, TransformStream, ReadableStream, crypto, atob, clearTimeout },
-    // A browser's timers are numbers.
+    // In a browser setTimeout returns a number.
     setTimeout: (run: () => void, ms: number) => Number(setTimeout(run, ms)),
   });
   runInContext(code, page);

@@ -1,4 +1,4 @@
-// Lists, streams and bodies of the SDK: lists return all pages, events continue after a cut, and bodies are
+// Lists, streams and bodies of the SDK: lists return all pages, event streams continue after a cut, and bodies are
 // complete.
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -15,7 +15,7 @@ import { startProxy } from './tcp-proxy.ts';
 import { waitFor } from './wait-for.ts';
 import { startWebhookSystem } from './webhook-receivers.ts';
 
-/** Starts a server that answers as the test specifies. Returns its client. */
+/** Starts a server that answers as the test chooses. Returns a client of this server. */
 async function served(answer: (response: ServerResponse, request: IncomingMessage, count: number) => void) {
   let count = 0;
   const server = createServer((request, response) => {
@@ -56,7 +56,7 @@ test('an incomplete download rejects, however it is read, and a complete one doe
   expect(await (await client.files.download(input)).text()).toBe('0123456789');
 });
 
-test('a body that ends properly, but before its declared length, rejects, too', async () => {
+test('a body that ends normally, but before its declared length, also rejects', async () => {
   const short = new Response('0123', { headers: { 'Content-Length': '10' } });
   const client = new Farhand({ baseUrl: 'http://broker', fetch: () => Promise.resolve(short) });
   const response = await client.files.download({ machine_id: 'mach_x', path: '/x' });
@@ -98,7 +98,7 @@ test('content is uploaded as a string, bytes, a Blob or a stream, plain and in a
 
 // ---- Lists
 
-test('a list is one page when awaited and all items when iterated, and sends no request before', async () => {
+test('a list is one page when awaited and all items when iterated, and sends no request before that', async () => {
   const { client, url, key } = await startFarhand();
   for (let n = 0; n < 7; n += 1) await client.keys.create({ name: `k${n}`, scopes: ['files:read'] });
   let asked = 0;
@@ -133,7 +133,7 @@ test('items created or removed between two pages cause no other item to be repea
   const names: string[] = [];
   for await (const { name } of client.keys.list({ limit: 2 })) {
     names.push(name);
-    // The list is newest first, so new items shift the others, and deletions shift them back.
+    // The list is newest first. New items shift all others to later pages, and deletions shift them back.
     if (names.length === 2) for (const late of ['new1', 'new2', 'new3']) await make(late);
     if (names.length === 6) for (const key of made.slice(4)) await client.keys.remove({ key_id: key.id });
   }

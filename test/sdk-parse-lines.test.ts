@@ -1,4 +1,4 @@
-// Parsing the bytes of an answer as lines and events, in chunks of any size.
+// Parses the bytes of an answer as lines and events, in chunks of any size.
 import { expect, test } from 'vitest';
 import { eventsOf, objectsOf } from '../shared/sdk/parse-lines-and-sse.ts';
 
@@ -15,7 +15,7 @@ async function all<T>(items: AsyncIterable<T>): Promise<T[]> {
   return found;
 }
 
-test('text after the last line break is incomplete, and is not a line', async () => {
+test('text after the last line break is an incomplete line, and is not returned', async () => {
   expect(await all(objectsOf(cut('{"a":1}\n{"a":2}', 4)))).toEqual([{ a: 1 }]);
   expect(await all(eventsOf(cut('data: 1\n\ndata: 2\n', 4)))).toHaveLength(1);
 });

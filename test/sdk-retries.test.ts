@@ -1,4 +1,4 @@
-// Retries of the SDK, with a server that counts requests and answers as scripted.
+// Retries of the SDK, with a server that counts requests and gives scripted answers.
 import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -17,14 +17,14 @@ const refuse =
   (response) =>
     response.writeHead(status).end(JSON.stringify({ error: { code, message: 'no', details } }));
 const cut: Answer = (response) => void response.destroy();
-/** Sends half of a body, and nothing after that. */
+/** Sends half of a body and then nothing. */
 const half: Answer = (response) => {
   response.writeHead(200, { 'Content-Length': 100 }).write('{"data":');
   setImmediate(() => response.destroy());
 };
 const proxyError: Answer = (response) => response.writeHead(502).end('<h1>Bad Gateway</h1>');
 
-/** A server that gives these answers, then successes, and records its requests. */
+/** A server that gives these answers and then succeeds. It records its requests. */
 async function scripted(...answers: Answer[]) {
   const came: { method: string; url: string; key: string; body: string }[] = [];
   const server = createServer((request: IncomingMessage, response) => {
@@ -70,7 +70,7 @@ const calls: Calls = {
 };
 
 beforeEach(() => {
-  // Without jitter there is no delay.
+  // Makes the random delays before retries zero.
   vi.spyOn(Math, 'random').mockReturnValue(0);
   onTestFinished(() => void vi.restoreAllMocks());
 });
@@ -130,7 +130,7 @@ test('a call is retried twice, or `retries` times; with 0 never, and it has no i
   expect(none.came.map(({ key }) => key)).toEqual(['']);
 });
 
-test('every attempt of a POST has the same idempotency key, another call another, and a given key is used', async () => {
+test('all attempts of a POST have the same idempotency key, other calls have other keys, and a given key is used', async () => {
   const { came, client } = await scripted(cut, cut);
   await calls.run!(client);
   await calls.run!(client);
@@ -172,7 +172,7 @@ test('a signal ends the wait at once', async () => {
   await ended;
 });
 
-test('a stream of content is sent only once', async () => {
+test('a call with a stream as its content is not retried', async () => {
   const { came, client } = await scripted(refuse(429, 'rate_limited'));
   const content = new Blob(['once']).stream();
   const error = await failure(client.files.put({ machine_id, path: '/x', content }));
@@ -182,7 +182,7 @@ test('a stream of content is sent only once', async () => {
   expect(again.came.map(({ body }) => body)).toEqual(['twice', 'twice']);
 });
 
-test('a command whose answer is lost on the way runs once, and the repeat returns it', async () => {
+test('a command whose answer is lost runs once, and the retry returns it', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const proxy = await startProxy(new URL(system.url).host);
@@ -196,7 +196,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
       asked += 1;
       const answer = fetch(...args);
       if (asked > 1) return answer;
-      // The command has run, but its answer has not arrived yet.
+      // Waits until the command has run. Its answer is still held back.
       await waitFor(() => expect(readFileSync(file, 'utf8')).toBe('ran\n'));
       proxy.cut();
       return answer;
@@ -209,7 +209,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
   expect([readFileSync(file, 'utf8'), asked > 1]).toEqual(['ran\n', true]);
 });
 
-test('no message contains a key, a password or a path; of an address only its origin', async () => {
+test('no message contains a key, a password or a path, and an address only as its origin', async () => {
   for (const apiKey of ['service_apikey_secret\n', 'service_apikey_secret x', 'sécret']) {
     expect(() => new Farhand({ baseUrl: 'http://x', apiKey })).toThrow(/^apiKey must be visible ASCII/);
   }

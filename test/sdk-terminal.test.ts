@@ -1,4 +1,4 @@
-// The SDK's terminal with the broker's own WebSocket server, as programs and pages use it.
+// The SDK's terminal with the broker's WebSocket server, as programs and pages use it.
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
@@ -41,7 +41,7 @@ test('a terminal that cannot be opened rejects with the next step, for a used ti
   }
 });
 
-test('a terminal that is closed before it was ready rejects with the reason, also as its cause', async () => {
+test('a terminal that is closed before it is ready rejects with the reason, which is also the cause of the error', async () => {
   const door = await startTerminalServer();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
@@ -67,7 +67,7 @@ test('an aborted signal detaches, before it is ready and later', async () => {
   expect(await terminal.ended).toEqual({ why: 'detached' });
 });
 
-test('a broken connection ends it as lost, and its output with it', async () => {
+test('a broken connection ends the terminal as lost, and its output as well', async () => {
   const door = await startTerminalServer();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
@@ -77,13 +77,13 @@ test('a broken connection ends it as lost, and its output with it', async () => 
   door.cut();
   expect(await terminal.ended).toMatchObject({ why: 'lost' });
   for await (const bytes of terminal.output) expect(bytes).toBe('no output');
-  // Its methods now do nothing.
+  // Methods of an ended terminal do nothing.
   terminal.resize(1, 1);
   terminal.signal('SIGINT');
   await terminal.write('x');
 });
 
-test('without a window 16 MiB of unread output end the terminal; the buffered output can be read, with the offset to continue at', async () => {
+test('without a window, over 16 MiB of unread output ends the terminal; the buffered output can be read, with the offset to continue at', async () => {
   const { terminal, port } = await attach();
   const piece = Buffer.alloc(1024 * 1024, 'z');
   for (let count = 0; count < 17; count += 1) await port.output(piece);
@@ -93,11 +93,11 @@ test('without a window 16 MiB of unread output end the terminal; the buffered ou
   expect([got, terminal.offset]).toEqual([16 * piece.length, 100 + 16 * piece.length]);
 });
 
-test('unread output waits in a broker that sends a window, and all of it arrives as it is read', async () => {
+test('a broker that sends a window holds back unread output, and all of it arrives as it is read', async () => {
   const { terminal, port } = await attach({ ...ready, window: 64 * 1024 });
   const piece = Buffer.alloc(64 * 1024, 'z');
   const actions = port.actions[Symbol.asyncIterator]();
-  /** What the terminal sent before has then arrived. */
+  /** Resolves when the broker has received everything that the terminal has sent so far. */
   const passed = async (): Promise<void> => {
     terminal.resize(80, 24);
     await actions.next();
@@ -144,7 +144,7 @@ test('detaching closes the connection, and the session detaches its client', asy
 
 // ---- The address of the WebSocket
 
-test('it is opened at the client’s own address of the broker, with the ticket of the attach', async () => {
+test('the WebSocket is opened at the address that the client uses for the broker, with the ticket of the attach', async () => {
   const door = await startTerminalServer();
   const asked: string[] = [];
   const webSocket = (url: string): WebSocket => {
@@ -179,7 +179,7 @@ test('input, sizes and signals arrive in order, however long the input is', asyn
   expect(actions.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
 });
 
-test('notes are passed on, and the offset counts the bytes read from the broker’s first one', async () => {
+test('notices are passed on, and the offset counts the bytes read from the first offset of the broker on', async () => {
   const { terminal, port, notes } = await attach();
   expect([terminal.client_id, terminal.cols, terminal.rows, terminal.offset]).toEqual([
     'cli_one',
@@ -199,7 +199,7 @@ test('notes are passed on, and the offset counts the bytes read from the broker�
   expect(notes.map(({ type }) => type)).toEqual(['ready', 'status', 'ready']);
 });
 
-test('a few lines connect it to xterm.js, including characters split over messages', async () => {
+test('a few lines connect a terminal to xterm.js, including characters split over messages', async () => {
   const { terminal, port } = await attach();
   const screen = new Screen({ cols: terminal.cols, rows: terminal.rows, allowProposedApi: true });
   onTestFinished(() => screen.dispose());
@@ -207,7 +207,7 @@ test('a few lines connect it to xterm.js, including characters split over messag
   screen.onResize(({ cols, rows }) => terminal.resize(cols, rows));
   const text = Buffer.from('\x1b[31mgrün\x1b[0m 漢字 ✓');
   for (const byte of text) await port.output(Buffer.from([byte]));
-  // The program asks for the position of the cursor, and the screen answers.
+  // The program asks for the position of the cursor, and xterm.js answers.
   await port.output(Buffer.from('\x1b[6n'));
   port.close({ why: 'detached' });
   for await (const bytes of terminal.output)

@@ -1,4 +1,4 @@
-// verifyWebhook accepts the deliveries of a real broker, and refuses changed ones.
+// The SDK's verifyWebhook accepts the deliveries of a real broker, and refuses changed ones.
 import { createHmac } from 'node:crypto';
 import { Webhook } from 'standardwebhooks';
 import { expect, onTestFinished, test, vi } from 'vitest';
@@ -9,7 +9,7 @@ import { type Received, startReceiver, startWebhookSystem } from './webhook-rece
 const secrets = ['correct horse ~ battery', `whsec_${Buffer.alloc(32, 7).toString('base64')}`];
 const text = JSON.stringify({ id: 'evt_1', type: 'machine.online', timestamp: 't', data: { text: 'Grüße' } });
 
-/** A delivery as the broker signs it at a given time. */
+/** A delivery that is signed as the broker does it, at this time. */
 function signed(
   secret: string,
   { payload = text, at = Date.now() } = {},
@@ -96,7 +96,7 @@ test.each(['', 'whsec_', 'whsec_abcde', 'whsec_ab-_', 'whsec_====', 'whsec_a b='
   },
 );
 
-test('the secret is in no message', async () => {
+test('no error message contains the secret', async () => {
   const secret = 'classified text';
   const error = await verifyWebhook({ ...signed(secret), payload: 'x' }).catch((reason: unknown) => reason);
   expect(String(error)).not.toContain(secret);

@@ -21,8 +21,7 @@ async function failure(call: Promise<unknown>): Promise<FarhandError> {
 }
 
 /**
- * Starts a server that gives the same answer to every request, like a proxy in front of the broker. Returns
- * its address.
+ * Starts a server that gives every request the same answer, like a proxy in front of the broker. Returns its address.
  */
 async function between(status: number, type: string, body: string): Promise<string> {
   const server = createServer((_request, response) => {
@@ -37,7 +36,7 @@ function addressOf(request: Parameters<typeof fetch>[0]): string {
   return request instanceof Request ? request.url : request.toString();
 }
 
-/** Creates a client that records its requests and their answers. */
+/** Creates a client that records its requests and the answers. */
 function noting(system: TestSystem, baseUrl = system.url) {
   const sent: { method: string; url: string; headers: Headers; body: unknown }[] = [];
   const answers: Response[] = [];
@@ -109,7 +108,7 @@ test('every kind of refusal becomes an error: no key, no right, an unknown id, a
   }
 });
 
-test('an error that is not the broker’s own is a FarhandError with its status, whatever its body', async () => {
+test('an error answer that is not from the broker is a FarhandError with its status, whatever its body', async () => {
   for (const [status, type, body] of [
     [502, 'text/html', '<h1>Bad Gateway</h1>'],
     [503, 'application/json', '{"message":"no broker here"}'],
@@ -125,7 +124,7 @@ test('an error that is not the broker’s own is a FarhandError with its status,
   }
 });
 
-test('a success that is not the broker’s own is a FarhandError, too, never an empty result', async () => {
+test('a success answer that is not from the broker is a FarhandError as well, never an empty result', async () => {
   for (const [type, body] of [
     ['text/html', '<h1>Please log in</h1>'],
     ['application/json', '{"ok":true}'],
@@ -171,7 +170,7 @@ test.each(['.', '..', ''])('an id of "%s" is refused, and calls no other route',
     () => client.files.write({ machine_id, path: '/x', content: '' }),
   ];
   for (const call of calls) await expect(call()).rejects.toThrow();
-  // A URL drops such a segment, so the request would be for another path.
+  // A URL drops such a segment, so the request would reach another route.
   const paths = sent.map(({ url }) => new URL(url).pathname);
   expect(paths.filter((path) => !path.startsWith('/api/v1/machines/'))).toEqual([]);
 });
@@ -290,7 +289,7 @@ test('commands run, are listed and read, and are cancelled', async () => {
   expect([failed.total, failed.items]).toEqual([1, [done]]);
 });
 
-test('a query has booleans, numbers and Dates in the broker’s form, and leaves out undefined values', async () => {
+test('booleans, numbers and Dates are sent in a query as the broker reads them, and undefined values are left out', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('sdk');
@@ -315,7 +314,7 @@ test('a query has booleans, numbers and Dates in the broker’s form, and leaves
   expect((await client.events.list({ since: new Date(Date.now() + 86_400_000) })).items).toEqual([]);
   expect((await client.events.list({ since, type: 'machine.registered' })).total).toBe(1);
   expect((await client.machines.list({ limit: 7, offset: 3 })).limit).toBe(7);
-  // This input is like that of a caller without types.
+  // A caller without types can pass such an input.
   const loose = { limit: undefined, search: undefined } as unknown as { limit: number };
   expect((await client.machines.list(loose)).limit).toBe(20);
   expect(sent.map(({ url }) => new URL(url).search).filter((search) => search.includes('undefined'))).toEqual(
@@ -356,7 +355,7 @@ test('if_match is sent as If-Match, and not in the body: a file is replaced only
   expect([headers?.get('if-match'), JSON.parse(String(body))]).toEqual([etag, { path, content: 'c' }]);
 });
 
-test('a repeat with the same idempotencyKey gets the first answer, and nothing runs twice', async () => {
+test('a call repeated with the same idempotencyKey gets the first answer, and nothing runs twice', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const { client, sent } = noting(system);

@@ -8,7 +8,7 @@ import { startProxy } from './tcp-proxy.ts';
 
 const kib = 1024;
 
-test('a client gets the offset of the output, all of it, and only then how the session ended', async () => {
+test('a client gets the offset of the output, then all output, and only then how the session ended', async () => {
   const clock = leapingClock();
   const one = await bench();
   const { session_id, kept } = await begin(one);
@@ -18,7 +18,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   line.output(1_000, 'before ');
   kept.exit({ exit_code: 3 });
   await soon(async () => (await one.system.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
-  // The agent still has unread output. If there were an acknowledgement, it would have arrived before this.
+  // The agent still has output that was not read. An acknowledgement, which would delete it, would have arrived by now.
   clock.leap(100);
   await begin(one);
   expect(one.machine.waiting('ForgetProcesses')).toBe(0);
@@ -90,7 +90,7 @@ test('a client that reads nothing is sent half a MiB, and its agent gets no ackn
   const piece = Buffer.alloc(32 * kib, 'x');
   for (let n = 0; n < 32; n += 1) line.output(n * piece.length, piece);
   await port.gets(512 * kib);
-  // Another client of the same machine is not delayed.
+  // The stalled client does not delay another client of the same machine.
   const other = await join(one, session_id);
   other.line.head();
   other.line.output(0, 'y');
@@ -113,7 +113,7 @@ test('a client that reads nothing gets a notice that it fell behind', async () =
   await port.served;
 });
 
-test('a client that reads no notices is sent a limited number of them, whichever client causes them', async () => {
+test('a client that reads no notices is sent only a limited number of notices, whichever client causes them', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id, { mode: 'observer' });
@@ -123,9 +123,9 @@ test('a client that reads no notices is sent a limited number of them, whichever
   const typing = { input: Buffer.from('x') };
   port.do(...Array.from({ length: 2500 }, () => typing));
   for (let n = 0; n < 2500; n += 1) line.resized(1 + (n % 1000), 1);
-  // This is half a MiB at 256 bytes each, and the first notice.
+  // Notices of 256 bytes each fill half a MiB, after the first notice.
   await soon(() => port.notes.length).toBeGreaterThan(2048);
-  // Another client on the same link attaches after all of these.
+  // This client attaches over the same link, so the broker has handled all earlier notices.
   const other = await join(one, session_id);
   other.line.head();
   await other.note('ready');
@@ -172,7 +172,7 @@ test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is detac
   const { id } = (await system.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
   if (how === 'revoked') await system.client.keys.remove({ key_id: id ?? '' });
   if (how === 'retagged') await system.client.machines.update({ machine_id, tags: [] });
-  // The clock leaps by an hour in which no message is sent on the link.
+  // The link also ends, because no message is sent on it in this hour.
   if (how === 'expired') clock.leap(3_600_000);
   expect(await port.parted()).toEqual({ why: 'forbidden' });
   const { attached_clients } = await system.client.sessions.get({ session_id });
@@ -232,7 +232,7 @@ test('over a lost link a client gets all output once, and its input waits meanwh
   for (const text of ['a', 'b', 'c']) port.type(text);
   const back = await linkMachine(proxy.address, identity);
   const keep = await back.next('KeepTerminal');
-  // One action waits, and the others were not read.
+  // The session has read one action, which waits. It has not read the other two.
   expect(port.read() - typed).toBe(1);
   keeper(back, keep).started();
   await port.status('CONNECTED');

@@ -1,4 +1,4 @@
-// Helpers for tests of sessions: a scripted agent with its calls by method, terminals on it, and clients.
+// Helpers for tests of sessions: a scripted agent whose calls are sorted by method, terminals on it, and clients.
 import { EventEmitter, once } from 'node:events';
 import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
@@ -9,18 +9,18 @@ import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 type Request = Record<string, unknown> & { id: string };
 
-/** A call of the broker, and the stream that answers it. */
+/** A call of the broker, with its request. */
 export interface Call {
   request: Request;
   call_id: string;
 }
 
-/** A linked machine, with its calls by method. */
+/** A linked machine whose calls are sorted by method. */
 export interface Machine {
   agent: ScriptedAgent;
   machine_id: MachineId;
   next(method: string): Promise<Call>;
-  /** Returns the number of unread calls of a method. */
+  /** Returns the number of calls of this method that the test has not read. */
   waiting(method: string): number;
 }
 
@@ -57,7 +57,7 @@ export async function linkMachine(
   };
 }
 
-/** A system with one scripted machine that can link again. */
+/** A system with one scripted machine, which can link again. */
 export async function bench(params: { hello?: Partial<Hello>; system?: TestSystem } = {}) {
   const system = params.system ?? (await startFarhand());
   const identity = await joinScripted(system);
@@ -77,7 +77,7 @@ export function refuse({ agent }: Machine, { call_id }: Call, code: string): voi
   agent.send({ reply: { call_id, error: { code, message: 'no', details: '{}' } } });
 }
 
-/** Returns functions that send reports on a terminal to its session. */
+/** Returns functions that report the state of a terminal to its session. */
 export function keeper({ agent }: Machine, { call_id }: Call) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>
@@ -92,7 +92,7 @@ export function keeper({ agent }: Machine, { call_id }: Call) {
   };
 }
 
-/** The agent's side of one client of a terminal. */
+/** The agent's side of a client that is attached to a terminal. */
 export function attached({ agent }: Machine, { call_id }: Call) {
   const stream = agent.answer(call_id);
   const seen: Record<string, unknown>[] = [];
@@ -115,7 +115,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
   return {
     stream,
     open: () => next<{ id: string; client_id: string; offset?: number }>('open'),
-    /** Resolves with all input when it has this length. */
+    /** Resolves with the input once it has this length. */
     async input(length: number): Promise<string> {
       let text = '';
       while (text.length < length) text += (await next<Buffer>('input')).toString();
@@ -136,7 +136,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
       size = { cols: 80, rows: 24 },
       { known = false, ...count }: { known?: boolean; input_taken?: number } = {},
     ) => send({ head: { offset, size, known }, ...count }),
-    /** Acknowledges this much of the input. */
+    /** Acknowledges the input up to this offset. */
     confirm: (input_taken: number) => send({ input_taken }),
     output: (offset: number, data: string | Buffer) => send({ output: { offset, data: Buffer.from(data) } }),
     resized: (cols: number, rows: number) => send({ size: { cols, rows } }),
@@ -151,7 +151,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
   };
 }
 
-/** A client without a transport, which the test controls. */
+/** A client without a network connection, whose reading and sending the test controls. */
 export function createPort() {
   const gone = new AbortController();
   const happened = new EventEmitter();
@@ -213,9 +213,9 @@ export function createPort() {
       actions.push({ input: Buffer.from(text) });
       happened.emit('change');
     },
-    /** Returns the number of its actions that were read. */
+    /** Returns how many actions of the client the session has read. */
     read: () => read,
-    /** Returns the bytes that were sent to the client, whether received or not. */
+    /** Returns how many bytes were sent to the client, received or not. */
     given: () => given,
     text: () => Buffer.concat(taken).toString(),
     /** From now on the client receives nothing until release(). */
@@ -240,7 +240,7 @@ export function createPort() {
   };
 }
 
-/** The ticket in a stream_url. */
+/** Returns the ticket in a stream_url. */
 export function ticketIn(url: string): string {
   return new URL(url).searchParams.get('ticket') ?? '';
 }
@@ -267,7 +267,7 @@ export async function begin(
   return { session, session_id: session.session_id, call, kept };
 }
 
-/** Attaches a client, and serves it. */
+/** Attaches a client to a session, and serves it. */
 export async function join(
   { system, machine }: { system: TestSystem; machine: Machine },
   session_id: string,

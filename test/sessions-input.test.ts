@@ -1,4 +1,4 @@
-// Unacknowledged input of a terminal over lost links, with agents that count it correctly or wrongly.
+// Input of a terminal that is not acknowledged when a link is lost, with agents that count input correctly or wrongly.
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
 import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
@@ -17,7 +17,7 @@ async function typist() {
     ...client,
     one,
     session_id,
-    /** Cuts the link. The client is then attached over a new one. */
+    /** Cuts the link. Resolves when the client is attached over a new one. */
     async lostLink() {
       machine.agent.control.cancel();
       await client.status('GRACE_PERIOD');
@@ -31,7 +31,7 @@ async function typist() {
   };
 }
 
-/** Resolves when the client has received everything that was sent before. */
+/** Resolves when the client has received everything that the agent has sent so far. */
 async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>): Promise<void> {
   const at = given();
   line.output(at, '.');
@@ -69,7 +69,7 @@ test('an acknowledgement of more input than was sent is refused, without effect 
   await client.line.input(3);
   client.line.confirm(4);
   for (const lie of [4, 1_000]) {
-    // The broker calls again only after a delay.
+    // The broker waits before it attaches the client again.
     const asked = machine.next('AttachTerminal');
     let waits = true;
     void asked.then(() => {
@@ -96,7 +96,7 @@ test('input in flight when a link was lost is sent again from the acknowledged o
   await heard(client);
   const again = await client.lostLink();
   client.type('gh');
-  // The offset is still unknown.
+  // The broker does not know yet at which offset to continue, so it sends no input.
   await client.one.system.client.sessions.get({ session_id: client.session_id });
   expect(again.has('input')).toBe(false);
   again.head(1, size, { known: true, input_taken: 4 });

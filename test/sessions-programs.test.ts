@@ -59,12 +59,12 @@ test('the owner of a machine can forbid terminals', async () => {
   await expect(open('true')).rejects.toMatchObject({ code: 'permission_denied' });
 });
 
-test('ending a session ends all of its processes, however they hide', async () => {
+test('ending a session ends all of its processes, even those that try to escape', async () => {
   const { open, join, get, system, agent } = await bench();
   const { id } = await open('trap "" HUP TERM; setsid sleep 600 & sleep 600; sleep 600');
   const port = await join(id);
   await port.note('ready');
-  // Counts the processes that have the session's mark.
+  // Counts the processes that have the id of the session in their environment.
   const left = async (): Promise<number> => {
     const command = `grep -lsz '${id}' /proc/[0-9]*/environ | wc -l`;
     return Number((await system.client.commands.create({ machine_id: agent.machineId, command })).stdout);
@@ -85,7 +85,7 @@ test('links that are cut repeatedly leave no gap in the output of a client', asy
   const all = Array.from({ length: 50_000 }, (_, n) => `${n + 1}\n`).join('');
   for (let round = 1; round <= 4; round += 1) {
     port.type('go\r');
-    // Cut in the middle of the output, after the input was typed.
+    // Cuts the link in the middle of the output, after the input has arrived.
     await port.gets(all.length * (round - 1) + 1);
     const [off, back] = [agent.linked(false), agent.linked(true)];
     if (round < 4) {
@@ -124,7 +124,7 @@ test.each(['echo', '-echo'])(
       proxy.stall();
       const read = port.read();
       paste(2 * round + 2);
-      // Some of the input is in transit when the link is cut.
+      // When the link is cut, some of the input is in transit.
       await soon(() => port.read()).toBeGreaterThan(read + 5);
       proxy.cut();
       proxy.resume();

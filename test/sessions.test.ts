@@ -17,7 +17,7 @@ import {
 } from './sessions-fixture.ts';
 import { startFarhand } from './start-farhand.ts';
 
-/** Resolves with the code of a refusal. */
+/** Resolves with the error code of a refused call. */
 async function refusal(promise: Promise<unknown>): Promise<string> {
   const error = await promise.then(
     () => ({ code: 'nothing was refused' }),
@@ -86,7 +86,7 @@ test('a terminal is opened with the requested options, and events report its sta
     session_id,
     status: 'CONNECTED',
   });
-  // The agent may delete what the broker has on disk.
+  // The output is on the broker's disk, so the agent may now delete it.
   expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
 });
 
@@ -178,7 +178,7 @@ test('a ticket is valid once, and only for its session', async () => {
   expect(sessions.redeem(ticket)).toBeUndefined();
 });
 
-test('the address of a ticket is the public address of the broker', async () => {
+test('the stream_url with a ticket has the public address of the broker', async () => {
   const system = await startFarhand({ flags: ['--public-url', 'https://far.example/hand/'] });
   const one = await bench({ system });
   const { session_id } = await begin(one);
@@ -199,7 +199,7 @@ test('attached clients are listed in the session and in events, and detaching ne
       { client_id: second.client_id, key_name: 'test', mode: 'observer' },
     ],
   });
-  // The answer does not reveal which of the two clients is meant.
+  // With two clients, a request without a client id does not say which one is meant.
   expect(await refusal(client.sessions.detach({ session_id }))).toBe('invalid_request');
   expect(await refusal(client.sessions.detach({ session_id, client_id: 'cli_none' }))).toBe(
     'client_not_found',
@@ -252,7 +252,7 @@ test('the audit log records opening, attaching, typing and ending, but no input'
   ok(one.machine, await one.machine.next('KillProcess'));
   kept.exit();
   await end;
-  // Events of keys and tokens are left out, because these were created before.
+  // Leaves out the records about keys and tokens, which were created before the session.
   const list = (query: object = {}) =>
     one.system.client.audit.list({ sort: 'created_at', machine_id: one.machine_id, ...query });
   await soon(async () => (await list()).items.map(({ action, result }) => `${action} ${result}`)).toEqual([

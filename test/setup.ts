@@ -1,5 +1,4 @@
-// Runs before each test file. Sets home, shell and environment, so that they do not depend on the user who
-// runs the tests.
+// Runs before each test file. Sets home, shell and environment, so that tests do not depend on the user who runs them.
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import http from 'node:http';
 import { tmpdir } from 'node:os';
@@ -11,7 +10,7 @@ import { reasonIn } from './skip-reasons.ts';
 import { notWithSeveralBrokers } from './skip-with-several-brokers.ts';
 import { brokerCount } from './start-postgres.ts';
 
-/** Variables that the test runner and packaged programs need. All others are removed. */
+/** Variables that the test runner and the packaged programs need. All others are removed. */
 const stays =
   /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(BROKERS|DISK|DATABASE|DATABASE_URL|PASSED)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
 
@@ -22,13 +21,13 @@ Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
 afterAll(closeShared);
 
-// With several brokers behind a proxy that passes on connections, each request has a connection of its own, so that the
-// next broker gets it.
+// The proxy in front of several brokers gives each connection to the next broker. So each request needs a connection of
+// its own.
 if (brokerCount > 1) {
   const { fetch } = globalThis;
   globalThis.fetch = (input, init = {}) => {
     const headers = new Headers(init.headers);
-    // A broker may refuse a large body before its end. It then leaves the connection open until the client has read that.
+    // A broker that refuses a large body early keeps the connection open until the client has read the answer.
     const { body } = init;
     if (!body || (typeof body === 'string' && body.length < 65_536)) headers.set('Connection', 'close');
     return fetch(input, { ...init, headers });
@@ -36,7 +35,7 @@ if (brokerCount > 1) {
   http.globalAgent = new http.Agent({ keepAlive: false });
 }
 
-// A list of tests that passed in an earlier run, a line each, as scripts/test-report.ts prints it.
+// A file with the names of tests that passed in an earlier run, one per line, as scripts/test-report.ts prints them.
 if (process.env.FARHAND_TEST_PASSED) {
   const passed = new Set(readFileSync(process.env.FARHAND_TEST_PASSED, 'utf8').split('\n'));
   beforeEach(({ task, skip }) => {
@@ -45,7 +44,7 @@ if (process.env.FARHAND_TEST_PASSED) {
   });
 }
 
-/** The name of a test after those of the groups that it is in, as in the reports of vitest. */
+/** Returns the name of a test after the names of its groups, as the reports of vitest have it. */
 function fullNameOf({ name, suite }: { name: string; suite?: RunnerTestSuite | undefined }): string {
   return suite ? `${fullNameOf(suite)} ${name}`.trim() : name;
 }

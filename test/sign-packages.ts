@@ -1,4 +1,4 @@
-// Makes keys and signs packages, as the owner of a fleet does.
+// Makes keys and signs packages, as the owner of machines does.
 import { createHash, generateKeyPairSync, type KeyObject } from 'node:crypto';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import {
@@ -9,11 +9,11 @@ import {
 } from '../shared/package-signature.ts';
 
 export interface Signer {
-  /** Raw public key. */
+  /** The public key as raw bytes. */
   raw: Buffer;
   pem: string;
   privateKey: KeyObject;
-  /** Signs `bytes` as a package of the given version. */
+  /** Signs `bytes` as a package of a version. `about` and `changes` replace what the signature says. */
   sign(bytes: Buffer, about?: Partial<SignedPackage>, changes?: readonly KeyChange[]): SignedUpgrade;
 }
 
@@ -37,7 +37,7 @@ export function makeSigner(): Signer {
   };
 }
 
-/** The first message of StageUpgrade for a signed package. */
+/** Returns the first message of StageUpgrade for a signed package. */
 export function firstMessageFor(signed: SignedUpgrade, more: object = {}): object {
   const { kind, sha256, public_key, signature, key_changes, ...what } = signed;
   return {

@@ -1,9 +1,9 @@
-// Finds the reason why a test cannot run with some kind of broker.
+// Finds the reason why a test cannot run with a database server or with several brokers.
 
-/** By test file: the reason, and the names of its tests. */
+/** For each test file: reasons, each with a pattern for the names of its tests. */
 export type SkipReasons = Readonly<Record<string, readonly [reason: string, name: RegExp][]>>;
 
-/** Returns the reason why a test cannot run; undefined if it can run. */
+/** Returns the reason why a test cannot run; undefined if it can. */
 export function reasonIn(reasons: SkipReasons, file: string, name: string): string | undefined {
   return reasons[file]?.find(([, names]) => names.test(name))?.[0];
 }

@@ -1,4 +1,4 @@
-// Tests that cannot run with FARHAND_TEST_BROKERS=3, and the reasons.
+// Tests that cannot run with FARHAND_TEST_BROKERS=3, with the reasons.
 import type { SkipReasons } from './skip-reasons.ts';
 
 const clock = 'sets the clock, at which the leases of all brokers end';

@@ -19,7 +19,7 @@ import { brokerCount, databaseFlags } from './start-postgres.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
-/** Makes a folder that is removed with the test, in the temporary folder of the run or in `parent`. */
+/** Makes a folder in the temporary folder of the run, or in `parent`. Removes it at the end of the test. */
 export function temporaryFolder(name: string, parent = tmpdir()): string {
   const folder = mkdtempSync(join(parent, `farhand-${name}-`));
   atEnd(() => rmSync(folder, { recursive: true, force: true }));
@@ -28,9 +28,9 @@ export function temporaryFolder(name: string, parent = tmpdir()): string {
 
 export interface AgentHandle extends Agent {
   dataDir: string;
-  /** The lines of its log so far. */
+  /** The lines of the agent's log so far. */
   logged: readonly string[];
-  /** Resolves when the link is established or lost the next time. */
+  /** Resolves the next time that the link is established (true) or lost (false). */
   linked(state: boolean): Promise<void>;
 }
 
@@ -38,7 +38,7 @@ export interface AgentOptions {
   name?: string;
   tags?: string;
   dataDir?: string;
-  /** HOST:PORT of a proxy to use in place of the broker's address. */
+  /** HOST:PORT of a proxy. The agent connects to it instead of the broker. */
   through?: string;
   joinToken?: string;
   flags?: string[];
@@ -57,12 +57,12 @@ export interface TestSystem {
   joinToken(): Promise<string>;
   /** Starts a real agent. Resolves when it is linked. */
   agent(params?: AgentOptions): Promise<AgentHandle>;
-  /** Creates a client with a new key. */
+  /** Creates a key with these scopes. Resolves with the key and a client that uses it. */
   keyed(
     scopes: Scope[],
     limits?: { machine_ids?: string[]; tags?: string[] },
   ): Promise<{ key: string; client: Farhand }>;
-  /** Makes a plain HTTP call. `path` starts after /api/v1. */
+  /** Makes an HTTP call. `path` is the part after /api/v1. */
   call(method: string, path: string, options?: CallOptions): Promise<Answer>;
 }
 
@@ -76,12 +76,12 @@ export interface CallOptions {
 export interface Answer {
   status: number;
   headers: Headers;
-  // The tests look into answers as a script would, without our types.
-  // biome-ignore lint/suspicious/noExplicitAny: outside JSON
+  // The tests read answers as a script would, without the types of the API.
+  // biome-ignore lint/suspicious/noExplicitAny: JSON of any shape
   body: any;
 }
 
-/** Starts a broker, which is closed with the test. It may be started again at the same addresses. */
+/** Starts a broker. Closes it at the end of the test. It can be started again at the same addresses. */
 export async function startFarhand(
   params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
 ): Promise<TestSystem> {
@@ -105,7 +105,7 @@ export async function startFarhand(
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
   remember('the first key', key);
-  // The client makes no retries, so that tests see every answer.
+  // A client without retries, so that tests see every answer.
   const client = new Farhand({ baseUrl: url, apiKey: key, retries: 0, fetch: listening });
   const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
   return {
@@ -132,7 +132,7 @@ export async function startFarhand(
   };
 }
 
-/** Starts a broker on these addresses, unless flags name others. */
+/** Starts a broker on these addresses. Addresses in `flags` take precedence. */
 async function startOneBroker(options: BrokerOptions): Promise<StartedBrokers> {
   const { dataDir, http, grpc, flags, tuning, log } = options;
   const argv = ['--data-dir', dataDir, '--http', http, '--grpc', grpc, ...flags];
@@ -150,7 +150,7 @@ async function untilAllKnow(urls: readonly string[], key: string, machineId: str
   }
 }
 
-/** Starts a real agent on a data directory and waits until it is linked. */
+/** Starts a real agent on a data directory. Resolves when it is linked. */
 async function startOneAgent(grpc: string, params: AgentOptions, joinToken: string): Promise<AgentHandle> {
   const dataDir = params.dataDir ?? temporaryFolder('agent');
   const argv = ['--broker', params.through ?? grpc, '--data-dir', dataDir, '--join-token', joinToken];
@@ -179,7 +179,7 @@ async function startOneAgent(grpc: string, params: AgentOptions, joinToken: stri
   return { ...agent, dataDir, linked, logged: silence.lines };
 }
 
-/** Makes one HTTP call. With `key: null` no key is sent. */
+/** Makes one HTTP call. With `key: null` it sends no key. */
 export async function call(
   url: string,
   method: string,

@@ -1,6 +1,6 @@
-// With FARHAND_TEST_BROKERS=3 each broker of the tests is three brokers on one database, behind a proxy that gives each
-// connection to the next of them. Clients of the tests open a connection for each request (test/setup.ts), and agents
-// link to one broker after another.
+// With FARHAND_TEST_BROKERS=3, each broker of a test stands for three brokers on one database. A proxy in front of them
+// gives each connection to the next broker. Clients open a connection for each request (test/setup.ts), and agents link
+// to one broker after another.
 import { copyFileSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
@@ -14,7 +14,7 @@ import { brokerCount } from './start-postgres.ts';
 
 export interface BrokerOptions {
   dataDir: string;
-  /** HOST:PORT of the REST API, and that for agents. With several brokers `http` is the address of the proxy. */
+  /** HOST:PORT of the REST API and of the port for agents. With several brokers, `http` is the address of the proxy. */
   http: string;
   grpc: string;
   /** Further settings. `--http` and `--grpc` among them take precedence. */
@@ -23,17 +23,17 @@ export interface BrokerOptions {
   log: Logger;
 }
 
-/** The data directories of the brokers, and their addresses for agents. Brokers that start again get the same ones. */
+/** The data directories of several brokers, and their addresses for agents. Restarted brokers use the same ones. */
 interface Places {
   folders: readonly string[];
   grpc: readonly string[];
 }
 
-/** By the data directory of the first broker. */
+/** Places by the data directory of the first broker. */
 const placesOf = new Map<string, Places>();
 
 export interface StartedBrokers {
-  /** Stands for all brokers. Its URL is that of the proxy. */
+  /** Stands for all of the brokers. Its URL is that of the proxy. */
   broker: Broker;
   urls: readonly string[];
   /** HOST:PORT of each broker for agents. An agent's two connections must reach the same broker. */
@@ -67,7 +67,7 @@ export async function startSeveralBrokers(options: BrokerOptions): Promise<Start
   };
   atEnd(close);
   const sessions: Broker['sessions'] = {
-    // Only the broker that owns the machine has the ticket.
+    // Only the owner of the machine has the ticket.
     redeem: (ticket) => firstOf(brokers, ({ sessions }) => sessions.redeem(ticket)),
     join: (...about) => first.sessions.join(...about),
   };
@@ -75,7 +75,7 @@ export async function startSeveralBrokers(options: BrokerOptions): Promise<Start
   return { broker: { ...first, url: `${protocol}//${http}`, sessions, close }, urls, grpc };
 }
 
-/** The first result that is not undefined. */
+/** Returns the first result that is not undefined. */
 function firstOf<T, Result>(all: readonly T[], find: (one: T) => Result | undefined): Result | undefined {
   for (const one of all) {
     const found = find(one);
@@ -96,7 +96,7 @@ function withoutAddresses(flags: readonly string[]): { http?: string; rest: stri
   return { ...(http !== undefined && { http }), rest };
 }
 
-/** Makes the data directories of the other brokers, with the authority and keys of the first. */
+/** Makes the data directories of the other brokers, with the authority and keys of the first broker. */
 async function placesBeside({ dataDir, grpc: first }: BrokerOptions): Promise<Places> {
   const names = readdirSync(dataDir).filter((name) => /^(authority\.json|.*\.key|.*-key\.json)$/.test(name));
   const folders = [dataDir];
@@ -111,11 +111,11 @@ async function placesBeside({ dataDir, grpc: first }: BrokerOptions): Promise<Pl
   return { folders, grpc };
 }
 
-/** Starts a proxy that gives each connection to the next address. Returns the function that closes it. */
+/** Starts a proxy that gives each connection to the next target. Resolves with the function that closes it. */
 async function startRoundRobin(address: string, targets: readonly string[]): Promise<() => Promise<void>> {
   let next = 0;
   const sockets = new Set<Socket>();
-  // A client may end its side of a connection and still read the answer.
+  // A client may end its side of a connection and still read the answer from the other side.
   const halves = { allowHalfOpen: true };
   const server = createServer(halves, (near) => {
     const [host = '', port] = (targets[next++ % targets.length] ?? '').split(':');
@@ -131,7 +131,8 @@ async function startRoundRobin(address: string, targets: readonly string[]): Pro
       one.pipe(other);
     }
     near.once('close', () => far.destroy());
-    // A broker may close a connection right after its answer, which the client has not read yet.
+    // A broker may close a connection right after its answer. The proxy must not reset it, because the client may not
+    // have read the answer yet.
     far.once('close', () => near.end().resume());
   });
   const [host, port] = address.split(':');

@@ -1,4 +1,4 @@
-// Starts PostgreSQL, from Debian's package, for tests: in a temporary folder, and as an ordinary user.
+// Starts PostgreSQL from Debian's package for tests, in a temporary folder and as an ordinary user.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -18,10 +18,10 @@ import { freePort } from './find-free-ports.ts';
 
 const installed = '/usr/lib/postgresql';
 
-/** The number of brokers that each broker of the tests is. Several share a database. */
+/** For how many brokers each broker of a test stands. Several brokers share a database. */
 export const brokerCount = Number(process.env.FARHAND_TEST_BROKERS ?? 1);
 
-/** The folder of the programs of the newest version; undefined if there is none. */
+/** Returns the folder with the programs of PostgreSQL's newest version; undefined if none is installed. */
 export function programs(): string | undefined {
   const versions = existsSync(installed) ? readdirSync(installed).map(Number) : [];
   const folder = join(installed, String(Math.max(...versions)), 'bin');
@@ -31,24 +31,24 @@ export function programs(): string | undefined {
 /** The reason why tests have no PostgreSQL; undefined if they have one. */
 export const missingPostgres = programs() ? undefined : 'needs the Debian package postgresql';
 
-/** User and group without rights. They run the server, because PostgreSQL refuses to run as root. */
+/** A user and group id without rights. The server runs as this user, because PostgreSQL refuses to run as root. */
 export const serverUser = 65_534;
 const user = process.getuid?.() === 0 ? { uid: serverUser, gid: serverUser } : {};
 
 export interface PostgresServer {
-  /** The URL of a database, over the server's socket. */
+  /** Returns the URL of a database, over the server's socket. */
   url(database: string): string;
   port: number;
   folder: string;
-  /** Creates an empty database, and returns its URL. */
+  /** Creates an empty database. Resolves with its URL. */
   createDatabase(): Promise<string>;
   query(sql: string, database?: string): Promise<Record<string, unknown>[]>;
   start(): Promise<void>;
-  /** Stops the server: as systemd does, or at once. */
+  /** Stops the server: by default as systemd does, with SIGKILL at once. */
   stop(signal?: 'SIGINT' | 'SIGKILL'): Promise<void>;
 }
 
-/** Creates a cluster in an existing folder and starts it. `settings` are lines of postgresql.conf. */
+/** Creates a database cluster in an existing folder and starts it. `settings` are lines of postgresql.conf. */
 export async function startPostgres(
   folder: string,
   settings: readonly string[] = [],
@@ -111,9 +111,8 @@ export async function startPostgres(
       if (!child || child.exitCode !== null || child.signalCode !== null) return;
       const ended = once(child, 'exit');
       const { pid } = child;
-      // The server process of a connection can outlive a killed postmaster, and may wait forever for a lock
-      // of another process.
-      // A stopped server starts no process that would not be among the others.
+      // SIGKILL of the main process leaves the processes of connections, which may wait forever for another one's lock.
+      // The main process is stopped first, so that it starts no further process while these are listed.
       if (signal === 'SIGKILL') child.kill('SIGSTOP');
       const others = signal === 'SIGKILL' ? readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8') : '';
       child.kill(signal);
@@ -128,14 +127,14 @@ function killIfAlive(pid: number): void {
   try {
     process.kill(pid, 'SIGKILL');
   } catch {
-    // The process has ended by itself.
+    // The process has already ended.
   }
 }
 
-/** The database of each data directory of a broker, if the tests run with FARHAND_TEST_DATABASE=postgres. */
+/** The database of each broker by data directory, with FARHAND_TEST_DATABASE=postgres. */
 const databases = new Map<string, Promise<string>>();
 
-/** The URL of the database of a broker on this data directory; undefined without FARHAND_TEST_DATABASE. */
+/** Returns the URL of the database for a broker on this data directory; undefined without FARHAND_TEST_DATABASE. */
 export async function databaseOf(dataDir: string): Promise<string | undefined> {
   const server = process.env.FARHAND_TEST_DATABASE_URL;
   if (!server) return undefined;
@@ -144,13 +143,13 @@ export async function databaseOf(dataDir: string): Promise<string | undefined> {
   return await made;
 }
 
-/** The flags with which a broker of this data directory uses its database. */
+/** Returns the flags with which a broker on this data directory uses its database. */
 export async function databaseFlags(dataDir: string): Promise<string[]> {
   const url = await databaseOf(dataDir);
   return url === undefined ? [] : ['--database-url', url];
 }
 
-/** A connection to a database of a server for tests, over its socket. */
+/** Connects to a database of a test server, over its socket. */
 export async function clientOf(url: string, types?: CustomTypesConfig): Promise<Client> {
   const { searchParams, port, pathname } = new URL(url);
   const host = searchParams.get('host') ?? '';

@@ -8,14 +8,11 @@ import { shippedProgram } from './bundled-programs.ts';
 
 const root = join(import.meta.dirname, '..');
 
-/** Returns the file to start. A broker starts from its bundle, because loading 500 sources takes twice as long. */
+/** Returns the file to start. It is the bundle of a broker, because loading its 500 sources takes twice as long. */
 const fileOf = (main: string): string =>
   main === 'broker/main.ts' ? shippedProgram('farhand-broker') : join(root, main);
 
-/**
- * Starts a real program as a separate process, which ends with the test. `under` is a command that executes
- * it.
- */
+/** Starts a real program as a separate process. Ends it with the test. `under` is a command that runs the program. */
 export function program(
   main: string,
   args: string[],
@@ -31,7 +28,7 @@ export function program(
     child.emit('logged');
   });
   return Object.assign(child, {
-    /** Resolves with the next log line that has this message. */
+    /** Resolves with the next line of the program's log that has this message. */
     async line(text: string): Promise<Record<string, unknown>> {
       for (;;) {
         const at = seen.findIndex(({ msg }) => msg === text);

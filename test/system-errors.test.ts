@@ -1,11 +1,11 @@
-// The messages for system errors of a machine's disk, and of the broker's own files.
+// Messages for system errors on a machine's disk, and for the broker's own files.
 import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { publicError } from '../broker/request-checks/public-error.ts';
 import { AppError, fromErrno } from '../shared/errors.ts';
 import { quiet } from './start-farhand.ts';
 
-/** An error as Node throws it, without a code for an unknown errno. */
+/** An error as Node throws it. An unknown errno has no code. */
 const systemError = (errno: number): Error =>
   Object.assign(new Error('it failed'), { code: getSystemErrorName(-errno), errno: -errno });
 
@@ -20,7 +20,7 @@ describe('a system error', () => {
   ])('%s (%i) of a machine’s disk is %s %i', (name, errno, code, status) => {
     const error = fromErrno(systemError(errno), '/data');
     expect([error.code, error.status, error.details]).toEqual([code, status, { path: '/data', errno: name }]);
-    // The error as it arrives from the machine.
+    // What the broker decodes from the machine's error.
     const received = new AppError(error.code, error.message, error.details);
     expect(publicError(received, about, quiet)).toBe(received);
   });

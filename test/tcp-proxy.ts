@@ -1,24 +1,24 @@
-// A TCP proxy between agent and broker that can delay, stall and cut connections.
+// A TCP proxy, mostly between agent and broker, that can delay, stall and cut connections.
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 
 export interface Proxy {
   address: string;
-  /** Stops all bytes, in both directions, until resume(). */
+  /** Holds back all bytes, in both directions, until resume(). */
   stall(): void;
   resume(): void;
-  /** Ends every connection. New ones are accepted. */
+  /** Cuts every connection. New ones are accepted. */
   cut(): void;
   /** Refuses new connections until allow(). Open connections are not cut. */
   refuse(): void;
-  /** Ends every connection, and refuses new ones until allow(). */
+  /** Cuts every connection, and refuses new ones until allow(). */
   forbid(): void;
   allow(): void;
-  /** Forwards new connections to this HOST:PORT from now on. Open ones go on. */
+  /** From now on forwards new connections to this HOST:PORT. Open ones are not changed. */
   aim(target: string): void;
   close(): Promise<void>;
 }
 
-/** Forwards connections to HOST:PORT. Each chunk arrives `delayMs` later. */
+/** Forwards connections to HOST:PORT. Each chunk arrives after `delayMs` milliseconds. */
 export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
   let [host = '', port = ''] = target.split(':');
   const sockets = new Set<Socket>();

@@ -1,4 +1,4 @@
-// Runs terminals of one agent without a broker, with clients that the test controls message by message.
+// Runs terminals of an agent without a broker. The test controls their clients message by message.
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -23,7 +23,7 @@ export interface Keeper {
   /** Resolves with the pid of the shell. */
   started(): Promise<number>;
   exit(): Promise<ProcessExit>;
-  /** Detaches the client and ends its call. */
+  /** Ends the call that supervises the terminal. */
   leave(): void;
 }
 
@@ -32,30 +32,28 @@ type Doing = Partial<Omit<AttachTerminalRequest__Output, 'message'>>;
 export interface Viewer {
   text(): string;
   bytes(): Buffer;
-  /** Offset of the first byte it was sent, and the size. */
+  /** The offset of the first byte that the client was sent, and the size of the terminal. */
   head(): { offset: number; cols: number; rows: number };
-  /** The reported count of its input, and whether it continues an earlier call. */
+  /** The last reported count of received input, and whether the count continues from an earlier call. */
   input(): { taken: number; known: boolean };
   sizes: { cols: number; rows: number }[];
-  /** Offset after the last byte that the client has received. */
+  /** The offset after the last byte that the client has received. */
   position(): number;
   do(doing: Doing): void;
   type(text: string | Uint8Array): void;
-  /**
-   * Waits for a text in the output since the previous call. Output after the text is left for the next call.
-   */
+  /** Waits for a text in the output after the previous match. Output after the text is left for the next call. */
   sees(what: string | RegExp): Promise<void>;
-  /** Waits until this many bytes have arrived in all. */
+  /** Waits until the client's position has reached this offset. */
   reaches(position: number): Promise<void>;
   /** Turns acknowledgements of output on or off. */
   taking(on: boolean): void;
   /** Stops reading the output. */
   stop(): void;
-  /** Cuts its link. */
+  /** Ends the call as a lost link does. */
   lose(): void;
-  /** Detaches. */
+  /** Detaches the client on purpose. */
   leave(): void;
-  /** Resolves at the end of its call. Rejects with its error. */
+  /** Resolves at the end of the client's call. Rejects with its error. */
   ended: Promise<void>;
 }
 
@@ -65,12 +63,12 @@ export interface Bench {
   open(spec?: Partial<TerminalSpec__Output>, id?: string): Keeper;
   keep(id: string): Keeper;
   attach(id: string, options?: { client?: string; offset?: number; taking?: boolean }): Viewer;
-  /** Stops the agent and starts another one on the same directory. */
+  /** Stops the agent. Starts another agent on the same directory. */
   again(): Promise<void>;
 }
 
 const plain = { program: '/bin/sh', args: [] as string[], env: { PS1: '$ ' } };
-/** A spec that runs this line of shell. */
+/** A spec for a terminal that runs this line of shell. */
 export const sh = (line: string): Partial<TerminalSpec__Output> => ({
   program: '/bin/sh',
   args: ['-c', line],

@@ -1,4 +1,4 @@
-// TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and refused
+// TLS of the REST API: certificates from files and from the broker's own authority, pins, renewal, and refused
 // connections.
 import { execFile } from 'node:child_process';
 import { KeyObject, webcrypto, type X509Certificate } from 'node:crypto';
@@ -26,7 +26,7 @@ import { waitFor } from './wait-for.ts';
 
 const day = 86_400_000;
 
-/** Makes a self-signed certificate for loopback and its key, as files. */
+/** Writes a self-signed certificate for localhost and its key. */
 async function pair(folder: string, name: string): Promise<{ cert: string; key: string }> {
   const [cert, key] = [join(folder, `${name}.crt`), join(folder, `${name}.key`)];
   const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
@@ -49,10 +49,7 @@ async function pair(folder: string, name: string): Promise<{ cert: string; key: 
   return { cert, key };
 }
 
-/**
- * Starts a system with TLS for REST. Its own client cannot be used, because it does not trust the
- * certificate.
- */
+/** Starts a system with TLS for REST. Its `client` cannot be used, because it does not trust the certificate. */
 const startSecure = (flags: string[], tuning = {}, dataDir?: string) =>
   startFarhand({ flags, tuning, ...(dataDir && { dataDir }) });
 
@@ -88,7 +85,7 @@ async function curl(...args: string[]): Promise<string> {
   return (await run('curl', ['-sS', '--max-time', '10', ...args])).stdout;
 }
 
-/** A clock like the real one with an offset. Timers of a minute and more fire only by tick(). */
+/** The real clock plus an offset. Timers of a minute or longer fire only by tick(). */
 function movedClock(): { move(ms: number): void; tick(): void } {
   let shift = 0;
   const waiting = new Set<() => void>();
@@ -141,7 +138,7 @@ test('an address other than loopback needs TLS or --insecure-http', async () => 
   for (const flags of [['--tls'], ['--insecure-http']]) await (await start(...flags)).close();
 });
 
-test('a missing key, a wrong key, no PEM and no file: exit code 78 and a message that says which', async () => {
+test('a missing key, a wrong key, a file without PEM and a missing file end with code 78 and a message that says which', async () => {
   const folder = temporaryFolder('pair');
   const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
   const nonsense = join(folder, 'nonsense');
@@ -161,7 +158,7 @@ test('a missing key, a wrong key, no PEM and no file: exit code 78 and a message
   }
 });
 
-test('a damaged key of the REST API stops the start, with its file in the error', async () => {
+test('a damaged key of the REST API stops the start, and the error names its file', async () => {
   const dataDir = temporaryFolder('broker');
   const system = await startSecure(['--tls'], {}, dataDir);
   await system.broker.close();
@@ -237,7 +234,7 @@ test('the key is private and survives restarts and renewal, so the pin stays the
   await waitFor(async () => expect((await certificateOf(first.url)).serialNumber).not.toBe(old.serialNumber));
   const renewed = await certificateOf(first.url);
   expect(renewed.validToDate.getTime() - Date.now()).toBeLessThanOrEqual(90 * day);
-  // The earlier connection goes on.
+  // The connection from before the renewal goes on.
   kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
   expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
   await first.broker.close();
@@ -304,7 +301,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   const clock = movedClock();
   clock.move(-35 * day);
   const system = await startFarhand();
-  // As after a long sleep, the wall time has moved, but not the timers.
+  // As after a long suspend: wall time has moved, but timers have not.
   clock.move(35 * day);
   const identity = await joinScripted(system);
   const linked = await connectScripted(system.grpc, identity);
@@ -322,7 +319,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   const left = ((await leaf())?.validToDate.getTime() ?? 0) - Date.now();
   expect(left).toBeGreaterThan(89 * day);
   expect(left).toBeLessThanOrEqual(90 * day);
-  // The new leaf is valid for the whole time.
+  // The new leaf has its full validity left, so it is not renewed again.
   const fresh = await leaf();
   clock.tick();
   await new Promise((resolve) => setImmediate(resolve));
@@ -333,7 +330,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   await late.next('welcome');
 });
 
-test('a clock that is set back causes a new leaf, too, because one from the future is not valid yet', async () => {
+test('a clock that is set back also causes a new leaf, because a leaf from the future is not valid yet', async () => {
   const clock = movedClock();
   const system = await startSecure(['--tls']);
   clock.move(-2 * day);

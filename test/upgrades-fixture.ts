@@ -1,4 +1,5 @@
-// A broker with signed packages of a few bytes, and scripted machines that get them and report what the test says.
+// A broker with signed packages of a few bytes, and scripted machines that receive them and report what the test
+// chooses.
 import { createHash, generateKeyPairSync, type KeyObject, randomBytes } from 'node:crypto';
 import { expect } from 'vitest';
 import type { AnswerResponse__Output } from '../proto/types/farhand/link/v1/AnswerResponse.ts';
@@ -24,7 +25,7 @@ export function signingKey(): SigningKey {
   return { privateKey, raw, fingerprint: fingerprintOf(raw) };
 }
 
-/** Makes the file name, bytes and signature file of a package. */
+/** Returns the file name, bytes and signature file of a package. */
 export function packageOf(
   version: string,
   key: SigningKey,
@@ -43,11 +44,11 @@ export async function startUpgradeSystem(options: Parameters<typeof startFarhand
   return { ...system, signing: key, ...upgradesOf(system, key) };
 }
 
-/** What tests of upgrades do with a broker. */
+/** Helpers for tests of upgrades on one broker. */
 export function upgradesOf(system: TestSystem, key: SigningKey) {
   const { client } = system;
   return {
-    /** Uploads a package of this version, signed by the key that the machines trust. Returns its bytes. */
+    /** Uploads a package of this version, signed with the key that the machines trust. Resolves with its bytes. */
     async upload(version: string, by = key): Promise<Buffer> {
       const { file, bytes, signature } = packageOf(version, by);
       await client.packages.upload({ package: file, signature, content: bytes });
@@ -57,13 +58,13 @@ export function upgradesOf(system: TestSystem, key: SigningKey) {
     /** Starts an upgrade without a pause between its waves. */
     upgrade: (input: NonNullable<Parameters<Farhand['upgrades']['create']>[0]>): Promise<Upgrade> =>
       client.upgrades.create({ version: '9.0.0', pause: 0, ...input }),
-    /** Resolves once an upgrade has ended. */
+    /** Resolves with an upgrade after its end. */
     async ended(upgrade_id: string): Promise<Upgrade> {
       const read = () => client.upgrades.get({ upgrade_id });
       await expect.poll(async () => (await read()).finished_at, { interval: 10 }).not.toBeNull();
       return read();
     },
-    /** The status of each machine of an upgrade by its name, with the reason if there is one. */
+    /** Resolves with the status of each machine by name, followed by the reason if there is one. */
     async outcomes(upgrade_id: string): Promise<Record<string, string>> {
       const { items } = await client.upgrades.machines({ upgrade_id, limit: 100 });
       return Object.fromEntries(
@@ -79,12 +80,12 @@ export function upgradesOf(system: TestSystem, key: SigningKey) {
 export interface Delivery {
   upgradeId: string;
   bytes: Buffer;
-  /** Reports how far the machine is. */
+  /** Reports that the package has arrived. */
   staged(): void;
   busy(processes: number): void;
   switching(): void;
   fail(code: string, reason: string): void;
-  /** Resolves once the broker has cancelled the call. */
+  /** Resolves when the broker has cancelled the call. */
   cancelled: Promise<unknown>;
 }
 
@@ -94,12 +95,12 @@ export interface ScriptedMachine {
   agent: ScriptedAgent;
   /** Resolves with the next package that the broker sends. */
   next(): Promise<Delivery>;
-  /** Gets the next package and starts to switch. The link is lost then. */
+  /** Receives the next package and switches to it, which ends the link. Resolves with the id of the upgrade. */
   take(): Promise<string>;
   leave(): void;
-  /** Links again with another version, and what became of the upgrade. */
+  /** Links again with this version of the agent, and reports this last upgrade. */
   back(agent_version?: string, last?: LastUpgrade): Promise<void>;
-  /** Gets the next package, switches, and reports the outcome. */
+  /** Receives the next package, switches to it, and reports the outcome. */
   upgrade(outcome?: 'SUCCEEDED' | 'ROLLED_BACK' | 'FAILED', to?: string): Promise<void>;
 }
 
@@ -147,7 +148,7 @@ async function machineOf(
   return machine;
 }
 
-/** Receives one package. */
+/** Receives the package of one call. */
 async function receive(agent: ScriptedAgent): Promise<Delivery> {
   let call = await agent.next('call');
   while (call.method !== 'StageUpgrade') call = await agent.next('call');

@@ -1,5 +1,5 @@
-// Upgrades of agents: waves, failures and their limit, machines that are offline or busy, cancelling, and rights.
-// The machines are scripted; test/box/ has real ones.
+// Upgrades of agents: waves, failures and their limit, machines that are offline or busy, cancelling, and rights. The
+// machines are scripted; test/box/ has real ones.
 import { mkdirSync, readdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -8,7 +8,7 @@ import { packageOf, signingKey, startUpgradeSystem } from './upgrades-fixture.ts
 
 const hour = 3_600_000;
 
-test('a package that is not the signed one is refused, and nothing of it stays', async () => {
+test('a package that differs from the signed one is refused, and nothing of it is stored', async () => {
   const { client, dataDir, signing, call } = await startUpgradeSystem();
   const { file, bytes, signature } = packageOf('9.0.0', signing);
   const cut = client.packages.upload({ package: file, signature, content: bytes.subarray(1) });
@@ -70,7 +70,7 @@ test('uploaded packages take 4 GiB at most, and there is space again after one i
     const path = join(dataDir, 'packages', large.file);
     const size = 512 * 1024 ** 2;
     mkdirSync(join(dataDir, 'packages'), { recursive: true });
-    // Sparse files need no space on the disk.
+    // Sparse files take no space on the disk.
     writeFileSync(path, '');
     truncateSync(path, size);
     writeFileSync(`${path}.sig`, JSON.stringify({ ...JSON.parse(large.signature), size }));
@@ -102,7 +102,7 @@ test('machines are upgraded a wave at a time, each once, with an event of each s
   for (const one of [first, second]) one.switching();
   const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
   await a.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
-  // The new version of b is linked before its outcome is known.
+  // Machine b is linked with the new version before its outcome is known.
   await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_RUNNING' });
   await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded', b: 'switching', c: 'waiting' });
   b.agent.send({ heartbeat: { last_upgrade: { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' } } });
@@ -139,7 +139,7 @@ test('an upgrade stops once more machines have failed than allowed, and leaves t
   });
 });
 
-test('with the default no machine starts after the first failure, and one that waits is cancelled', async () => {
+test('by default no machine starts after the first failure, and a waiting machine is cancelled', async () => {
   const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
   const [a, b] = [await machine('a'), await machine('b')];
@@ -232,17 +232,17 @@ test('a machine that does not come back has failed, until it reports that it was
   await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded' });
 });
 
-test('a machine whose link is lost while it gets the package gets it again, and one that took it does not', async () => {
+test('a machine whose link is lost while it receives the package is sent it again, but not a machine that has the whole package', async () => {
   const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
   const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];
   const { id } = await upgrade({ machine_ids: [a, b, c].map((one) => one.id), wave: '3' });
   await Promise.all([a.next(), b.next(), c.next()]);
   await a.back();
-  // The answer of b was lost with its link.
+  // The answer of machine b was lost with its link.
   const last = { upgrade_id: id, from_version: '0.0.0', to_version: '9.0.0' };
   await b.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_SUCCEEDED' });
-  // c tries the new version, and does not know yet what will become of it.
+  // Machine c runs the new version, but whether the upgrade succeeds is not decided yet.
   await c.back('9.0.0', { ...last, outcome: 'UPGRADE_OUTCOME_RUNNING' });
   await a.upgrade();
   await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded', b: 'upgraded', c: 'switching' });
@@ -250,7 +250,7 @@ test('a machine whose link is lost while it gets the package gets it again, and 
   expect(await ended(id)).toMatchObject({ status: 'completed', counts: { upgraded: 3 } });
 });
 
-test('a cancelled upgrade leaves machines that wait, and lets one that switches end', async () => {
+test('cancelling an upgrade leaves waiting machines unchanged, and lets a machine that switches finish', async () => {
   const { client, upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
   const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];
@@ -317,7 +317,7 @@ test('a limited key upgrades and sees only its machines, and cannot cancel an up
   const both = await upgrade({ machine_ids: [a.id, b.id] });
   expect(await limited.upgrades.get({ upgrade_id: both.id })).toMatchObject({ total: 1 });
   expect((await limited.upgrades.machines({ upgrade_id: both.id })).total).toBe(1);
-  // The number of a wave would reveal how many machines are in the waves before it.
+  // The number of the wave would reveal that there are machines in earlier waves.
   const waves = { current_wave: null, waves: null, next_wave_at: null };
   expect(await limited.upgrades.get({ upgrade_id: both.id })).toMatchObject(waves);
   expect((await limited.upgrades.list()).items).toMatchObject([waves]);
@@ -339,7 +339,7 @@ test('a limited key upgrades and sees only its machines, and cannot cancel an up
   ).rejects.toMatchObject({ code: 'forbidden' });
 });
 
-test('after a restart of the broker an upgrade goes on, and machines are asked what became of them', async () => {
+test('after a restart of the broker an upgrade goes on, and machines report their outcome', async () => {
   const clock = leapingClock();
   const first = await startUpgradeSystem();
   await first.upload('9.0.0');

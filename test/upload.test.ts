@@ -1,5 +1,4 @@
-// Uploads over HTTP to a real disk: forms with the path before or after the file, plain bodies, and uploads
-// that are cut off.
+// Uploads over HTTP to a real disk: forms with the path before or after the file, plain bodies, and incomplete uploads.
 import { createHash, randomBytes } from 'node:crypto';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
@@ -27,13 +26,13 @@ async function onMachine(opened = machine()) {
     init: Omit<RequestInit, 'headers'> & { headers?: Record<string, string> },
   ) => {
     const response = await fetch(files + path, { ...init, headers: { ...headers, ...init.headers } });
-    // biome-ignore lint/suspicious/noExplicitAny: outside JSON
+    // biome-ignore lint/suspicious/noExplicitAny: JSON of any shape
     return { status: response.status, body: (await response.json()) as any };
   };
   return { system, machineId, folder, files, headers, send };
 }
 
-/** Makes a form with its parts in this order. */
+/** Makes a form whose parts are in this order. */
 function formOf(...parts: [string, string | Buffer][]): FormData {
   const form = new FormData();
   for (const [name, value] of parts) {
@@ -82,7 +81,7 @@ test('a form with missing or unknown fields is refused and writes nothing', asyn
 });
 
 test.each([0.01, 0.5, 0.99, 1])(
-  'a form cut off at %f leaves the old content and nothing else',
+  'a form that ends after a share of %f leaves the old content and nothing else',
   async (share) => {
     const { system, machineId, folder } = await onMachine();
     const path = join(folder, 'a');
@@ -94,7 +93,7 @@ test.each([0.01, 0.5, 0.99, 1])(
           `--${boundary}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n`,
       ),
       randomBytes(4_000_000),
-      // The body is complete except for its last boundary.
+      // Only the closing boundary is missing.
       Buffer.from('\r\n'),
     ]);
     const last = `--${boundary}--\r\n`;
@@ -103,7 +102,7 @@ test.each([0.01, 0.5, 0.99, 1])(
       `Content-Type: multipart/form-data; boundary=${boundary}\r\nContent-Length: ${length}\r\n\r\n`;
     const { hostname, port } = new URL(system.url);
     const socket = connect(Number(port), hostname);
-    // With the whole length declared, the connection breaks. With the shorter length, the form itself is
+    // With the full length declared, the connection ends too early. With a shorter length, the form itself is
     // incomplete.
     const short = body.subarray(0, Math.floor(body.length * share));
     for (const announced of [body.length + last.length, short.length]) {
@@ -118,8 +117,7 @@ test.each([0.01, 0.5, 0.99, 1])(
       }
       if (announced === short.length) expect(Buffer.concat(answer).toString()).toContain('400 Bad Request');
     }
-    // The next upload to this path is answered after the previous one was removed, so leftovers would be
-    // found.
+    // This upload is answered after the previous one was cleaned up, so leftovers would still be found.
     const after = await system.client.files.put({
       machine_id: machineId,
       path: join(folder, 'b'),
@@ -132,7 +130,7 @@ test.each([0.01, 0.5, 0.99, 1])(
   },
 );
 
-test('a plain body that is cut off changes nothing', async () => {
+test('a plain body that ends too early changes nothing', async () => {
   const { system, machineId, folder } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, 'old');
@@ -226,7 +224,7 @@ test('a form is accepted in either order, with its fields anywhere and its path 
     expect(readFileSync(at(name)).equals(content)).toBe(true);
     expect(statSync(at(name)).mode & 0o777).toBe(0o600);
   }
-  // Spooled files are unlinked while they are open, so the directory is empty.
+  // The broker unlinks a spooled file while it is open, so the directory looks empty.
   expect(readdirSync(join(system.dataDir, 'spool'))).toEqual([]);
   const { items } = await system.client.events.list({ type: 'file.uploaded' });
   expect(items.map(({ data }) => String(data.path)).sort()).toEqual(
@@ -271,7 +269,7 @@ test('a plain body is written whole: mode, parents, If-Match, and a chunked one 
   expect(readFileSync(path).equals(content)).toBe(true);
 });
 
-test('a repeat with the same Idempotency-Key gets the first answer and writes nothing', async () => {
+test('an upload repeated with the same Idempotency-Key gets the first answer and writes nothing', async () => {
   const { folder, send } = await onMachine();
   const path = join(folder, 'a');
   const again = () =>
@@ -300,7 +298,7 @@ test('a slow upload does not count toward the machine’s idle timeout', async (
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
-  // The idle timeout of another machine ends first, although its upload began later.
+  // The idle timeout of a silent machine ends first, although the upload to it began later.
   const silent = await scriptedMachine(system);
   const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);

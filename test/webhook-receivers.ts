@@ -1,4 +1,4 @@
-// Receivers of webhooks: HTTP servers on loopback that answer as the test decides, and store the requests.
+// Receivers of webhooks: HTTP servers on loopback that answer as the test chooses, and record the requests.
 import { EventEmitter, once } from 'node:events';
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -28,7 +28,7 @@ export interface Receiver {
 
 type Answer = (response: ServerResponse, request: IncomingMessage, count: number) => void;
 
-/** Starts a receiver, which is closed with the test. Answers 200 by default. */
+/** Starts a receiver, which answers 200 by default. Closes it at the end of the test. */
 export async function startReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
   const got: Received[] = [];
   const arrived = new EventEmitter();
@@ -60,7 +60,7 @@ export async function startReceiver(answer: Answer = (response) => response.end(
   };
 }
 
-/** Answers with these statuses one after another, and from then on with the last one. */
+/** Answers with these statuses one after another, then always with the last one. */
 export function answering(...statuses: number[]): Answer {
   return (response, _request, count) => {
     response.statusCode = statuses[Math.min(count, statuses.length) - 1] ?? 200;
@@ -81,7 +81,7 @@ export interface WebhookSystem extends TestSystem {
   events: Events;
 }
 
-/** Starts a broker whose webhooks may call loopback, and retry within milliseconds. */
+/** Starts a broker whose webhooks may call loopback, and are retried within milliseconds. */
 export async function startWebhookSystem(
   options: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
 ): Promise<WebhookSystem> {

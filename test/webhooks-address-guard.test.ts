@@ -1,4 +1,4 @@
-// Addresses that webhooks must not call, in all their spellings, and names that resolve to them.
+// Addresses that webhooks must not call, in every spelling, and names that resolve to such addresses.
 import { once } from 'node:events';
 import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
@@ -105,7 +105,7 @@ test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%
   },
 );
 
-test('every form of such an address is refused when a webhook is created, with the field url', async () => {
+test('every spelling of a forbidden address is refused when a webhook is created, and the error names the field url', async () => {
   const system = await startFarhand();
   for (const [what, host] of refused) {
     const url = `https://${host}:8443/hook`;
@@ -117,7 +117,7 @@ test('every form of such an address is refused when a webhook is created, with t
   expect(status).toBe(422);
 });
 
-/** Listens on a port of loopback that must never be called. Counts its connections. */
+/** Listens on a loopback port that must never be called, and counts its connections. */
 async function startTrap() {
   let calls = 0;
   const server = createServer((socket) => {
@@ -197,8 +197,7 @@ test('an internal receiver is no longer called once the broker starts without it
 });
 
 /**
- * Returns the addresses of a broker's listeners. A listener on all addresses yields each address of this
- * machine.
+ * Returns the addresses of a broker's listeners. A listener on all addresses stands for each address of this machine.
  */
 function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
   const ports = [new URL(system.url).port, system.grpc.split(':')[1]];
@@ -279,7 +278,7 @@ test('a connection to a listener of the broker itself is destroyed, whatever the
   expect(socket.destroyed).toBe(true);
 });
 
-test('the resolved address of a name is in no answer: of a test, a delivery, or a change', async () => {
+test('no answer to a test, a delivery or a change contains the address to which a name resolves', async () => {
   const secret = '10.11.12.13';
   const resolve = async () => [secret, '93.184.215.14'];
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });

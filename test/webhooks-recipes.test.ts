@@ -11,7 +11,7 @@ import { type Received, startReceiver, startWebhookSystem } from './webhook-rece
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
 
-/** Returns the code in a language from docs/webhooks.md. */
+/** Returns the code for a language in docs/webhooks.md. */
 function recipe(language: string): string {
   const chapter = readFileSync(join(root, 'docs/webhooks.md'), 'utf8');
   const code = new RegExp(`\`\`\`${language}\n([^]*?)\`\`\``).exec(chapter)?.[1];
@@ -19,7 +19,7 @@ function recipe(language: string): string {
   return code;
 }
 
-/** Returns a delivery as it was received. */
+/** Returns the body and the signature header of a real delivery. */
 async function delivered(): Promise<{ body: Buffer; header: string }> {
   const system = await startWebhookSystem();
   const receiver = await startReceiver();
@@ -29,7 +29,7 @@ async function delivered(): Promise<{ body: Buffer; header: string }> {
   return { body, header: String(headers['x-service-signature']) };
 }
 
-/** Returns the output of a program for a body and a header. The body is passed unchanged. */
+/** Runs a program with a body and a header, and returns its output. The body is passed unchanged. */
 function says(command: string, args: string[], body: Buffer, header: string): string {
   const { stdout, stderr } = spawnSync(command, [...args, header, secret], { input: body, encoding: 'utf8' });
   return stdout.trim() || stderr;
@@ -77,7 +77,7 @@ test('the example receiver accepts signed deliveries and refuses others', async 
   const line = async (): Promise<string> => String((await lines.next()).value);
   const url = /http\S+/.exec(await line())?.[0] ?? '';
   const signed = await system.client.webhooks.create({ url, events: ['machine.online'], secret });
-  // The name contains no line separator, because the output is read line by line.
+  // The name has no line break, because the output is read line by line.
   await system.happen('machine.online', { n: 1 }, { id: 'mach_1', name: 'web' });
   expect(await line()).toMatch(/^new machine\.online evt_\w+ .*"n":1/);
   const { items } = await system.client.webhooks.deliveries({ webhook_id: signed.id });

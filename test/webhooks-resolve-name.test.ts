@@ -1,5 +1,5 @@
-// Resolving names of receivers: the hosts file comes before the name servers, and a name without an answer
-// delays no other name.
+// Resolving the names of receivers: the hosts file comes before name servers, and a name without an answer delays no
+// other name.
 import { createSocket } from 'node:dgram';
 import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
@@ -8,7 +8,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { resolveName } from '../broker/deliveries/resolve-name.ts';
 import { temporaryFolder } from './start-farhand.ts';
 
-/** Starts a name server. It answers queries with the code that the test chooses, or not at all. */
+/** Starts a name server that answers each query with the code that the test chooses, or not at all. */
 async function startNameServer({ hosts = '', answer = (_query: string): number | undefined => undefined }) {
   const server = createSocket('udp4');
   server.on('message', (message, { port, address }) => {

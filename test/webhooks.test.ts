@@ -105,7 +105,7 @@ test('a webhook is created, answered without its secret, changed, found again af
   expect((await again.call('GET', `/webhooks/${webhook_id}`)).body.error.code).toBe('webhook_not_found');
 });
 
-test('every type of the specification, schedule.failed and those of alerts and upgrades are accepted, each by itself', async () => {
+test('each specified event type, schedule.failed and the types of alerts and upgrades are accepted one by one', async () => {
   const system = await startFarhand();
   const types = Object.values(groups).flatMap(({ types }) => [...types]);
   expect(types).toHaveLength(27);
@@ -113,7 +113,7 @@ test('every type of the specification, schedule.failed and those of alerts and u
   expect(made.events).toEqual(types);
 });
 
-test('a new secret with other characters than printable ASCII is refused, and the old one stays', async () => {
+test('a new secret with characters other than printable ASCII is refused, and the old one stays', async () => {
   const system = await startFarhand();
   const { id } = await system.client.webhooks.create({ url, events: ['*'], secret: 'old' });
   const { status, body } = await system.call('PATCH', `/webhooks/${id}`, { body: { secret: '🔑' } });
@@ -133,7 +133,7 @@ test('a POST repeated with its Idempotency-Key creates one webhook', async () =>
 });
 
 describe('a key uses only webhooks whose events it may read', () => {
-  test('it neither reads nor changes a webhook of a key with more scopes or machines', async () => {
+  test('and neither reads nor changes a webhook of a key with more scopes or machines', async () => {
     const system = await startFarhand();
     const { machineId } = await system.agent({ tags: 'web' });
     const { id } = await system.client.webhooks.create({ url, events: ['file.*'] });
@@ -161,7 +161,7 @@ describe('a key uses only webhooks whose events it may read', () => {
     expect((await equal.client.webhooks.list({})).total).toBe(1);
   });
 
-  test('it adds no events that it may not read, even if the key of that webhook may', async () => {
+  test('and adds no events that it may not read, even if the webhook’s own key may', async () => {
     const system = await startFarhand();
     const { id } = await system.client.webhooks.create({ url, events: ['machine.*'] });
     const { key } = await system.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
@@ -194,7 +194,7 @@ describe('a key uses only webhooks whose events it may read', () => {
   });
 });
 
-test('a webhook belongs to the key that set its URL: it sends what that key may read, until that key is revoked', async () => {
+test('a webhook belongs to the key that set its URL, and sends what that key may read until the key is revoked', async () => {
   const system = await startWebhookSystem();
   const [first, second] = [await startReceiver(), await startReceiver()];
   const maker = await system.client.keys.create({
@@ -209,7 +209,7 @@ test('a webhook belongs to the key that set its URL: it sends what that key may 
   const made = await system.call('POST', '/webhooks', { key: maker.key, body: asked });
   const webhook_id = made.body.data.id;
   const patch = (key: string, body: object) => system.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
-  // If the URL does not change, the webhook still belongs to its key, even if another key removes events.
+  // While its URL stays, the webhook belongs to its key, even if another key removes events from it.
   await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
   await patch(mover.key, { url: second.url });
   await patch(maker.key, { events: ['machine.*'] });

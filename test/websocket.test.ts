@@ -24,7 +24,7 @@ async function take(actions: AsyncIterable<Action>, count: number): Promise<Acti
   return taken;
 }
 
-/** `ws` gives a Buffer by default. */
+/** The library `ws` gives each message as a Buffer by default. */
 const jsonOf = (data: RawData): unknown => JSON.parse((data as Buffer).toString());
 
 async function leftBy({ gone }: ClientPort): Promise<void> {
@@ -42,7 +42,7 @@ test('a ticket that is wrong, used, missing or for another session is 401, and l
   expect(await door.status({})).toBe(401);
   expect(door.left).toEqual([]);
   expect(await door.status({ path: '/api/v1/sessions/sess_two/stream?ticket=two' })).toBe(401);
-  // Checking a ticket uses it up.
+  // Checking a ticket uses it up, so its attachment must be released.
   expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
 });
 
@@ -122,7 +122,7 @@ test('a message over 1 MiB closes with 1009', async () => {
   expect((await closed)[0]).toBe(1009);
 });
 
-test('actions of a client arrive in order, text and bytes alike, even if it leaves at once', async () => {
+test('actions of a client arrive in order, both text and bytes, even if the client leaves at once', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   client.send('{"type":"input","data":"größe 漢\\n"}');
   client.send(Buffer.from([0, 255, 3]));
@@ -137,14 +137,14 @@ test('actions of a client arrive in order, text and bytes alike, even if it leav
   ]);
 });
 
-test('a session that reads slowly slows its client: unread input stays in the network', async () => {
+test('a session that reads slowly slows its client down, and unread input stays in the network', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   const piece = Buffer.alloc(256 * 1024, 'x');
   const pieces = 128;
   const sent = Promise.all(
     Array.from({ length: pieces }, () => new Promise((resolve) => client.send(piece, resolve))),
   );
-  // Without backpressure, all of it would be read in a fraction of this time.
+  // Without backpressure, all input would be read in a fraction of this time.
   const soon = new Promise((resolve) => setTimeout(resolve, 500, 'held'));
   expect(await Promise.race([sent, soon])).toBe('held');
   const taken = await take(port.actions, pieces);
@@ -194,7 +194,10 @@ test('a client that does not read delays only its own output, and gets all of it
   expect(received).toBe(400 * piece.length);
 });
 
-/** A client that has reported the start of its output, at offset 100. `passed` resolves once all it sent has arrived. */
+/**
+ * A client that reports what it has processed. Its output starts at offset 100. `passed` resolves when everything it
+ * has sent has arrived.
+ */
 async function reportingClient() {
   const { client, port } = await (await startTerminalServer()).enter();
   const report = (offset: number): void => client.send(JSON.stringify({ type: 'received', offset }));
@@ -212,7 +215,7 @@ async function reportingClient() {
   return { client, port, report, passed, resolved, output };
 }
 
-test('output to a client that reports what it has processed resolves by its reports alone', async () => {
+test('output to a client that reports what it has processed resolves only by these reports', async () => {
   const { port, report, passed, resolved, output } = await reportingClient();
   const [first, second, third] = [output('abc'), output('de'), output('f')];
   await passed();
@@ -227,7 +230,7 @@ test('output to a client that reports what it has processed resolves by its repo
   await third;
 });
 
-test('reports pass input that waits, and output to a client whose input is not read waits for no report', async () => {
+test('reports overtake input that waits, and output to a client whose input is not read does not wait for reports', async () => {
   const { client, report, resolved, output } = await reportingClient();
   client.send(Buffer.alloc(32 * 1024));
   const [first, second] = [output('abc'), output('de')];
@@ -276,7 +279,7 @@ test('a client that sends pings without reading gets an answer only as often as 
   for (let count = 0; count < pings; count += 1) client.ping(Buffer.alloc(125));
   client.send(Buffer.from('after them'));
   await take(port.actions, 1);
-  // This is sent after all pongs.
+  // The server sends this output after all pongs.
   void port.output(Buffer.from('.'));
   const answered = once(client, 'message');
   client.resume();
@@ -301,7 +304,7 @@ test.each<[CloseReason, number]>([
   expect((await closed)[0]).toBe(code);
   const { why: _, ...ending } = closeReason;
   expect(got).toEqual(code === 1000 ? [{ type: 'end', ...ending }] : []);
-  // The broker closed the connection, not the client.
+  // The connection is closed on the broker's side as well.
   await door.empty();
   expect(port.gone.aborted).toBe(false);
   expect(await take(port.actions, 1)).toEqual([]);
@@ -318,7 +321,7 @@ test('a client that answers no ping is disconnected within 45 s, and one that an
     const answered = once(quick.client, 'ping');
     await clock.advance(15_000);
     await Promise.all([pong, answered]);
-    // A message after the pong proves that the broker has received the pong.
+    // This message comes after the pong, so when it arrives the broker has the pong as well.
     quick.client.send(Buffer.from('x'));
     await take(quick.port.actions, 1);
   }
@@ -353,7 +356,7 @@ async function openSession(system: TestSystem) {
   return { session_id, stream_url };
 }
 
-/** Resolves with the answer to a request for a WebSocket. */
+/** Requests a WebSocket. Resolves with the HTTP answer. */
 async function upgrade(
   url: string,
   headers: Record<string, string> = {},
@@ -419,7 +422,7 @@ test('a quiet terminal is not cut after the time limit of silent requests', asyn
   const door = await startTerminalServer();
   door.cutSilent(100);
   const { client } = await door.enter();
-  // Both connections came later, and are cut because they are silent.
+  // Both connections were opened later, and are cut because they are silent.
   for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
   expect(client.readyState).toBe(WebSocket.OPEN);
 });

@@ -5,7 +5,7 @@ import { storedState } from './read-stored-state.ts';
 import { startFarhand } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 
-test('an empty change changes nothing, not even the owner, and reveals no environment', async () => {
+test('an empty change changes nothing, not even the key that owns the schedule, and reveals no environment', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
