@@ -28,7 +28,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     (await box.run('systemctl', 'show', 'farhand-agent', '--value', `--property=${name}`)).stdout.trim();
   const machineId = async (): Promise<string> =>
     JSON.parse((await box.run('farhand-agent', 'status', '-o', 'json')).stdout).machine_id;
-  /** Returns the paths of files named after Farhand, except the agent packages inside the broker's package. */
+  /** Returns the paths of files named after Farhand, except packages and the broker's own folder. */
   const traces = async (name: string): Promise<string> => {
     const places = ['/etc', '/home', '/opt/farhand-agent', '/root', '/run', '/usr', '/var'];
     const carried = ['!', '-path', '/usr/lib/farhand-broker/*', '!', '-path', '/root/*.deb'];

@@ -246,7 +246,7 @@ test('one key may run four tests at once, which do not limit other keys', async 
   expect((await system.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
   stop.abort();
   await Promise.all(under);
-  // Afterwards the key may test again.
+  // A further test is accepted: it waits for the receiver instead of being refused at once.
   await waitFor(async () => {
     const again = system.call('POST', path, { key, signal: AbortSignal.timeout(50) });
     await expect(again).rejects.toThrow();
