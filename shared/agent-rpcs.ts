@@ -299,7 +299,7 @@ export function parseDetails(text: string): Record<string, unknown> {
   if (text.length > longestDetails || text.split(/[[{]/).length > mostBrackets) return {};
   try {
     const details: unknown = JSON.parse(text || '{}');
-    return typeof details === 'object' && details !== null ? { ...details } : {};
+    return typeof details === 'object' && !Array.isArray(details) ? { ...details } : {};
   } catch {
     return {};
   }

@@ -142,6 +142,27 @@ test('after a restart of the broker the last hour is read from the stored metric
   expect(memory.slice(-4)).toEqual([50, 50, null, null]);
 });
 
+test('facts whose write failed are written again, although the machine sends nothing more', async () => {
+  const history = openHistory(join(temporaryFolder('facts'), 'history.db'), 'install', quiet);
+  const clock = fakeClock(1_800_000_000_000);
+  const facts = await MachineFacts.open(history);
+  onTestFinished(async () => {
+    await facts.close();
+    await history.close();
+  });
+  const host = { hostname: 'a', os: 'linux', arch: 'x64', ip: '::1', agent_version: '1' };
+  await facts.hello('mach_a', { ...host, capabilities: ['metrics'] }, null);
+  const stored = async () => (await history.get('SELECT report FROM machine_facts'))?.report;
+  const fail = "BEFORE INSERT ON machine_facts BEGIN SELECT RAISE(ABORT, 'the disk is full'); END";
+  await history.write((transaction) => transaction.run(`CREATE TRIGGER failing ${fail}`));
+  facts.heard('mach_a', reportWith(30));
+  await clock.advance(60_000);
+  expect(await stored()).toBeNull();
+  await history.write((transaction) => transaction.run('DROP TRIGGER failing'));
+  await clock.advance(60_000);
+  expect(JSON.parse(String(await stored()))).toMatchObject({ cpu_usage: 30 });
+});
+
 const reportWith = (cpu_usage: number) => ({
   ...{ recorded_at_ms: 1_800_000_000_000, uptime_s: 1, cpu_usage, cpu_cores: 1, load_average: [1] },
   ...{ memory: { total: 4, used: 2, free: 2 }, disk: { total: 4, used: 1, free: 3 }, disks: [], network: [] },

@@ -33,7 +33,10 @@ function through(
   return system.call('GET', path, { key, headers: { 'X-Forwarded-For': address } });
 }
 
-/** Makes gRPC calls as a proxy on this machine would, for a client address. Each resolves with its status. */
+/**
+ * Returns a function that makes a gRPC call as a proxy on this machine would, for a client with the given address. The
+ * call resolves with its gRPC status.
+ */
 async function grpcCaller(system: TestSystem, service: typeof linkService | typeof streamsService) {
   const Client = makeClientConstructor(service, 'called');
   const ca = credentials.createSsl(Buffer.from(await caOf(system)));

@@ -67,7 +67,10 @@ export class ChannelHandlers implements Routes {
     await state.change((transaction) => {
       assertMayRead(caller.during(transaction));
       if (transaction.all('alert_channels').length >= maxChannels)
-        throw new AppError('unavailable', `there are ${maxChannels} channels, the most allowed: remove one`);
+        throw new AppError(
+          'unavailable',
+          `there are already ${maxChannels} channels, and no more are allowed: remove one first`,
+        );
       transaction.put('alert_channels', channel);
       caller.commit(transaction, { channel_id: id });
     });

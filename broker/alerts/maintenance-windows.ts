@@ -59,7 +59,7 @@ export class Windows {
       await this.#state.change((transaction) => {
         assertMayManage(caller, made, transaction.before);
         if (transaction.all('maintenance_windows').length >= maxWindows) {
-          const message = `there are ${maxWindows} maintenance windows, the most allowed: remove one`;
+          const message = `there are already ${maxWindows} maintenance windows, and no more are allowed: remove one first`;
           throw new AppError('unavailable', message);
         }
         transaction.put('maintenance_windows', made);

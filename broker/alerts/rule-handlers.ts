@@ -47,7 +47,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
         if (transaction.all('alert_rules').length >= maxRules) {
           throw new AppError(
             'unavailable',
-            `there are ${maxRules} alert rules, the most allowed: remove one`,
+            `there are already ${maxRules} alert rules, and no more are allowed: remove one first`,
           );
         }
         transaction.put('alert_rules', rule);

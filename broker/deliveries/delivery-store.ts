@@ -106,7 +106,7 @@ export class DeliveryStore {
     return store;
   }
 
-  /** Reads from the database which webhooks failed, because other brokers may have recorded failures. */
+  /** Reads the list of failed webhooks from the database, because other brokers may have recorded failures. */
   async readFailed(): Promise<void> {
     const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
     for (const row of await this.#history.all(marks))

@@ -1,5 +1,5 @@
-// Marks a PostgreSQL database with incomplete or outdated data, so that no broker starts with it. `farhand-broker
-// migrate` sets the mark.
+// The mark of a PostgreSQL database whose data is incomplete or outdated. No broker starts with such a database.
+// `farhand-broker migrate` sets the mark.
 import { StartError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction } from './history.ts';
 

@@ -172,9 +172,7 @@ function sendContinue(ctx: Context): void {
 
 /** Refuses compressed or partial content, because content is stored as it arrives (RFC 9110 section 14.5). */
 function assertPlainContent(ctx: Context): void {
-  const coding = ctx.get('content-encoding') || 'identity';
-  const transfer = ctx.get('transfer-encoding') || 'chunked';
-  if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked')
+  if ((ctx.get('content-encoding') || 'identity') !== 'identity')
     throw new AppError('invalid_request', 'the content is encoded: send it without Content-Encoding');
   if (!ctx.get('content-range')) return;
   const message = 'a file can only be replaced as a whole: send the whole file without Content-Range';

@@ -365,7 +365,7 @@ function deliveryOf(type: string): ZodOpenApiOperationObject {
     tags: ['Webhooks'],
     summary: `Receive ${type}`,
     description:
-      'Answer with any 2xx within 15 seconds. After any other answer the delivery is repeated, after 1 and 5 minutes.',
+      'Answer with any 2xx within 15 seconds. After any other answer the delivery is repeated, by default after 1 and 5 minutes.',
     security: [],
     requestParams: {
       header: z.object({

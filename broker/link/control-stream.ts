@@ -211,7 +211,7 @@ class AgentLink {
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
   #unreadBytes = 0;
-  /** Number of messages of the agent beyond its answers to calls, lowered at each heartbeat (see `mostUnasked`). */
+  /** Number of messages that the agent sent without being asked. Each heartbeat lowers it (see `mostUnasked`). */
   #unasked = 0;
   #clockIsOff = false;
 

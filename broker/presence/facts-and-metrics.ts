@@ -114,7 +114,7 @@ export class MachineFacts {
         if (!this.#facts.has(machine_id)) this.#set(machine_id, { ...facts, report: undefined });
       });
     });
-    // The history logs a failed write. The facts stay in memory, but the samples of a failed write are lost.
+    // The history logs a failed write, and the next one includes the same machines.
     this.#stops = [
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
@@ -338,18 +338,8 @@ export class MachineFacts {
     await this.#flush().catch(() => {});
   }
 
-  /**
-   * Writes the unsaved facts in slices, so that other requests need not wait until the facts of all machines are
-   * written.
-   */
-  async #flush(): Promise<void> {
-    const machines = takeAll(this.#unsaved);
-    for (let at = 0; at < machines.length; at += rowsAtOnce) {
-      await this.#history.write((transaction) => {
-        for (const id of machines.slice(at, at + rowsAtOnce)) this.#save(id, transaction);
-      });
-      await nextTurn();
-    }
+  #flush(): Promise<void> {
+    return this.#writeSlices(this.#unsaved, (id, transaction) => this.#save(id, transaction));
   }
 
   #save(machine_id: string, transaction: HistoryTransaction): void {
@@ -365,17 +355,31 @@ export class MachineFacts {
   }
 
   async #sample(): Promise<void> {
-    const machines = takeAll(this.#unsampled);
     const insert = 'INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING';
+    await this.#writeSlices(this.#unsampled, (id, transaction) => {
+      const report = this.of(id)?.report;
+      if (!report) return;
+      const { cpu_usage, memory, disk, load_average } = report;
+      const used = [cpu_usage, memory.used, memory.total, disk.used, disk.total, load_average[0] ?? 0];
+      transaction.run(insert, id, now(), ...used);
+    });
+  }
+
+  /** Writes machines in slices, so that other requests need not wait for all. Those of a failed write stay in `ids`. */
+  async #writeSlices(
+    ids: Set<string>,
+    write: (id: string, transaction: HistoryTransaction) => void,
+  ): Promise<void> {
+    const machines = [...ids];
     for (let at = 0; at < machines.length; at += rowsAtOnce) {
-      await this.#history.write((transaction) => {
-        for (const id of machines.slice(at, at + rowsAtOnce)) {
-          const report = this.of(id)?.report;
-          if (!report) continue;
-          const { cpu_usage, memory, disk, load_average } = report;
-          const used = [cpu_usage, memory.used, memory.total, disk.used, disk.total, load_average[0] ?? 0];
-          transaction.run(insert, id, now(), ...used);
-        }
+      const slice = machines.slice(at, at + rowsAtOnce);
+      for (const id of slice) ids.delete(id);
+      const written = this.#history.write((transaction) => {
+        for (const id of slice) write(id, transaction);
+      });
+      await written.catch((error: unknown) => {
+        for (const id of slice) ids.add(id);
+        throw error;
       });
       await nextTurn();
     }
@@ -385,12 +389,6 @@ export class MachineFacts {
 /** Returns the facts without those that change with each message. */
 function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
   return facts;
-}
-
-function takeAll(ids: Set<string>): string[] {
-  const all = [...ids];
-  ids.clear();
-  return all;
 }
 
 /** Converts a row to facts. The casts are safe: only brokers write this JSON. */

@@ -27,7 +27,7 @@ type Times = 'scheduled_for' | 'started_at' | 'finished_at';
 export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   id: RunId;
   machine_id: MachineId;
-  /** Due time of the run; null for a manual run, and for a run after a change of a path. */
+  /** Due time of the run; null for a run that a user or a changed file started. */
   scheduled_for: number | null;
   started_at: number;
   finished_at: number | null;

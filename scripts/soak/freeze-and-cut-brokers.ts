@@ -45,6 +45,7 @@ async function untilAllLinked({ postgres }: System): Promise<void> {
     const left = await postgres.query('SELECT 1 FROM owners WHERE link_id IS NULL LIMIT 1');
     if (left.length === 0) return;
   }
+  throw new Error(`some machines have no link after ${linkedMs} ms`);
 }
 
 await bench(async (parent) => {

@@ -43,7 +43,7 @@ const described = {
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
   before: 'Milliseconds before the expiry at which an alert opens; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
-  tags: 'Tags: the rule also applies to machines with any of them. If `tags` and `machine_ids` are null, it applies to all machines',
+  tags: 'Tags: the rule applies to machines with any of them, in addition to those in `machine_ids`. If both are null, it applies to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
   channel_ids: 'Ids of the channels that get the alerts of this rule; null: all channels',
   enabled: 'True if the rule is evaluated',
@@ -90,7 +90,7 @@ const changeable = {
 const name = label(1, 100).describe('Name');
 
 const ofItsMachines =
-  'A key that is limited to machines sees and changes only rules about machines that it may use.';
+  'A key that is limited to certain machines sees and changes only rules about these machines.';
 
 export const alertRules = {
   list: list('/alerts/rules', 'machines:read', {

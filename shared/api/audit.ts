@@ -12,7 +12,9 @@ const entry = named('AuditEntry', {
   login_id: z
     .string()
     .nullable()
-    .describe('Id of the login that made the call; null: the key itself was sent'),
+    .describe(
+      'Id of the browser login that made the call; null if the call was made with the API key itself',
+    ),
   action: z.string().meta({
     description:
       'Operation id of the call. Also `sessions.input` and `sessions.leave` for terminal clients, and `refusals` for a count of refused calls that are not listed',

@@ -192,7 +192,7 @@ export const machines = {
     reply: machineDetail,
   }),
   status: single('GET', '/machines/{machine_id}/status', 'machines:read', {
-    summary: 'Get CPU, memory, disk and network of a machine',
+    summary: 'Get the use of CPU, memory, disk and network of a machine',
     description:
       'Answers the current values. For an offline machine it answers the last known values, with `connected: false`.',
     reply: status,

@@ -42,7 +42,7 @@ const maintenanceWindow = named('MaintenanceWindow', {
 export const maintenanceWindows = {
   list: list('/alerts/windows', 'machines:read', {
     summary: 'List maintenance windows',
-    description: 'A key that is limited to machines sees only windows of machines that it may use.',
+    description: 'A key that is limited to certain machines sees only windows of these machines.',
     sort: ['name', 'created_at'],
     reply: maintenanceWindow,
   }),

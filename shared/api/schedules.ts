@@ -119,7 +119,7 @@ const run = named('ScheduleRun', {
   trigger: z.enum(['cron', 'change', 'manual', 'catch_up']).describe('Why the schedule ran'),
   scheduled_for: timestamp
     .nullable()
-    .describe('Time at which the run was due; null for a manual run and after a change of a path'),
+    .describe('Time at which the run was due; null if a user or a changed file started the run'),
   started_at: timestamp.describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end; null while the command runs'),
   exit_code: z.number().nullable().describe('Exit code; -1 if there is none; null while the command runs'),

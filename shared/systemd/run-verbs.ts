@@ -70,7 +70,7 @@ export async function installCommand<T extends Record<string, Setting> & { data_
   });
   say(
     `${service.name} is installed and runs as ${found.user}: ${found.status}.`,
-    `Settings of the service: ${file}. Log: journalctl -u ${service.name}. State: ${service.name} status.`,
+    `Settings of the service: ${file}. To see its log: journalctl -u ${service.name}. To see its state: ${service.name} status`,
   );
   return { ...found, settings };
 }

@@ -39,7 +39,7 @@ export interface PackageManager {
   upgrade: string;
 }
 
-/** Runs a program on this machine. Its home is the folder, because an ordinary user may write nowhere else. */
+/** Runs a program in the folder `cwd`, which is its HOME too, because an ordinary user may write nowhere else. */
 function run(command: readonly string[], cwd: string): string {
   const [program = '', ...args] = command;
   const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C', HOME: cwd };

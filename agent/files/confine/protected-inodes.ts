@@ -22,8 +22,8 @@ export interface ProtectedInode {
 }
 
 /**
- * Milliseconds for which inodes are not read again. A file that replaces a protected file in this time is refused
- * because of its name.
+ * Milliseconds for which the inodes that were read last are used. If a new file replaces a protected one meanwhile, its
+ * inode is unknown, but its name is protected too.
  */
 const trustMs = 1_000;
 
