@@ -10,6 +10,9 @@ import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { withSocket } from './cli/call-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 
+/** Milliseconds in which the installed broker must answer. Without an answer, `install` names the first steps. */
+const answerMs = 5_000;
+
 const broker: Service = {
   name: 'farhand-broker',
   settled: ({ active, status }) => active === 'active' && status !== '',
@@ -42,10 +45,22 @@ export async function service(verb: Verb, from: Invocation, command: readonly st
 async function installBroker(from: Invocation, command: readonly string[]): Promise<number> {
   const { settings, status } = await installCommand(broker, brokerSettings, from, command, planBroker);
   const url = settings.public_url ?? /^REST on (\S+),/.exec(status)?.[1] ?? '';
-  say(
-    `Next, create a first API key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
-    `Then log in with this key: ${await loginLine(url)}`,
-  );
+  const answer = { signal: AbortSignal.timeout(answerMs) };
+  const found = await withSocket(
+    dataOf(broker),
+    async (client) => ({
+      keys: (await client.keys.list({ limit: 1 }, answer)).total,
+      pin: (await client.service.info({}, answer)).tls_pin,
+    }),
+    { mustRun: true },
+  ).catch(() => undefined);
+  const login = loginLine(url, found?.pin);
+  if (found && found.keys > 0) say(`Its API keys stay valid. To log in with one: ${login}`);
+  else
+    say(
+      `Next, create a first API key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
+      `Then log in with this key: ${login}`,
+    );
   return 0;
 }
 
@@ -69,20 +84,16 @@ async function planBroker(settings: BrokerSettings, given: Record<string, unknow
 const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
-/**
- * Returns the command that logs in to this broker. It has the option --pin if the broker's own CA issued the
- * certificate.
- */
-async function loginLine(url: string): Promise<string> {
+/** Returns the command that logs in to this broker. Set `pin` if the broker's own CA issued the certificate. */
+function loginLine(url: string, pin: string | null | undefined): string {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
-  const info = await withSocket(
-    dataOf(broker),
-    (client) => client.service.info({}, { signal: AbortSignal.timeout(5_000) }),
-    { mustRun: true },
-  ).catch(() => undefined);
   const isClear = reached.startsWith('http:') && !isLoopback(new URL(reached).hostname);
-  const options = [...(info?.tls_pin ? [`--pin ${info.tls_pin}`] : []), ...(isClear ? ['--insecure'] : [])];
-  return ['farhand login', reached, ...options].join(' ');
+  return [
+    'farhand login',
+    reached,
+    ...(pin ? [`--pin ${pin}`] : []),
+    ...(isClear ? ['--insecure'] : []),
+  ].join(' ');
 }
 
 async function uninstallBroker(from: Invocation): Promise<number> {

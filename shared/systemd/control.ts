@@ -32,8 +32,11 @@ interface Ran {
   stderr: string;
 }
 
-/** The timeout in milliseconds is longer than the start of a service, which may take three minutes. */
-const options = { timeout: 200_000, reject: false, stripFinalNewline: false } as const;
+/**
+ * `timeout`: longer than the start of a service, which may take three minutes. `cwd`: after `sudo -u`, this user may not be
+ * allowed to enter the current directory, and then no program starts there.
+ */
+const options = { timeout: 200_000, cwd: '/', reject: false, stripFinalNewline: false } as const;
 
 /** Runs a program of the system to its end. Never throws: `code` shows a failure. */
 export async function run(file: string, args: readonly string[]): Promise<Ran> {
