@@ -29,6 +29,24 @@ const codeOf = ({ status, body }: { status: number; body: { error?: { code: stri
   body.error?.code,
 ];
 
+test.each([
+  ['characters that are not base64', { data: 'aGk=!!', encoding: 'base64' }],
+  ['base64 without padding', { data: 'QQ', encoding: 'base64' }],
+  ['a lone surrogate', { data: 'x\ud800y' }],
+])('input with %s is refused, and the command receives nothing of it', async (_, wrong) => {
+  const { start, say, outputOf } = await onMachine();
+  const id = await start({ command: 'cat', input: true });
+  expect(codeOf(await say(id, wrong))).toEqual([422, 'validation_failed']);
+  expect((await say(id, { data: 'right', end: true })).body.data).toEqual({ taken: 5 });
+  expect(Buffer.from(await outputOf(id)).toString()).toBe('right');
+});
+
+test('stdin with a lone surrogate is refused', async () => {
+  const { system, machine_id } = await onMachine();
+  const body = { machine_id, command: 'cat', stdin: 'x\ud800y' };
+  expect(codeOf(await system.call('POST', '/commands', { body }))).toEqual([422, 'validation_failed']);
+});
+
 test('input is refused for a command that takes none, whose input was closed, or that has ended', async () => {
   const { system, machine_id, start, say, wrote } = await onMachine();
   const without = await start({ command: 'echo; sleep 600' });

@@ -224,6 +224,14 @@ test('a key that is revoked while it waits gets no answer, and the command goes 
   await expect.poll(async () => (await system.client.commands.list({ status: 'completed' })).total).toBe(1);
 });
 
+test('an empty Idempotency-Key is refused, because a repeat would run the command again', async () => {
+  const { system, machine_id } = await onMachine();
+  const body = { machine_id, command: 'true' };
+  const answer = await system.call('POST', '/commands', { body, headers: { 'Idempotency-Key': '' } });
+  expect([answer.status, answer.body.error.code]).toEqual([400, 'invalid_request']);
+  expect((await system.client.commands.list({})).total).toBe(0);
+});
+
 test('a repeat with the same idempotency key after a lost wait gets the current record', async () => {
   const { run, system, machine_id } = await onMachine();
   const go = join(temporaryFolder('again'), 'go');

@@ -139,6 +139,14 @@ test('a download has the type, name, size and validators of its file, and HEAD h
   expect(event?.data).toMatchObject({ path, size: 700_001 });
 });
 
+test('a name with characters of Latin-1 is sent as UTF-8', async () => {
+  const { folder, download } = await onMachine();
+  const path = join(folder, 'é.txt');
+  writeFileSync(path, 'x');
+  const named = (await download(path)).headers.get('content-disposition');
+  expect(named).toBe(`attachment; filename="?.txt"; filename*=UTF-8''%C3%A9.txt`);
+});
+
 test('one range is answered with its bytes; several or invalid ranges with the whole file', async () => {
   const { folder, download } = await onMachine();
   const path = join(folder, 'a');

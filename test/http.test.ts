@@ -524,6 +524,16 @@ test('unknown fields of a body are validation_failed, and the details name them'
   expect(issues).toEqual([{ path: '', message: expect.stringMatching(/Name.*hostname/) }]);
 });
 
+test('fields for a route that takes none are validation_failed, and nothing happens; an empty object is accepted', async () => {
+  const { system, machine } = await startQuietSystem();
+  for (const body of [{ name: 'x' }, [], null, 1]) {
+    const answer = await system.call('DELETE', machine, { body });
+    expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
+  }
+  expect((await system.call('GET', machine)).status).toBe(200);
+  expect((await system.call('DELETE', machine, { body: {} })).status).toBe(200);
+});
+
 test('a body of 1 MB with 80,000 unknown fields is refused with a short message before it is parsed', async () => {
   const { system } = await quietSystem();
   const many = Object.fromEntries(Array.from({ length: 80_000 }, (_, n) => [`f${n}`, 1]));

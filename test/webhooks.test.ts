@@ -15,6 +15,8 @@ describe('a webhook is refused', () => {
     const refused: [string, object, string][] = [
       ['without a url', { events: ['*'] }, 'url'],
       ['with a url that is none', { url: 'receiver', events: ['*'] }, 'url'],
+      ['with a space in its url', { url: 'https://example.org/a b', events: ['*'] }, 'url'],
+      ['with a line break after its url', { url: `${url}\n`, events: ['*'] }, 'url'],
       ['with a url of another protocol', { url: 'ftp://example.org/', events: ['*'] }, 'url'],
       ['with a file as url', { url: 'file:///etc/passwd', events: ['*'] }, 'url'],
       ['with credentials in its url', { url: 'https://me:secret@example.org/', events: ['*'] }, 'url'],

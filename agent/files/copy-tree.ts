@@ -1,7 +1,7 @@
 // Copies a file or tree to a name in a private directory: bytes, modes, times, and symlinks as symlinks.
 // The copy is durable when duplicate() resolves.
 import { posix } from 'node:path';
-import { fromErrno } from '../../shared/errors.ts';
+import { type AppError, fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/atomic-write.ts';
 import type { Boundary } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
@@ -19,8 +19,9 @@ type Source = Pick<Step, 'name' | 'at' | 'stats'>;
 
 interface Duplicating {
   boundary: Boundary;
-  /** Path of the source, for messages. */
+  /** Paths of the source and the destination, for messages. */
   path: Bytes;
+  destination: Bytes;
   signal: AbortSignal;
   /** True for a move, which fails if owners cannot be preserved or a file system is mounted below the source. */
   moves: boolean;
@@ -55,7 +56,7 @@ class Copier implements AsyncDisposable {
       else if (stats.isFile()) await this.#file(source, to, path);
       else throw fault('unsupported_file', path, 'is neither a file, a directory nor a symlink');
     } catch (error) {
-      throw fromErrno(error, toText(path));
+      throw this.#failure(error, path);
     }
   }
 
@@ -101,6 +102,14 @@ class Copier implements AsyncDisposable {
   /** Waits for the flushes in progress, so that after a failure their files can be removed. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#flushes[Symbol.asyncDispose]();
+  }
+
+  /** Returns the error for an entry of the source. A full disk is that of the destination. */
+  #failure(error: unknown, path: Bytes): AppError {
+    const failure = fromErrno(error, toText(path));
+    const { path: source, destination } = this.#options;
+    if (failure.code !== 'no_space') return failure;
+    return fromErrno(failure.cause, toText(destination + path.slice(source.length)));
   }
 
   async #symlink({ at, stats }: Source, to: fs.Confined, path: Bytes): Promise<void> {
@@ -169,7 +178,7 @@ class Copier implements AsyncDisposable {
       await handle.chmod(Number(mode) & (this.#keepsOwner || ours ? 0o7777 : 0o1777));
     } catch (error) {
       made[Symbol.dispose]();
-      throw fromErrno(error, toText(path));
+      throw this.#failure(error, path);
     }
     await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
   }

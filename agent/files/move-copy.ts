@@ -44,7 +44,13 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   if (to.found && fs.identityOf(to.found.stats) === fs.identityOf(stats))
     throw fault('invalid_path', destination.path, 'source and destination are the same file');
   await using arriving = await PrivateDirectory.open(to.directory, disk.journal);
-  const options = { boundary: disk.reading.boundary, path: source.path, signal, moves: false };
+  const options = {
+    boundary: disk.reading.boundary,
+    path: source.path,
+    destination: destination.path,
+    signal,
+    moves: false,
+  };
   const copied = await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   await publish(transfer, arriving.content());
   return { entry: await arrived(disk, transfer), ...copied };
@@ -107,12 +113,13 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 
 /** Moves between file systems: copies the source, renames the copy to the destination, and removes the source. */
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
-  const { from, to, stats, source, signal } = transfer;
+  const { from, to, stats, source, destination, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
   // Creating this directory needs the same permission as removing the source. A forbidden move fails here, before
   // anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
-  const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
+  const paths = { path: source.path, destination: destination.path };
+  const options = { boundary: writing.boundary, ...paths, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {

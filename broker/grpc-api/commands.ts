@@ -35,7 +35,7 @@ export function commandRpcs(services: StreamsServices) {
       // Creates the command, or finds the earlier one with the same idempotency key.
       const reply = await idempotency.answer({
         ...{ route: create, caller, body: bodyOf(start), recall, query: '', content: undefined },
-        key: call.header('idempotency-key'),
+        key: call.header('idempotency-key') || undefined,
         path: '/farhand.client.v1.Streams/Exec',
         run: () => handlers.commands.create(input, caller),
       });

@@ -88,7 +88,7 @@ export function dispatcher(
       const answered = idempotency.answer({
         ...{ route, caller, recall, body: request.body, content: input.content },
         ...{ path: ctx.path, query: ctx.querystring },
-        key: route.idempotency ? ctx.get('idempotency-key') : '',
+        key: route.idempotency ? ctx.req.headers['idempotency-key']?.toString() : undefined,
         run: () => handler(input, caller),
       });
       // The headers are set even if the handler throws, because an error may have headers, e.g. Content-Range (RFC 9110
@@ -152,7 +152,15 @@ async function readBody(
   }
   const body = await readJson();
   if (route.body) raw.body = body?.value;
+  else assertNoFields(body?.value);
   return undefined;
+}
+
+/** Throws validation_failed for a body that a route without one would ignore. An empty object counts as no body. */
+function assertNoFields(value: unknown): void {
+  if (value === undefined || JSON.stringify(value) === '{}') return;
+  const message = 'this route takes no fields: send the request without a body';
+  throw new AppError('validation_failed', message, { issues: [{ path: 'body', message }] });
 }
 
 function readBodyAsJson(

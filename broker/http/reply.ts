@@ -170,7 +170,9 @@ async function sendBytes(
   const headers: Record<string, string> = { 'Cache-Control': 'private, no-cache' };
   if (status !== 304) {
     // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may contain them
-    ctx.attachment(filename.replaceAll(/[\u0000-\u001f\u007f]/g, '_'));
+    const name = filename.replaceAll(/[\u0000-\u001f\u007f]/g, '_');
+    // Other characters than ASCII are only in filename* (RFC 6266, section 4.3): programs read those of Latin-1 as UTF-8.
+    ctx.attachment(name, { fallback: name.replaceAll(/[^ -~]/g, '?') });
     const ending = filename.slice(filename.lastIndexOf('.') + 1).toLowerCase();
     const type = Object.hasOwn(types, ending) ? types[ending] : mime.getType(filename);
     headers['Content-Type'] = type ?? 'application/octet-stream';

@@ -20,8 +20,8 @@ export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknow
 export interface KeyedRequest {
   route: Route;
   caller: Caller;
-  /** The Idempotency-Key; empty if there is none. */
-  key: string;
+  /** The Idempotency-Key; undefined if there is none. */
+  key: string | undefined;
   path: string;
   query: string;
   body: unknown;
@@ -91,7 +91,7 @@ export class Idempotency {
    */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;
-    if (key === '') return request.run();
+    if (key === undefined) return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
     // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. The file itself
@@ -100,7 +100,7 @@ export class Idempotency {
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
     const earlier = await this.#begin(id, caller.key_id, key, fingerprint);
-    if (!earlier) return this.#run(id, request);
+    if (!earlier) return this.#run(id, key, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
       const message = `the first request with this Idempotency-Key created ${madeId}, and its secret was sent only once; delete ${madeId} and send the request with a new Idempotency-Key`;
@@ -164,7 +164,7 @@ export class Idempotency {
     return (await reader.get(livingBroker, running)) !== undefined;
   }
 
-  async #run(id: string, { route, caller, key, run }: KeyedRequest): Promise<unknown> {
+  async #run(id: string, key: string, { route, caller, run }: KeyedRequest): Promise<unknown> {
     const { commit } = caller;
     let made = false;
     let answer: string | undefined;

@@ -59,7 +59,7 @@ const target = {
 };
 const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
   (body.machine_ids === undefined) !== (body.tags === undefined);
-const either = 'name either machine_ids or tags, not both';
+const either = 'name exactly one of machine_ids and tags';
 const limits = {
   concurrency: limit
     .min(1)

@@ -7,6 +7,7 @@ import { machineErrors } from './route.ts';
 import {
   commandId,
   day,
+  encoded,
   endStatuses,
   label,
   machineId,
@@ -87,7 +88,11 @@ export const spec = {
   cwd: cwd.optional(),
   env: environment.optional(),
   user: user.optional(),
-  stdin: z.string().optional().describe('Text for the standard input of the command; default: empty'),
+  stdin: z
+    .string()
+    .refine((value) => value.isWellFormed(), 'must be well-formed Unicode')
+    .optional()
+    .describe('Text for the standard input of the command; default: empty'),
   timeout: timeout.optional(),
   queue_for: milliseconds(1, 31 * day)
     .optional()
@@ -206,16 +211,19 @@ export const commands = {
     description: 'The command must have been started with `"input": true`.',
     example: { data: 'yes\n', end: true },
     errors: [...machineErrors, 'conflict'],
-    body: z.strictObject({
-      data: z.string().default('').describe('Bytes of input, in `encoding`'),
-      encoding: z.enum(['utf-8', 'base64']).default('utf-8').describe('Encoding of `data`'),
-      offset: z
-        .int()
-        .min(0)
-        .optional()
-        .describe('Offset of `data` in the whole input; bytes received before are skipped'),
-      end: z.boolean().default(false).describe('Close the input after `data`'),
-    }),
+    body: encoded(
+      'data',
+      z.strictObject({
+        data: z.string().default('').describe('Bytes of input, in `encoding`'),
+        encoding: z.enum(['utf-8', 'base64']).default('utf-8').describe('Encoding of `data`'),
+        offset: z
+          .int()
+          .min(0)
+          .optional()
+          .describe('Offset of `data` in the whole input; bytes received before are skipped'),
+        end: z.boolean().default(false).describe('Close the input after `data`'),
+      }),
+    ),
     reply: z.object({
       taken: z.number().describe('Total number of bytes of input that were accepted so far'),
     }),

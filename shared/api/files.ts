@@ -12,6 +12,7 @@ import {
   writeErrors,
 } from './file-entry.ts';
 import {
+  encoded,
   group,
   instant,
   machineId,
@@ -104,19 +105,6 @@ const content = {
   create_parents: z.boolean().default(false).describe('Create missing directories'),
 };
 
-/** Returns the schema with a check that `content` is valid in its `encoding`. */
-function withEncoding<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base64' }>>(body: T) {
-  return body
-    .refine((given) => given.encoding === 'base64' || given.content.isWellFormed(), {
-      path: ['content'],
-      message: 'must be well-formed Unicode; send other bytes with encoding base64',
-    })
-    .refine((given) => given.encoding !== 'base64' || z.base64().safeParse(given.content).success, {
-      path: ['content'],
-      message: 'must be base64',
-    });
-}
-
 const removing = {
   summary: 'Delete a file or directory',
   description:
@@ -172,14 +160,14 @@ export const files = {
   }),
   write: single('PUT', `${prefixed}/content`, 'files:write', {
     ...writing,
-    body: withEncoding(z.strictObject(content)),
+    body: encoded('content', z.strictObject(content)),
     example: { path: '/srv/app/motd', content: 'hello\n', mode: '0644' },
   }),
   writeAnywhere: single('PUT', '/files/content', 'files:write', {
     ...writing,
     ...implied,
     query: anywhere,
-    body: withEncoding(z.strictObject({ ...anywhere, ...content })),
+    body: encoded('content', z.strictObject({ ...anywhere, ...content })),
     example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', path: '/srv/app/motd', content: 'hello\n' },
   }),
   remove: single('DELETE', prefixed, 'files:write', { ...removing, query: removed }),

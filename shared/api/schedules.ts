@@ -204,10 +204,10 @@ const runnable = {
 };
 const isTwice = ({ machine_id, tags }: { machine_id?: unknown; tags?: unknown }): boolean =>
   machine_id !== undefined && tags !== undefined;
-const either = { path: ['machine_id'], error: 'name either machine_id or tags, not both' };
-const oneCommand = { path: ['command'], error: 'name either command or saved_command_id, not both' };
+const either = { path: ['machine_id'], error: 'name exactly one of machine_id and tags' };
+const oneCommand = { path: ['command'], error: 'name exactly one of command and saved_command_id' };
 
-const oneTrigger = { path: ['cron'], error: 'name either cron or on_change, not both' };
+const oneTrigger = { path: ['cron'], error: 'name exactly one of cron and on_change' };
 
 const creation = z
   .strictObject({ ...required, ...trigger, ...target, ...runnable, ...further })

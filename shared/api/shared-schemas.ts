@@ -18,10 +18,26 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
   const bounds = { minimum, ...(maximum < Number.MAX_SAFE_INTEGER && { maximum }) };
   return z
     .string()
-    .regex(/^-?\d{1,15}$/, 'must be a whole number')
+    .regex(/^-?\d{1,16}$/, 'must be a whole number')
     .transform(Number)
     .refine((value) => value >= minimum && value <= maximum, `must be from ${minimum} to ${maximum}`)
     .meta(jsonSchemaOf({ type: 'integer', ...bounds }));
+}
+
+/** Returns the schema with a check that its field `name` is valid in its `encoding`. */
+export function encoded<N extends string, T extends z.ZodType<Record<N | 'encoding', string>>>(
+  name: N,
+  body: T,
+) {
+  return body
+    .refine((given) => given.encoding === 'base64' || given[name].isWellFormed(), {
+      path: [name],
+      message: 'must be well-formed Unicode; send other bytes with encoding base64',
+    })
+    .refine((given) => given.encoding !== 'base64' || z.base64().safeParse(given[name]).success, {
+      path: [name],
+      message: 'must be base64',
+    });
 }
 
 /** Schema of a text that `parse` converts. If `parse` returns undefined, the text is refused with `error`. */

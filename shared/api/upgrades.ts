@@ -225,7 +225,7 @@ export const upgrades = {
       })
       .refine(
         (body) => (body.machine_ids === undefined) !== (body.tags === undefined),
-        'name either machine_ids or tags, not both',
+        'name exactly one of machine_ids and tags',
       ),
     example: { tags: ['web'], wave: '10%', max_failures: 1 },
     reply: upgrade,

@@ -13,6 +13,10 @@ const url = z
   .string()
   .min(1)
   .max(2048)
+  .refine((value) => value.isWellFormed() && !/\s/.test(value), {
+    error: 'must not contain spaces, line breaks or lone surrogates',
+    abort: true,
+  })
   .refine((value) => URL.canParse(value) && /^https?:$/.test(new URL(value).protocol), {
     error: 'must be an http or https URL',
     abort: true,
