@@ -25,14 +25,15 @@ test('a key follows at most 100 batches at once, and other keys are not affected
   });
   const { key } = await system.keyed(['commands:read']);
   const path = `${system.url}/api/v1/batches/${batch_id}/stream`;
-  const open = async (as: string): Promise<{ status: number; close: () => void }> => {
+  // The response is part of the result: fetch closes the stream of a response that is collected as garbage.
+  const open = async (as: string): Promise<{ status: number; response: Response; close: () => void }> => {
     const ending = new AbortController();
     onTestFinished(() => ending.abort());
-    const { status } = await fetch(path, {
+    const response = await fetch(path, {
       headers: { Authorization: `Bearer ${as}` },
       signal: ending.signal,
     });
-    return { status, close: () => ending.abort() };
+    return { status: response.status, response, close: () => ending.abort() };
   };
   const streams = await Promise.all(Array.from({ length: 100 }, () => open(key)));
   expect(new Set(streams.map(({ status }) => status))).toEqual(new Set([200]));
