@@ -124,8 +124,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes the entries that are left in the outbox to the history. Events, machine facts and idempotency
-  // must be open before, because some of the entries are theirs.
+  // createNouns() writes the entries that are left in the outbox to the history. Events, machine facts and idempotency must
+  // be open before, because some of these entries are for their tables.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);

@@ -48,7 +48,7 @@ export interface Terminal {
   detach(): void;
 }
 
-/** Maximum number of bytes of received output that are not read yet. Only brokers of version 0.1.0 send so many. */
+/** Maximum number of bytes of received output that are not read yet. Only brokers of version 0.1.0 send that many. */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;

@@ -172,7 +172,7 @@ test('an upload whose client leaves changes nothing on the machine', async () =>
 test('a stream whose client leaves ends at the owner', async () => {
   const { front, key, machineId } = await brokers();
   const folder = temporaryFolder('watch');
-  // The machine may not have so many streams open at once, so each one must have ended.
+  // The machine may not have that many streams open at once, so each of them must have ended.
   for (let n = 0; n < 40; n += 1) {
     await waitFor(async () => {
       const left = new AbortController();

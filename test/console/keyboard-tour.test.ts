@@ -14,7 +14,7 @@ import {
   traces,
 } from './browser.ts';
 
-/** After so many presses of Tab a test gives up. */
+/** Number of presses of Tab after which a test gives up. */
 const mostTabs = 80;
 /** Markup and control characters: bell, escape, right-to-left override, and the start of a title sequence. */
 const hostile = '\u0007\u001b]0;x\u202e<img src=x onerror=alert(1)>';
