@@ -190,8 +190,8 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // The transaction reports an error of `added`, so it is ignored here. `added` is awaited below only if other
-    // writes depend on it.
+    // If `added` rejects, the transaction itself reports the error, so this catch does nothing. `added` is awaited below
+    // only if other writes depend on it.
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;

@@ -72,6 +72,22 @@ export function every(ms: number, run: () => void): () => void {
 /** Resolves after all callbacks that are already due have run. */
 export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
+/** Milliseconds for which long work may keep other requests waiting. */
+const longestWorkMs = 5;
+
+/**
+ * Returns a function that long work calls often. It resolves at once, except after 5 ms of work: it then resolves in the
+ * next turn of the event loop, so that other requests run.
+ */
+export function pausesInLongWork(): () => Promise<void> {
+  let begun = monotonic();
+  return async () => {
+    if (monotonic() - begun < longestWorkMs) return;
+    await nextTurn();
+    begun = monotonic();
+  };
+}
+
 /** Resolves after `ms` milliseconds, or at once when the signal fires. Until then the process does not exit. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {

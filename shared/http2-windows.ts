@@ -39,8 +39,8 @@ const leastBytes = 4 * mebibyte;
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Largest window in bytes per millisecond of round trip. 500 MiB/s need 0.5 MiB. The value is over twice that, because
- * nghttp2 extends a window only after half of it is read.
+ * Largest window, in bytes for each millisecond of round trip. A transfer of 500 MiB/s needs 0.5 MiB for each
+ * millisecond. The limit is more than twice as high, because nghttp2 extends a window only after half of it is read.
  */
 const bytesPerMs = 1.28 * mebibyte;
 /** Size of a window, as a multiple of the bytes read per round trip. */

@@ -58,7 +58,7 @@ async function logIn(
   return { answer, id: answer.body?.data?.id, cookie, ask, outcome };
 }
 
-/** Makes a ticket to log in with the key of this name, as the broker's own user. */
+/** Acts as the broker's own user: makes a ticket with which someone can log in under the key of this name. */
 async function ticketFor(system: TestSystem, name = 'test'): Promise<string> {
   const { items } = await system.client.keys.list({ limit: 100 });
   const { id = '' } = items.find((key) => key.name === name) ?? {};

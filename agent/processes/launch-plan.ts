@@ -69,7 +69,7 @@ export async function terminalPlan(id: string, spec: TerminalSpec__Output): Prom
   const bad = await badDirectory(cwd);
   if (bad) throw new NotStarted(bad);
   const file = await find(shell, cwd, env.PATH ?? defaultPath);
-  if (!file) throw new NotStarted(`program ${shell} was not found on the machine, or may not be executed`);
+  if (!file) throw new NotStarted(`program ${shell} was not found on the machine, or is not executable`);
   return { file, args, cwd, env, foreign: false, program: shell };
 }
 
@@ -108,7 +108,7 @@ async function switched(
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
-  if (!found) throw new NotStarted(`program ${file} was not found on the machine, or may not be executed`);
+  if (!found) throw new NotStarted(`program ${file} was not found on the machine, or is not executable`);
   const entering = entered({ cwd, env, mustEnter }, [found, ...args]);
   const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
   return {

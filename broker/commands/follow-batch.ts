@@ -56,7 +56,7 @@ const mostOfKey = 5 * mostFollowed;
  */
 const leastCost = mostOfKey / 100;
 
-/** Limits the commands that each key follows in its streams of batches. */
+/** Limits how many commands each key may follow at once with GET /batches/{batch_id}/stream. */
 export class FollowLimit {
   readonly #byKey = new Map<string, number>();
 

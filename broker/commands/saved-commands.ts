@@ -73,7 +73,8 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
         const users = schedulesWith(saved, transaction);
         if (users.length > 0) {
           const schedules = users.map((one) => one.id);
-          const message = `schedules use this saved command (${users.length}): change or delete them first`;
+          const count = users.length === 1 ? '1 schedule uses' : `${users.length} schedules use`;
+          const message = `${count} this saved command: change or delete the schedules in details.schedules first`;
           throw new AppError('conflict', message, { schedules: schedules.slice(0, 100) });
         }
         transaction.remove('saved_commands', saved.id);

@@ -38,6 +38,6 @@ function assertNetwork(text: string): Network {
   const network = networkOf(text);
   if (network) return network;
   throw new StartError(
-    `--webhook-allow ${text}: must be an address or a network in full, such as 10.0.0.0/8 or fd00::/8`,
+    `--webhook-allow ${text}: must be a whole IP address such as 10.0.0.1, or a network such as 10.0.0.0/8 or fd00::/8`,
   );
 }

@@ -7,7 +7,7 @@ import mime from 'mime';
 import { z } from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/route-table.ts';
-import { after, iso, nextTurn } from '../../shared/clock.ts';
+import { after, iso, pausesInLongWork } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
 
@@ -93,9 +93,10 @@ function longReply(
 }
 
 async function* slicesOf(items: unknown[]): AsyncGenerator<unknown[]> {
+  const pause = pausesInLongWork();
   for (let at = 0; at < items.length; at += mostItems) {
     yield items.slice(at, at + mostItems);
-    await nextTurn();
+    await pause();
   }
 }
 

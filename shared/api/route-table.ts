@@ -184,7 +184,7 @@ export interface Caller extends Rights {
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   headers: Headers;
-  /** Returns the rights as they are inside a state transaction, in which an earlier change may have removed some. */
+  /** Returns the caller’s rights after all earlier changes of this state transaction, which may have removed some rights. */
   during(change: Journal): Rights;
   /**
    * Adds this request's audit entry and idempotency key to the commit of its change. In a state transaction, also

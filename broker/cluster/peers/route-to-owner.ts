@@ -31,8 +31,8 @@ export interface RequestSubject {
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
   /**
-   * The owner of the machine, if the database names another broker. The database is not asked if the machine had a link
-   * at the last read of all owners.
+   * The machine’s owner, if it is not this broker. Read from the database only if the machine had no link when all owners
+   * were last read.
    */
   newOwner?: Peer | undefined;
 }

@@ -20,6 +20,8 @@ const commandsAtOnce = 128;
 const readsAtOnce = 64;
 const rounds = 5;
 const pauseMs = 500;
+/** Milliseconds between two checks whether a batch has ended. */
+const pollMs = 500;
 
 export async function runCommands(fleet: Fleet): Promise<void> {
   await oneAtATime(fleet);
@@ -53,28 +55,33 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   const ids = agents.machineIds;
   const prober = new Prober(broker.http, `/api/v1/machines/${ids[0]}`, broker.key);
   await sleep(pauseMs);
-  const [begun, cpu] = [performance.now(), broker.cpu()];
+  const [begun, cpu] = [Date.now(), broker.cpu()];
   const parts = Array.from({ length: Math.ceil(ids.length / mostOfBatch) }, (_, n) =>
     ids.slice(n * mostOfBatch, (n + 1) * mostOfBatch),
   );
   const made = await Promise.all(
     parts.map((machine_ids) => client.batches.create({ machine_ids, command: 'true', wait: 0 })),
   );
+  const answered = (Date.now() - begun) / 1000;
+  let ended = 0;
   for (const { id } of made) {
     for (;;) {
       // A list has the counts only. GET /batches/{id} would also return the result of every machine.
       const { items } = await client.batches.list({ id, limit: 1 });
-      if (items[0]?.finished_at) break;
-      await sleep(100);
+      const at = items[0]?.finished_at;
+      if (at) ended = Math.max(ended, Date.parse(at));
+      if (at) break;
+      await sleep(pollMs);
     }
   }
-  const seconds = (performance.now() - begun) / 1000;
+  // The end is read from the batch, so that few polls suffice: each counts the commands of the batch.
+  const seconds = (ended - begun) / 1000;
   const probed = await prober.stop();
   const batches = await Promise.all(made.map(({ id }) => client.batches.list({ id, limit: 1 })));
   const completed = batches.reduce((sum, { items }) => sum + (items[0]?.counts.completed ?? 0), 0);
   figures.row(
     `${made.length} batch of ${ids.length} machines`,
-    `${seconds.toFixed(2)} s, ${rounded(broker.cpu() - cpu)} s of CPU, ${completed} completed`,
+    `${seconds.toFixed(2)} s (answer without waiting after ${answered.toFixed(2)} s), ${rounded(broker.cpu() - cpu)} s of CPU, ${completed} completed`,
   );
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
 }
