@@ -1,5 +1,5 @@
-// Joins this machine to a broker: creates the key and gets the id that identify it there. Reads both at each later
-// start.
+// Joins this machine to a broker: creates the machine's key, and gets its machine id from the broker. Later starts read
+// both from the disk.
 import {
   createHash,
   createPrivateKey,
@@ -158,6 +158,6 @@ const reasons: Readonly<Record<string, string>> = {
 
 function wrongBroker(broker: string): StartError {
   return new StartError(
-    `the join token is not from the broker at ${broker}, which has another CA certificate; nothing was sent to it. Check --broker and the token.`,
+    `the join token is not from the broker at ${broker}: the token does not match the CA certificate of that broker. The token was not sent. Check --broker and the token.`,
   );
 }

@@ -42,8 +42,8 @@ const everyService = [
 ];
 
 /**
- * Files of the agent's data directory. They are listed one by one, because a file that is mounted there has another
- * path too.
+ * Files of the agent's data directory. They are listed one by one, because a file that is mounted into this directory
+ * also has a path outside of it.
  */
 const parts = [
   'identity.json',

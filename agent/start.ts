@@ -175,7 +175,7 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
-      '--root and the files capabilities have no effect, because exec or terminal is allowed and a shell can use every file of this user. Remove exec and terminal from --allow',
+      "--root and the files capabilities have no effect, because exec or terminal is allowed and a shell can use every file of the agent's user. To limit file access, remove exec and terminal from --allow",
     );
   }
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');

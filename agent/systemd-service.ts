@@ -111,7 +111,7 @@ async function planAgent(
   };
 }
 
-/** Returns the join token, or an empty text. Throws StartError if the text is no join token. */
+/** Returns the join token; empty if the settings contain none. Throws StartError if the token is invalid. */
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
   // The service's own token file is skipped: an earlier install wrote it, and the agent removes it.
   const file = join_token_file === tokenFile ? undefined : join_token_file;

@@ -130,7 +130,7 @@ export class AuditedCall {
   }
 }
 
-// ---- The request fields that are logged. Contents of files, input and environment are never logged
+// ---- The request fields that are logged. File contents, input and environment variables are never logged
 
 type Fields = Record<string, unknown>;
 

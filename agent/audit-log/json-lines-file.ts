@@ -116,7 +116,7 @@ export class Lines {
 
   /**
    * Returns the open log file, to which `bytes` more bytes are to be written. Begins a new file if the current one is
-   * full, missing or was replaced.
+   * full, or was removed or replaced.
    */
   async #open(bytes = 0): Promise<FileHandle> {
     const held = this.#file;

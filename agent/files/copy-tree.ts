@@ -104,7 +104,7 @@ class Copier implements AsyncDisposable {
     await this.#flushes[Symbol.asyncDispose]();
   }
 
-  /** Returns the error for an entry of the source. A full disk is that of the destination. */
+  /** Returns the error for an entry of the source. If a disk is full, the error names the path at the destination. */
   #failure(error: unknown, path: Bytes): AppError {
     const failure = fromErrno(error, toText(path));
     const { path: source, destination } = this.#options;

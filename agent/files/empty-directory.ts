@@ -17,7 +17,7 @@ export async function clear(
   { path, signal, own = false }: { path: Bytes; signal: AbortSignal; own?: boolean },
 ): Promise<void> {
   const enter = async (_: unknown, inside: Confined): Promise<boolean> => {
-    // In a directory that the agent has copied, the mode of the source may forbid removing entries.
+    // A directory that the agent has copied has the mode of its source, which may forbid removing entries.
     if (own) await chmod(inside, 0o700);
     return true;
   };

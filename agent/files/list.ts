@@ -20,7 +20,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // `total` counts names. An entry that is removed after the count is missing in the batches.
+    // `total` counts names. The batches lack the entries that were removed after the count.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();

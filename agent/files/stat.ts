@@ -47,7 +47,7 @@ async function find(confinement: Confinement, target: Target): Promise<Found> {
   } catch (error) {
     if (target.folder || !(error instanceof AppError && lost.includes(error.code))) throw error;
     await using entry = await confinement.name(path);
-    // The target of the path cannot be described. If the path is a symlink, the symlink itself is described.
+    // The path could not be followed to a file. If the path is a symlink, the symlink itself is described.
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }

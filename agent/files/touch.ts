@@ -30,8 +30,8 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);
-  // Other types are refused: opening a device or pipe may have effects. An O_PATH handle has no effects, but cannot set
-  // times.
+  // Devices, pipes and sockets are refused, because opening them may have effects. The O_PATH handle `at` has none, but
+  // cannot set times.
   if (!stats.isFile() && !stats.isDirectory())
     throw fault('unsupported_file', target.path, 'is neither a regular file nor a directory');
   using file = await pin(at, readOnly);
@@ -63,10 +63,14 @@ async function setTime(file: Pinned, ms: number): Promise<BigIntStats> {
 /** Throws invalid_request if a time is outside the range of dates. */
 function assertTime({ modified_at_ms = 0 }: Request): void {
   if (Math.abs(modified_at_ms) > latestInstant)
-    throw new AppError('invalid_request', `modified_at_ms: must be at most ${latestInstant}`);
+    throw new AppError(
+      'invalid_request',
+      `modified_at_ms: must be from -${latestInstant} to ${latestInstant}`,
+    );
 }
 
 function assertCreate(request: Request, { path, folder }: Target): void {
   if (!request.create) throw fault('file_not_found', path, 'does not exist; set create to true to create it');
-  if (folder) throw fault('is_a_directory', path, 'names a directory: it ends in "/", "." or ".."');
+  if (folder)
+    throw fault('is_a_directory', path, 'the requested path names a directory: it ends in "/", "." or ".."');
 }

@@ -10,7 +10,7 @@ class Names {
   readonly #byNumber = new Map<number, string>();
   readonly #byName = new Map<string, number>();
 
-  /** The first line with an id or a name counts, as in the C library. */
+  /** If several lines have the same id or name, the first of them counts, as in the C library. */
   constructor(text: string) {
     for (const line of text.split('\n').reverse()) {
       const [name, , id] = line.split(':');

@@ -19,8 +19,8 @@ const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
- * Units of the quota that a watched directory takes for its kernel watch and its open handle. Each name in it takes one
- * more unit.
+ * Units of the quota that a watched directory takes for its kernel watch. Each name in the directory takes one more
+ * unit.
  */
 const folderNames = 15;
 

@@ -18,7 +18,8 @@ export async function writeFile(
   { path, folder }: Target,
   signal: AbortSignal,
 ): Promise<WriteFileResponse> {
-  if (folder) throw fault('is_a_directory', path, 'names a directory: it ends in "/", "." or ".."');
+  if (folder)
+    throw fault('is_a_directory', path, 'the requested path names a directory: it ends in "/", "." or ".."');
   await using entry = await writing.entry(path, upload.open.create_parents);
   assertAllowed(entry.found?.stats, upload.open, path);
   await using draft = await AtomicWrite.begin(entry, journal);

@@ -45,8 +45,8 @@ export async function collect(signal: AbortSignal): Promise<GetInventoryResponse
 }
 
 /**
- * Reads one part of the inventory, and cuts the number and length of its items. A part that fails is empty, and its
- * reason goes to `incomplete`.
+ * Reads one part of the inventory, and cuts the number and length of its items. If the part cannot be read, it is
+ * empty, and `incomplete` gets the reason.
  */
 async function limited<T extends object>(
   part: List,

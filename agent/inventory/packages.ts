@@ -12,8 +12,8 @@ interface PackageManager {
   /** The rule by which versions are compared. */
   format: 'deb' | 'rpm' | 'apk' | 'pacman';
   /**
-   * Files and directories of the package manager's database. If it installs this machine's packages, one of them is not
-   * empty.
+   * Files and directories of the package manager's database. On a machine that uses the package manager, one of them is
+   * not empty.
    */
   databases: readonly string[];
   installed(signal: Signal): Promise<InventoryPackage[]>;
@@ -124,7 +124,7 @@ async function repositoriesOfZypper(): Promise<string[]> {
 
 async function updatesOfZypper(repositories: readonly string[], signal: Signal): Promise<InventoryUpdate[]> {
   // zypper downloads a missing package list even with --no-refresh. The inventory must not use the network, so it
-  // fails.
+  // lists no updates then and gives the reason.
   for (const name of repositories)
     if (!(await exists(join('/var/cache/zypp/raw', name.replaceAll('/', '_')))))
       throw new PartFailed(`the package list of ${name} was never fetched: run zypper refresh`);

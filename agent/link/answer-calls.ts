@@ -55,8 +55,8 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 const callId = /^[\x21-\x7e]{1,64}$/;
 
 /**
- * Calls whose answers use the control stream's connection. Key echoes then need not wait behind long answers on the
- * other connection.
+ * Calls whose answers use the control stream's connection. There, the echo of a key press need not wait behind long
+ * answers, which use the second connection.
  */
 const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -95,7 +95,7 @@ export class Calls {
     const refusal = this.#refusal(shape, call);
     const entry = auditLog.begin(call, refusal !== undefined);
     if (refusal) logRefused(entry, shape, call);
-    log.debug({ request_id, call_id, method }, 'the broker calls');
+    log.debug({ request_id, call_id, method }, 'received a call of the broker');
     this.#open.set(call_id, abort);
     const open: OpenCall | undefined = shape && { shape, call, entry, abort };
     const answered = open && !refusal ? this.#answer(open) : Promise.reject(refusal);
@@ -249,7 +249,7 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   try {
     requestOf(shape, call.request, entry);
   } catch {
-    // If the request cannot be decoded, the log entry has only its method.
+    // If the request cannot be decoded, the log entry has no fields of the request.
   }
 }
 

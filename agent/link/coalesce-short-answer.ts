@@ -5,8 +5,8 @@ import { after } from '../../shared/clock.ts';
 /** Milliseconds to wait for the end of an answer after its first frame. Most short commands end within that time. */
 const momentMs = 25;
 /**
- * Milliseconds to wait for the first frame. Then the answer gets its own stream, because the broker expects an answer
- * or a stream within a time limit.
+ * Milliseconds to wait for the first frame. If none comes, the answer gets its own stream, because the broker expects
+ * an answer or a stream within a time limit.
  */
 const silentMs = 1_000;
 /** Maximum size in bytes of an answer that is sent as one message. The control stream allows 64 KiB with headers. */

@@ -50,8 +50,8 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean, broker: string): void;
   /**
-   * Called at each attempt to connect and at each message. If the next call does not come within `ms` milliseconds, the
-   * agent counts as hung and systemd restarts it.
+   * Called at each attempt to connect and at each message of the broker. If this function is not called again within
+   * `ms` milliseconds, the agent counts as hung and systemd restarts it.
    */
   onProgress?(ms: number): void;
 }

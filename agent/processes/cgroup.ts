@@ -9,13 +9,13 @@ import type { Logger } from '../../shared/logger.ts';
 /** Maximum number of empty cgroups that are not removed, but used for later commands. */
 const mostFree = 32;
 
-/** Creates the cgroup `name`, which no other agent uses. Returns undefined if the agent may not do that. */
+/** Creates the cgroup `name`, which no other agent uses. Returns undefined if the agent cannot create cgroups. */
 export async function createCgroups(name: string, log: Logger): Promise<Cgroups | undefined> {
   const own = await ownCgroup();
   const directory = own && join(own, name);
   if (directory && succeeds(() => mkdirSync(directory, { recursive: true }))) return new Cgroups(directory);
   log.debug(
-    'the agent may not create cgroups, so a kill may miss processes that started a new session and cleared their environment; run the agent as root, or with Delegate=yes',
+    'the agent cannot create cgroups, so a kill may miss processes that started a new session and cleared their environment; run the agent as root, or with Delegate=yes',
   );
   return undefined;
 }
@@ -40,8 +40,8 @@ export class Cgroups {
   }
 
   /**
-   * Returns the name of a cgroup for a command or terminal. The cgroup itself is missing if the agent may not create
-   * cgroups.
+   * Returns the name of a cgroup for a command or terminal. The cgroup itself is missing if the agent could not create
+   * it.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();
@@ -110,8 +110,8 @@ export async function threadsIn(directory: string): Promise<number[]> {
 }
 
 /**
- * Kills processes that the agent may not signal: moves them into a new cgroup `name`, which the kernel kills. Does
- * nothing if the agent may not create cgroups.
+ * Kills processes to which the agent has no permission to send signals: moves them into a new cgroup `name`, and makes
+ * the kernel kill that cgroup. Does nothing if the agent cannot create cgroups.
  */
 export async function killByCgroup(name: string, pids: readonly number[]): Promise<void> {
   const own = await ownCgroup();

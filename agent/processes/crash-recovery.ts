@@ -23,8 +23,8 @@ export function outputNames(id: string): { stdout: string; stderr: string } {
 }
 
 /**
- * Returns the exit of a process whose real exit is unknown. It is LOST if the agent had accepted the process, and
- * EXPIRED if the agent has no record of the id.
+ * Returns the exit of a process whose real exit is unknown. The outcome is LOST if the agent had accepted the process,
+ * and EXPIRED if the agent has no record of the id.
  */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };
@@ -120,8 +120,8 @@ function lose(id: string, { started }: JournalEntry, journal: Journal, bytes: Pa
 }
 
 /**
- * Removes the output files of commands that are not in the journal. They are left if the agent crashes while it removes
- * a command.
+ * Removes the output files of commands that are not in the journal. Such files remain if the agent crashes while it
+ * removes a command.
  */
 async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   const known = new Set([...journal.entries.keys()].flatMap((id) => Object.values(outputNames(id))));

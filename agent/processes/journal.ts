@@ -37,7 +37,7 @@ export type Line =
   | { t: 'forgotten'; id: string; at: number };
 
 export interface StoredJournal {
-  /** Random id of the journal, which is created together with it. */
+  /** Random id, created together with the journal. */
   id: string;
   lines: Line[];
   /** True if this journal has just been created, so that no running process can belong to it. */
@@ -56,7 +56,7 @@ const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.w
 const version = 1;
 /** Milliseconds that a line waits unless it must be durable at once, so that several lines share one write. */
 const noteMs = 5;
-/** Number of bytes by which the journal grows at least before it is rewritten. */
+/** Number of bytes that the journal must have grown by before it is rewritten. */
 const leastGrowth = 1024 * 1024;
 /** Number of bytes of growth after which the journal is rewritten in any case. */
 const mostGrowth = 16 * 1024 * 1024;
@@ -272,7 +272,7 @@ export class Journal {
     this.#file = file;
     this.#damaged = false;
     this.#size = bytes.length;
-    // Between the two limits, the next rewrite is due when the file is four times as large as now.
+    // The next rewrite is due at four times the present size, but the growth stays between leastGrowth and mostGrowth.
     this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
   }
 

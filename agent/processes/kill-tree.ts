@@ -94,8 +94,8 @@ export class Tree {
     const groups = new Set<number>();
     const refused: number[] = [];
     for (const { pid, group, session } of members) {
-      // A process group in the command's own session gets the signal as a whole. A child that is forked meanwhile then
-      // gets the signal too.
+      // A process group in the command's own session gets the signal as a whole, so that a child which is forked
+      // meanwhile gets the signal too.
       const whole = this.#sessions.has(session);
       if (whole && groups.has(group)) continue;
       if (whole) groups.add(group);

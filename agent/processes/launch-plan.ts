@@ -136,7 +136,7 @@ function entered(
       `environment variable "${odd}": the name may contain only letters, digits and _ if the command runs as another user`,
     );
   // setpriv(1) starts as root, where a variable such as LD_PRELOAD (ld.so(8)) would run the user's code. So each
-  // variable is packed into the value of another variable.
+  // variable is packed, with its name, into the value of a variable FARHAND_ENV_N.
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,
@@ -219,7 +219,7 @@ export async function explain(errno: string, { cwd, program }: Plan): Promise<st
       : `program ${program} was not found on the machine`;
   }
   if (errno === 'EACCES' || errno === 'EPERM')
-    return `program ${program} may not be executed (permission denied)`;
+    return `program ${program} cannot be executed (permission denied)`;
   if (errno === 'E2BIG')
     return 'command, arguments and environment are too long for the kernel of this machine (E2BIG); pass long data as input or in a file';
   if (errno === 'ERR_INVALID_ARG_VALUE')

@@ -88,7 +88,7 @@ export class PipeNames {
 
 /**
  * Opens a pipe for reading. Returns undefined if a process left by an earlier command still has the pipe open, because
- * it could read the next command's output.
+ * that process could read the next command's output.
  */
 function openFreePipe(path: string): number | undefined {
   try {

@@ -65,8 +65,8 @@ export interface Stdio {
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
   /**
-   * Closes the process's ends of the pipes on the agent's side. Called when the process has its own copies, or will
-   * never start.
+   * Closes the agent's descriptors of the process's ends of the pipes. Called when the process has descriptors of its
+   * own, or will never start.
    */
   handedOver(): Promise<void>;
   /** Reads the remaining output for about `ms` milliseconds. Never rejects. */

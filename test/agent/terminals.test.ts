@@ -36,7 +36,7 @@ function unusual(): number {
 
 test.each([
   ['a missing program', { program: 'nonexistent' }, /^program nonexistent was not found/],
-  ['a file that is no program', { program: '/etc/passwd' }, /may not be executed/],
+  ['a file that is no program', { program: '/etc/passwd' }, /is not executable/],
   ['a missing directory', { cwd: '/nonexistent' }, /^working directory \/nonexistent does not exist/],
   ['an impossible variable', { env: { 'A=B': 'c' } }, /environment variable/],
 ])('%s means not started, and the reason says so', async (_what, spec, reason) => {

@@ -7,7 +7,7 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** Number of open directories above which `full` is true. One deep path may open more. */
+/** Number of open directories above which `full` is true. A single deep path may open more than that. */
 const mostHeld = 256;
 const mostDirectories = 200_000;
 const mostFlushing = 16;
@@ -70,8 +70,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Closes all directories except the top, even if files are being written there. directory() opens a closed directory
-   * again.
+   * Closes all directories except the top, even those in which files are being written. directory() opens a closed
+   * directory again.
    */
   [Symbol.dispose](): void {
     for (const { path, pinned } of this.#open.values()) {
@@ -172,7 +172,10 @@ function notDirectory(path: Bytes, error: unknown): unknown {
   );
 }
 
-/** Sets mode and time of a created directory, and flushes it. Without an entry in the archive it gets mode 0755. */
+/**
+ * Flushes a directory. Before that, gives a directory that the agent created the mode and time of its archive entry, or
+ * mode 0755 without an entry.
+ */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
   // A directory that the agent may write but not read cannot be opened (EACCES). Such a directory is skipped.
   const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch(ignoring('EACCES'));

@@ -176,7 +176,7 @@ export class Extractor implements AsyncDisposable {
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
-    // Checks the new hard link itself. Another program could give the name `target` to another file after link().
+    // Checks the new hard link, and not the name `target`: after link(), that name may belong to a different file.
     const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);

@@ -162,8 +162,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Sets the owner, group and mode of `replaced`, or the agent's user and mode 0644 if nothing is replaced. `mode`
-   * overrides the mode in both cases. Returns true if anything changed.
+   * Gives the new file the owner, group and mode of the file that it replaces. If it replaces none, it gets the agent's
+   * user and mode 0644. In both cases `mode` overrides the mode. Returns true if anything changed.
    */
   take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
     const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };

@@ -46,8 +46,8 @@ export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise
 }
 
 /**
- * Renames a directory to a free name. mkdir(2) fails if the name is taken; rename(2) then replaces only that
- * empty directory.
+ * Renames a directory to a free name. First mkdir(2) creates an empty directory there, and fails if the name is taken.
+ * Then rename(2) replaces this empty directory.
  */
 async function claim(from: Confined, to: Confined): Promise<void> {
   await mkdir(to, 0o700);

@@ -1,5 +1,5 @@
-// A temporary directory that only the agent's user can enter. Removed with its content by disposal, or after a crash
-// at the agent's next start.
+// A temporary directory that only the agent's user can enter. Disposal removes it with its content. After a crash, the
+// agent's next start removes it.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/confined-fs.ts';

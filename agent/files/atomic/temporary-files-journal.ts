@@ -1,5 +1,5 @@
-// A journal with the names of the agent's temporary files, anywhere on the disk. After a crash, the agent's next
-// start removes these files.
+// A journal with the paths of the agent's temporary files, which can be anywhere on the disk. After a crash, the
+// agent's next start removes these files.
 import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
@@ -42,8 +42,8 @@ export interface TemporaryName {
    */
   mark(mark: string): Promise<void>;
   /**
-   * Removes the file or directory; `empty` removes its content first. Never rejects: after a failure the
-   * next start tries again.
+   * Removes the file or directory; `empty` removes its content first. Never rejects: after a failure the agent's next
+   * start tries again.
    */
   release(empty?: () => Promise<void>): Promise<void>;
 }
@@ -74,7 +74,7 @@ export class Journal {
     const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
     const removed = new AbortController();
     await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
-    // Ends the timer of sleep(), which would delay the exit of an agent that is stopped now by up to five seconds.
+    // Ends the timer of sleep(). If the agent is stopped now, this timer would delay its exit by up to five seconds.
     removed.abort();
     return journal;
   }

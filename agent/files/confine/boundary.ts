@@ -9,7 +9,7 @@ import { showsProcess } from './kernel-file-systems.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
 import { type Bytes, bytes, fault, fromText } from './request-path.ts';
 
-/** The place of a file: an open directory and a name in it. If there is no name, it is the directory itself. */
+/** The place of a file: an open directory and a name in it. Without a name, the place is the directory itself. */
 export interface Location {
   at: Confined;
   name?: Bytes;

@@ -26,7 +26,7 @@ export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | nu
   return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
 }
 
-/** Opens the file that a request names. Other types of files are refused without being opened for reading. */
+/** Opens the regular file that a request names. Refuses every other type of file before opening it for reading. */
 export async function openTargetFile(
   confinement: Confinement,
   { path, folder }: Target,

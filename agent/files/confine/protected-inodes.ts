@@ -22,8 +22,8 @@ export interface ProtectedInode {
 }
 
 /**
- * Milliseconds for which the inodes that were read last are used. If a new file replaces a protected one meanwhile, its
- * inode is unknown, but its name is protected too.
+ * Milliseconds for which the inodes that were read last are used. If a new file replaces a protected one meanwhile, the
+ * inode of the new file is unknown, but the name is protected too.
  */
 const trustMs = 1_000;
 
@@ -72,8 +72,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * True if a file, by its inode, lies below a protected directory. If the file was not found and another one there
-   * could not be read, throws that system error.
+   * True if a file with this inode lies below a protected directory. If none was found, but a part of these directories
+   * could not be read, throws the system error of that read.
    */
   isInside(inode: string): boolean {
     if (monotonic() - this.#insideAt >= trustMs) this.#readInside();

@@ -6,7 +6,7 @@ import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.t
 export { type Bytes, bytes, fromText, toText };
 
 export interface Target {
-  /** Absolute path. ".", ".." and a slash at the end have been removed from its text. */
+  /** Absolute path. It has no parts "." or "..", and no slash at its end unless it is "/". */
   path: Bytes;
   /** True if the path must be a directory, because the request wrote it with "/", "." or ".." at its end. */
   folder: boolean;

@@ -63,10 +63,7 @@ export class PathEntry implements AsyncDisposable {
   readonly at: fs.Confined;
   readonly directory: fs.Confined;
   readonly name: Bytes;
-  /**
-   * The file of that name, opened with O_PATH; to read it, open `found.at`. It is undefined if the name is
-   * free.
-   */
+  /** The file of that name, opened with O_PATH; undefined if the name is free. To read the file, open `found.at`. */
   readonly found: Found | undefined;
   readonly path: Bytes;
   /** Target of the symlink that the request named, as stored in the symlink. */

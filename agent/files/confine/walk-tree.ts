@@ -22,7 +22,7 @@ export interface Step {
    * and check the opened file again.
    */
   stats: fs.BigIntStats;
-  /** True after the content of a directory. The walk yields each directory twice: before and after its content. */
+  /** True in the second step of a directory: the walk yields each directory before its content, and again after it. */
   left: boolean;
 }
 

@@ -43,7 +43,7 @@ const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' &&
 
 /**
  * Backtracks only to the last wildcard, because that wildcard can match everything that an earlier wildcard could.
- * The cost is at most the product of both lengths.
+ * Takes at most as many steps as the number of items times the length of the pattern.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];

@@ -68,7 +68,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
   const { reading, directory, path, signal, hidden, name, text } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
   const skip = (skipped: Bytes, error: unknown): void => {
-    // An unreadable first directory fails the search. Protected paths are not counted as unreadable.
+    // If the directory of the request is unreadable, the search fails. Protected paths are not counted as unreadable.
     if (skipped === path) throw error;
     if (!(error instanceof AppError)) job.unreadable += 1;
   };
@@ -132,7 +132,7 @@ async function* batchesOf(job: Job): Batches {
   if (matches.length > 0) yield { matches: { matches } };
 }
 
-/** Takes a slot only while a batch is read. A search whose client stops reading then delays no other search. */
+/** Takes a slot only while a batch is read. So a search whose client stops reading does not delay other searches. */
 async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {

@@ -57,8 +57,8 @@ export class Spawners {
   #starting: Promise<void> | undefined;
 
   /**
-   * The marker values of the spawners contain `journalId`. By it a restarted agent finds its old spawners, and none of
-   * another agent.
+   * The marker values of the spawners contain `journalId`, so that a restarted agent finds its own old spawners, and
+   * not those of other agents.
    */
   constructor(journalId: string, options: SpawnersOptions) {
     this.#marks = marksOf(journalId);
@@ -150,7 +150,7 @@ class SpawnerProcess {
     this.#options = options;
     // Node passes its own NODE_V8_COVERAGE on to a child unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    // An agent that may not load native code starts spawners that may not either.
+    // A spawner gets the agent's flag --no-addons, which forbids native code.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
     this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',

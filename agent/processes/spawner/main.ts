@@ -1,5 +1,5 @@
-// The spawner: a small separate process that starts programs for the agent.
-// A start can block on a hung disk, and a fork takes longer in a large process.
+// The spawner: a small separate process that starts programs for the agent. It is separate because a start can block on
+// a hung disk, and small because a fork takes longer in a large process.
 import { spawn } from 'node:child_process';
 import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';

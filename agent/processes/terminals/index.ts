@@ -80,7 +80,7 @@ export class Terminals extends ProcessTable<Terminal> {
       left.addEventListener('abort', terminal.keep(), { once: true });
       await terminal.begun(left);
       const { started } = terminal;
-      // If an earlier call opened the terminal and it is over, only the exit is sent.
+      // If an earlier call opened the terminal, and the terminal is over, only the exit is sent.
       if (started && !(found && terminal.exit) && !left.aborted) yield startedEvent(started);
       while (!terminal.exit && !left.aborted) await terminal.changed.wait(left);
       if (terminal.exit && !left.aborted) yield { event: { exit: terminal.exit } };

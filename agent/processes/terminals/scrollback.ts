@@ -1,4 +1,4 @@
-// Stores a terminal's last output by byte offset. It is in memory, so that the echo of a key need not wait for a disk.
+// Stores a terminal's last output by byte offset, in memory: the echo of a key press must not wait for a disk.
 
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';

@@ -200,7 +200,7 @@ export class Client {
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
     yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
-      // The exit is read before the output: once the exit is set, the output read after it is complete.
+      // The exit is read before the output: once the exit is set, the output that is read afterwards is complete.
       const { exit } = this.#terminal;
       if (this.#parting instanceof AppError) throw this.#parting;
       if (this.#parting) return;
@@ -243,8 +243,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // While input is paused, acknowledgements are not read. Without this line, the program would wait for one and never
-    // read its input.
+    // While input is paused, acknowledgements are not read. Without this line, the program would wait for an
+    // acknowledgement and never read its input.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
@@ -255,8 +255,8 @@ export class Client {
   }
 
   /**
-   * Handles one message of the client. Resolves when the next message may be read, which a program that reads no input
-   * delays.
+   * Handles one message of the client. Resolves when the next message may be read. A program that does not read its
+   * input delays that.
    */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;

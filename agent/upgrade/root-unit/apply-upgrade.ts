@@ -40,7 +40,7 @@ const stateSchema = z.object({
 });
 type State = z.output<typeof stateSchema>;
 
-/** Maximum number of times that a phase is started: at first, and once more after an interruption. */
+/** Maximum number of times that each phase is started. An interrupted phase and a failed rollback are started again. */
 const mostSwitches = 2;
 const mostRollbacks = 5;
 const retryMs = 10_000;
@@ -199,7 +199,7 @@ class Upgrade {
   async #clean(): Promise<void> {
     await rm(this.#paths.copy, { force: true });
     await rm(this.#paths.rescue, { recursive: true, force: true });
-    // The agent can write in this directory. What cannot be removed, such as a directory, stays.
+    // The agent can write in `incoming`. If it has put a directory at the path of the package, that directory stays.
     await rm(this.#paths.package, { force: true }).catch(() => undefined);
   }
 }

@@ -57,7 +57,7 @@ export class DebianPackage implements Installer {
   }
 
   async sweep(): Promise<void> {
-    // Nothing is left to remove: dpkg has removed the files of the other version.
+    // Nothing is left to remove: dpkg has removed the files of the version that it replaced.
   }
 }
 
@@ -72,7 +72,7 @@ async function packInstalled(directory: string, file: string): Promise<void> {
     writeFileSync(join(control, 'control'), status.replace(/^(Status|Config-Version): .*\n/gm, ''));
     for (const script of scripts) copyFileSync(join(information, `${name}.${script}`), join(control, script));
     const paths = (await must('dpkg-query', ['--listfiles', name])).trim().split('\n');
-    // dpkg also lists documentation that its settings have kept from being installed.
+    // dpkg also lists documentation that was not installed, because dpkg's settings exclude it.
     const files = paths.filter((path) => lstatSync(path, { throwIfNoEntry: false })?.isDirectory() === false);
     writeFileSync(list, files.map((path) => `.${path}\n`).join(''));
     await must('tar', ['-C', '/', '-cf', archive, '--no-recursion', '-T', list]);

@@ -23,8 +23,8 @@ export async function assertRuns(home: string, version: string): Promise<void> {
 }
 
 /**
- * Runs `install` of a version, which restarts the service. Returns '' if it succeeded, otherwise its output. Neither
- * shows whether the service runs.
+ * Runs `install` of a version, which restarts the service. Returns the output of a failed `install`, and '' after a
+ * successful one. Neither result shows whether the service runs.
  */
 async function startVersion(command: string): Promise<string> {
   const { code, stdout, stderr } = await run(command, ['install']);
@@ -32,8 +32,8 @@ async function startVersion(command: string): Promise<string> {
 }
 
 /**
- * Starts the service with the restored version. If another version runs then, restarts the service once. Returns what
- * is wrong if that does not help.
+ * Starts the service with the restored version. If that version does not run then, restarts the service once. Returns
+ * what is wrong if the restart does not help.
  */
 export async function faultOfRestored(command: string, version: string): Promise<string | undefined> {
   const output = await startVersion(command);
