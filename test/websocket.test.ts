@@ -342,7 +342,7 @@ test('a client whose input is not read is closed within 45 s, because it may be 
     await clock.advance(15_000);
     await Promise.race([ping, closed]);
   }
-  expect(await closed).toEqual([4008, 'the machine did not accept input for too long; attach again']);
+  expect(await closed).toEqual([4008, 'the machine has accepted no input for too long; attach again']);
   await leftBy(port);
 });
 

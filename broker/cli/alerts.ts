@@ -34,7 +34,7 @@ const flags = {
     'how long the condition must last before an alert opens (default: 5m for offline and measured values, else 0s)',
   '--before <duration>': 'how long before an expiry an alert opens (default: 14d)',
   '--machine <list>': 'machines that the rule applies to, comma-separated (default: all)',
-  '--tags <list>': 'also apply the rule to machines with any of these tags, comma-separated',
+  '--tags <list>': 'machines with any of these tags, comma-separated, in addition to those of --machine',
   '--repeat-every <duration>': 'send an alert again at this interval, until it is acknowledged or resolved',
   '--channel-ids <list>':
     'channels that get the alerts of this rule, comma-separated (default: all channels)',

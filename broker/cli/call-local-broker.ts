@@ -142,8 +142,8 @@ function assertData(dataDir: string, mayCreate: boolean): void {
 }
 
 /**
- * Returns user and group for a new broker. If root starts the broker, it must run as the owner of the directory, so
- * that this user owns new files.
+ * Returns the user and group for a new broker. A broker that root starts runs as the owner of the data directory, who
+ * thus also owns its new files.
  */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};

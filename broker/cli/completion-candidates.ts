@@ -1,5 +1,5 @@
-// The hidden verb farhand __complete. The completion script of a shell calls it when the user presses Tab, and offers
-// the words that it prints.
+// The hidden verb farhand __complete prints words that can complete a command line. The completion script of a shell
+// calls this verb when the user presses Tab.
 import { type Argument, Option } from 'commander';
 import { after } from '../../shared/clock.ts';
 import { clean } from '../../shared/sanitize-text.ts';

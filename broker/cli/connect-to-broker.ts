@@ -77,7 +77,7 @@ export async function withUrl<T>(
   }
 }
 
-/** Returns the transport that verifies a pinned key or an own authority; undefined if plain fetch suffices. */
+/** Returns the transport that verifies a pinned key or a private CA; undefined if plain fetch suffices. */
 export const transportOf = async (place: Where) =>
   place.pin || place.ca ? (await import('./transport.ts')).createTransport(place) : undefined;
 

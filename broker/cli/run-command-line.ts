@@ -60,7 +60,7 @@ function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): 
   return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
-/** Next steps for error codes. The broker's messages for these codes do not name one. */
+/** Next steps for error codes. The broker's messages for these codes name no next step. */
 const nextSteps: Readonly<Record<string, string>> = {
   no_answer: 'Run farhand doctor to find out why.',
   unauthorized:

@@ -122,7 +122,7 @@ function addRun(saved: Command): void {
   });
 }
 
-/** Returns the output of each machine, with its name before each line if there are several. */
+/** Returns the output of all machines. If there are several machines, each line begins with the machine's name. */
 async function textOf({ results }: Batch, client: Farhand): Promise<string> {
   const nameOf = await machineNames(
     client,

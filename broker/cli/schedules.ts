@@ -18,7 +18,7 @@ const trigger = ({ cron, timezone, on_change }: Pick<Schedule, 'cron' | 'timezon
 const flags = {
   '--name <name>': 'name of the schedule',
   '--machine <machine>': 'machine to run on',
-  '--tags <list>': 'run on every machine that has all of these tags, in place of --machine',
+  '--tags <list>': 'tags, in place of --machine: run on every machine that has all of them',
   '--command <line>': 'shell command line to run',
   '--saved-command <name>': 'saved command to run, in place of --command',
   '--param <name=value>': 'value of a parameter of the saved command; repeat the flag for several',

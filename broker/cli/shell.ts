@@ -219,9 +219,7 @@ async function drive(
 }
 
 interface Typing {
-  /**
-   * Call this with all output of the terminal. Once the local input has ended, it sends Ctrl-D again at each prompt.
-   */
+  /** Gets all output of the terminal. Once the local input has ended, sends Ctrl-D again at each prompt. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }

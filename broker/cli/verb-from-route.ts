@@ -264,8 +264,8 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
 }
 
 /**
- * Returns the names of the fields of a record. Leaves out stdout and stderr, because the verb `output` prints them, and
- * lists of objects.
+ * Returns the names of the fields of a record. Leaves out lists of objects. Also leaves out stdout and stderr, because
+ * the verb `output` prints them.
  */
 function fieldsOf(record: object): string {
   const isLong = (name: string, value: unknown): boolean =>

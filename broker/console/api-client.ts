@@ -12,8 +12,8 @@ export const loginEnded = signal(false);
 export const brokerAnswers = signal(true);
 
 /**
- * Header that browsers let the console send, but not pages of other sites. The broker refuses every change that is
- * authenticated by a cookie and lacks this header.
+ * Header that browsers let the console send, but not pages of other sites. If a request for a change has the cookie of
+ * a login but not this header, the broker refuses the request.
  */
 export const consoleHeader: readonly [name: string, value: string] = ['X-Farhand-Console', '1'];
 

@@ -15,7 +15,7 @@ interface Entry {
 }
 
 const otherPages = () => import('./pages/pages-loaded-later.ts');
-/** Makes a page whose script is loaded when it is opened. All pages except Machines are in that one script. */
+/** Makes a page that is loaded when a user opens it. One script contains all pages except Machines. */
 const otherPage = (name: keyof Awaited<ReturnType<typeof otherPages>>): Page =>
   later(async () => (await otherPages())[name]);
 

@@ -22,7 +22,7 @@ export interface Status {
   url: string;
   /** HOST:PORT to which agents connect. */
   grpc: string;
-  /** HOST:PORT that agents connect to from outside if it differs from `grpc`, otherwise empty. */
+  /** HOST:PORT to which agents connect from outside. Empty if it is the same as `grpc`. */
   publicGrpc: string;
   /**
    * `sha256//BASE64` of the public key in the certificate of the REST API if the broker's own CA issued this

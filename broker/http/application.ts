@@ -35,7 +35,7 @@ export interface AppPort {
    * routes /local/….
    */
   connections?: ConnectionLimiter;
-  /** True if this broker can reach the database. Set only for the peer port, where other brokers ask for it. */
+  /** Finds out whether this broker can reach the database. Set only for the peer port, where other brokers ask. */
   hasDatabase?: (() => Promise<boolean>) | undefined;
 }
 
@@ -96,7 +96,7 @@ export function createApp(
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
     });
-    // A ticket logs in with any key, so only callers of the socket file may make one.
+    // A ticket can give the rights of any key, so only callers of the socket file may make one.
     router.post('/local/login-tickets/:key_id', (ctx) => {
       const { key_id } = ctx.params;
       const key = options.state.keys.get(key_id ?? '');
@@ -118,8 +118,8 @@ export function createApp(
 }
 
 /**
- * Answers the requests for an icon that browsers send by themselves. They get 401, as all requests without a key, but
- * without a log line.
+ * Browsers request /favicon.ico by themselves, without a key. Such a request gets 401, as every request without a key,
+ * but causes no warning in the log.
  */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
@@ -144,7 +144,7 @@ function envelope({ log, metrics, cluster }: AppOptions, headers: Headers) {
       await next();
     } catch (error) {
       writeError(ctx, error, log);
-      // The next connection of the client may lead to another broker, which has the database.
+      // The client must connect again: its next connection may lead to a broker that can reach the database.
       if (ctx.status === 503 && cluster?.isAlive === false) ctx.set('Connection', 'close');
     }
     if (!ctx.req.complete) readRest(ctx);
@@ -214,8 +214,8 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
 }
 
 /**
- * Returns the header that says when a request may be repeated: after the seconds in the details of its error,
- * otherwise after 5 s.
+ * Returns the header that says after how many seconds a request may be repeated: `retry_after` in the details of its
+ * error, otherwise 5.
  */
 export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'details'>): Headers {
   const { retry_after = 5 } = details;

@@ -1,5 +1,5 @@
-// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. The file waits on disk if the form
-// field with its destination comes after it.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. If a form names the destination only
+// after the file, the file waits on disk.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';

@@ -117,7 +117,7 @@ export function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 
-/** The parts of a request except its body. Header names get underscores, and only the route's headers are read. */
+/** The parts of a request except its body. Of the headers, only those of the route; `_` in their names means `-`. */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
   return {
@@ -156,7 +156,7 @@ async function readBody(
   return undefined;
 }
 
-/** Throws validation_failed for a body that a route without one would ignore. An empty object counts as no body. */
+/** Throws validation_failed if a route that takes no body gets one. An empty object counts as no body. */
 function assertNoFields(value: unknown): void {
   if (value === undefined || JSON.stringify(value) === '{}') return;
   const message = 'this route takes no fields: send the request without a body';

@@ -1,5 +1,5 @@
-// Forwards requests about a machine to the broker that owns the machine. Before this broker answers other requests,
-// it reads the latest changes of all brokers.
+// Forwards requests about a machine to the broker that owns the machine. Before this broker answers a request that is
+// not about one machine, it reads the latest changes of all brokers.
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { Peers, RequestSubject } from '../cluster/peers/route-to-owner.ts';

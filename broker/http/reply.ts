@@ -172,7 +172,7 @@ async function sendBytes(
   if (status !== 304) {
     // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may contain them
     const name = filename.replaceAll(/[\u0000-\u001f\u007f]/g, '_');
-    // Other characters than ASCII are only in filename* (RFC 6266, section 4.3): programs read those of Latin-1 as UTF-8.
+    // Only filename* has non-ASCII characters (RFC 6266, section 4.3): in `filename`, programs take Latin-1 for UTF-8.
     ctx.attachment(name, { fallback: name.replaceAll(/[^ -~]/g, '?') });
     const ending = filename.slice(filename.lastIndexOf('.') + 1).toLowerCase();
     const type = Object.hasOwn(types, ending) ? types[ending] : mime.getType(filename);

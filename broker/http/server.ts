@@ -33,8 +33,8 @@ import { WebSocketUpgrades } from './websocket-upgrades.ts';
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port extends AppPort {
   /**
-   * Finds the client of a request that another broker forwarded. Set only for the peer port, where the other broker has
-   * authenticated already.
+   * Finds the client of a request that another broker forwarded. That broker has authenticated the client. Set only for
+   * the peer port.
    */
   forwardedClient?: (request: IncomingMessage) => Promise<Client>;
   /** Milliseconds within which the headers of the first request must arrive. */
@@ -114,7 +114,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // A WebSocket counts as a request until its connection closes, so nothing calls the function that ends the request.
+    // A WebSocket counts as a request until its connection closes, so the function that begin() returns is not called.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)

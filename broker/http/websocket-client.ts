@@ -187,7 +187,7 @@ export class WebSocketClient implements ClientPort {
     if (this.#ws.isPaused) {
       this.#unanswered = 0;
       if (monotonic() - this.#takenAt >= stuckMs)
-        this.#close(closeCodes.fell_behind, 'the machine did not accept input for too long; attach again');
+        this.#close(closeCodes.fell_behind, 'the machine has accepted no input for too long; attach again');
     }
     if (this.#unanswered >= maxUnanswered) this.#ws.terminate();
     // A closing socket accepts no more pings.

@@ -33,8 +33,8 @@ export interface WebSocketServices extends OriginServices {
 /** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
 /**
- * Maximum number of requests that wait at once for the look-up of a session at another broker. These requests have no
- * key, and their tickets are not checked yet.
+ * Maximum number of requests that wait at once until it is known which broker has their session. These requests have
+ * no key, and their tickets are not checked yet.
  */
 const mostLookups = 16;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);

@@ -1,4 +1,4 @@
-// Live updates: one stream with the changes that a client follows, of machines, events, commands and batches.
+// Live updates: a stream with the changes of the machines, events, commands and batches that its client follows.
 import type { Topic } from '../../shared/api/live.ts';
 import type { Scope } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
@@ -27,8 +27,8 @@ interface LiveServices {
 /** Shortest time in milliseconds between two updates of the same topic. Events are sent at once. */
 const betweenMs = 1_000;
 /**
- * Maximum number of commands in one update: the oldest changes are left out. A batch can start thousands in a second,
- * and the client loads its list again anyway.
+ * Maximum number of commands in one update. If more commands have changed, the oldest changes are left out: the client
+ * loads its list again anyway. A batch can start thousands of commands in a second.
  */
 const mostCommands = 200;
 

@@ -3,8 +3,8 @@
 
 const name = '__Host-farhand';
 /**
- * Finds the cookie after blanks and tabs only. With other white space before it, its name is a different one, which
- * browsers let a neighbouring host set.
+ * Allows only blanks and tabs before the name of the cookie. Browsers take any other white space as the start of a
+ * different name, which lacks the protected prefix, so a neighbouring host may set that cookie.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

@@ -210,7 +210,10 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
   return login;
 }
 
-/** True if a key may read and end a login: its own or, with the scope admin, that of a key without more rights. */
+/**
+ * True if the key `own` may list and end a login: every login of `own` and, if `own` has the scope admin, every login
+ * of a key that has no further rights than `own`.
+ */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;
   const key = keys.get(key_id);

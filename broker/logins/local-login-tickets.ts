@@ -1,4 +1,4 @@
-// One-time tickets that log in a person on the broker's own machine, without typing a key.
+// One-time tickets, with which a person on the broker's own machine logs in without typing a key.
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
@@ -26,8 +26,8 @@ export class Tickets {
   }
 
   /**
-   * Uses up the ticket in `Bearer TICKET`; undefined for an invalid ticket, or a client on another machine. `restore`
-   * makes the ticket valid again.
+   * Uses up the ticket in `Bearer TICKET`. Returns undefined for an invalid ticket, or for a client on another machine.
+   * `restore` makes the ticket valid again.
    */
   redeem(authorization: string, address: string): { key_id: KeyId; restore: () => void } | undefined {
     const hashed = hashOf(bearer.exec(authorization)?.[1] ?? '');

@@ -1,5 +1,5 @@
-// Checks the rules that a login has besides the rights of its key: the login must exist, and some requests need a
-// confirmation by the key.
+// Checks requests with a login, apart from the rights of its key: the login must not have ended, and some requests need
+// a recent confirmation with the key.
 import type { Route } from '../../shared/api/route.ts';
 import type { KeyId, LoginId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
@@ -52,8 +52,8 @@ export function endLogins(
 }
 
 /**
- * Returns when the secret with the hash `presented` ends; undefined for the current secret, or without a secret. Throws
- * unauthorized if the secret has ended.
+ * Returns the time at which the secret with the hash `presented` ends; undefined for the current secret, or without a
+ * secret. Throws unauthorized if the secret has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

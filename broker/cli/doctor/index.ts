@@ -41,8 +41,8 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     );
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // configured() returns a Finding if the stored login cannot be read. No broker is checked if none is configured and
-  // the user gave only a data directory.
+  // configured() returns a Finding if the stored login cannot be read. If no broker is configured, but the user gave a
+  // data directory, only the directory is checked.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));
@@ -88,7 +88,7 @@ async function freePorts(): Promise<Finding> {
   return warn(
     'ports',
     what,
-    'stop that program (ss -ltnp shows it), or start the broker with other --http and --grpc',
+    'stop that program (ss -ltnp shows it), or start the broker on other ports with --http and --grpc',
   );
 }
 

@@ -14,7 +14,7 @@ One word after -- is a line for the shell; several words are a program and its a
 Output is printed as it comes; standard input is sent unless it is a terminal. Ctrl-C cancels the command and its
 child processes; a second Ctrl-C exits at once.
 Exit codes: that of the command, 128 + n for signal n, 124 after --timeout, 130 after Ctrl-C, 1 if it did not run
-or its outcome is unknown. On several machines 0 or 1; their input (with -i) is text of at most 48 KiB.`;
+or its outcome is unknown. With several machines the exit code is 0 or 1, and input (-i) is text of at most 48 KiB.`;
 
 export function addExec(program: Command): void {
   const spec = {

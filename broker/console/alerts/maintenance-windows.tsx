@@ -64,7 +64,7 @@ export function WindowList() {
             changed();
           }}
         >
-          <p>If the window is in progress, it ends, and the alerts that it held back open.</p>
+          <p>If the window is in progress, it ends now. The alerts that it has held back are then opened.</p>
         </Confirm>
       )}
     </>

@@ -116,7 +116,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
   const { name, description, line, parameters } = draft;
-  // A parameter of the saved command that no argument uses stays, because schedules may set a value for it.
+  // Parameters that no argument uses are not removed, because schedules may set values for these parameters.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
   const names = [...new Set([...namesIn(line), ...unused])];
@@ -141,7 +141,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
             value={line}
             change={(text) => set({ line: text })}
             placeholder="systemctl restart {{unit}}"
-            hint="Run without a shell. {{name}} is replaced by the value of a parameter, which is never split at spaces"
+            hint="No shell is used. {{name}} stands for the value of a parameter; a value is never split at spaces"
             rows={3}
             mono
             required

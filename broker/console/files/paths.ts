@@ -5,7 +5,7 @@ import { setQuery } from '../router.ts';
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];
 
-/** Opens the page of a folder, or of a file in the editor, and removes a search from the URL. */
+/** Opens a file in the editor, or opens a folder. Opening a folder removes a search from the URL. */
 export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 

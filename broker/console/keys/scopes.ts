@@ -15,7 +15,7 @@ export const scopeTexts: Readonly<Record<Scope, string>> = {
   'schedules:write': 'Create and change schedules',
   'webhooks:read': 'See webhooks, alert channels, and what is delivered to them',
   'webhooks:write': 'Create and change webhooks, alert rules and channels',
-  admin: 'Everything, with keys, join tokens and the audit log',
+  admin: 'Everything, including keys, join tokens and the audit log',
 };
 // The cast is safe: the record has exactly these keys.
 export const allScopes = Object.keys(scopeTexts) as Scope[];

@@ -242,7 +242,7 @@ function Ports({ ports }: { ports: Inventory['ports'] }) {
           <td class="number">
             {port} {protocol}
           </td>
-          <td title={pid > 0 ? `process ${pid}` : 'The agent’s user may not see this process'}>
+          <td title={pid > 0 ? `process ${pid}` : 'The agent’s user has no right to see this process'}>
             {process || '–'}
           </td>
         </tr>

@@ -184,7 +184,7 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
         const { schedules, webhooks, alert_channels } = await client.keys.remove({ key_id: apiKey.id });
         const stopped = schedules.length + webhooks.length + alert_channels.length;
         say(
-          `${apiKey.name} is revoked${stopped > 0 ? `; ${stopped} schedules, webhooks and alert channels of it stop` : ''}`,
+          `${apiKey.name} is revoked${stopped > 0 ? `; its ${stopped} schedules, webhooks and alert channels stop` : ''}`,
         );
         changed();
       }}

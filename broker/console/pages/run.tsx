@@ -30,7 +30,7 @@ interface Options {
   queue: boolean;
   /** Text for the standard input of the command. */
   stdin: string;
-  /** True if the input stays open for lines that the user types later on the command's page. */
+  /** True if the input stays open, so that the user can write further lines on the command's page. */
   input: boolean;
 }
 

@@ -21,7 +21,7 @@ function textOf({ data }: Happened): string {
   return `${typeof subject === 'string' ? subject : ''}${code}`;
 }
 
-/** Returns the console page of what an event is about, such as a command or machine, if it has one. */
+/** Returns the URL of the page about an event's command, machine or other object; undefined if there is no page. */
 function linkOf({ type, data }: Happened): string | undefined {
   const idOf = (name: string): string | undefined =>
     typeof data[name] === 'string' ? data[name] : undefined;

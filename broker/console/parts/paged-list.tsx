@@ -87,7 +87,7 @@ function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: List
   };
 }
 
-/** The title of a column, with its class if it has one. Other values stand for a column that is left out. */
+/** The title of a column, with its class if it has one. `false` and `undefined` mean that the column is left out. */
 export type Column = string | readonly [title: ComponentChildren, name: string] | false | undefined;
 
 const hidden = 'only-read';

@@ -27,7 +27,7 @@ export function useData<T>(
   inputs: readonly unknown[],
   /** True for events that cause a load. With null, for data that the user edits, only `inputs` cause loads. */
   when?: ((event: Happened) => boolean) | null,
-  /** If set, live updates of this topic cause loads instead of events. */
+  /** If set, live updates of this topic cause loads, and events do not. */
   topic?: 'commands',
 ): Loaded<T> {
   const [state, setState] = useState<Omit<Loaded<T>, 'reload' | 'replace'>>({

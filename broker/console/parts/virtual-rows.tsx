@@ -25,7 +25,8 @@ const headHeight = 39;
 const margin = 8;
 
 /**
- * Maximum number of rows drawn ahead while the list scrolls, because the browser scrolls without waiting for the page.
+ * Maximum number of further rows that are drawn ahead while the list scrolls. They are needed because the browser
+ * scrolls without waiting for the page.
  */
 const mostAhead = 32;
 

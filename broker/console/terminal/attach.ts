@@ -98,8 +98,8 @@ async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();
   } catch (error) {
-    // If the broker closed the connection, error.cause says why. `fell_behind` means that the broker no longer stores
-    // the output from the offset that this page asked for.
+    // If the broker closed the connection, error.cause says why. `fell_behind` means that the machine no longer
+    // stores the output from the offset that this page asked for.
     const why: unknown = error instanceof Error && Reflect.get(Object(error.cause), 'why');
     if (why === 'fell_behind') return endOf({ why });
     const isOver =

@@ -8,8 +8,8 @@ import { type ITheme, Terminal } from '@xterm/xterm';
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? '';
 
 /**
- * xterm creates style elements without a nonce, which the Content-Security-Policy refuses; the text would be black.
- * Every new style element gets the page's nonce here.
+ * Gives the page's nonce to every new style element. xterm creates these elements without a nonce, so the
+ * Content-Security-Policy would refuse them, and the text would be black.
  */
 const createElement = document.createElement.bind(document);
 document.createElement = (name: string, options?: ElementCreationOptions): HTMLElement => {
