@@ -38,8 +38,8 @@ export const taking = `INSERT INTO owners AS o (machine_id, broker_id, epoch, li
     broker_id = $1, link_id = excluded.link_id, changed = pg_current_xact_id()
   RETURNING machine_id, broker_id, epoch, link_id`;
 /**
- * Claims machines whose owner has given up its lease. If $3 is true, also claims machines whose owner has an expired
- * lease.
+ * Claims each machine in $2 that has no owner, or whose owner has given up its lease. If $3 is true, also claims
+ * machines whose owner has an expired lease.
  */
 export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
   SELECT machine, $1, 1 FROM unnest($2::varchar[]) AS machine ORDER BY machine

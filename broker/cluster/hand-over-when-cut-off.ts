@@ -14,8 +14,8 @@ const askMs = 2_000;
 interface Services {
   cluster: Pick<Cluster, 'isCutOff' | 'lastKnownPeers' | 'ownCount' | 'handOver'>;
   /**
-   * Modules that serve streams about many machines, such as events. `cluster.handOver` ends the streams about one
-   * machine.
+   * Modules that serve streams about many machines, such as events. Streams about a single machine are not in this
+   * list, because `cluster.handOver` ends them.
    */
   streams: readonly { endStreams(error: unknown): void }[];
   /** Asks another broker whether it can reach the database. Never rejects. */

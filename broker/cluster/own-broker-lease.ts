@@ -3,7 +3,7 @@ import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
 
-/** Milliseconds before the end of its lease at which a broker stops work. */
+/** A broker stops work this many milliseconds before its lease ends. */
 const marginMs = 1_000;
 
 export class Lease {
@@ -48,8 +48,8 @@ export class Lease {
   /** Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
-    // After an outage of the database, the result stays false for a while. Otherwise brokers that reconnect a moment
-    // later would send their agents away.
+    // After an outage of the database, the result stays false for a while. Otherwise a broker that reconnects a moment
+    // later than this one would first send its agents away.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 

@@ -36,15 +36,15 @@ export class OwnersAsLastRead {
     return this.#owners.get(machineId);
   }
 
-  /** Returns the owner of a machine if it is another broker that is alive. */
+  /** Returns the owner of a machine if the owner is a living broker other than this one. */
   elsewhere(machineId: string): Peer | undefined {
     const { brokerId = '' } = this.#owners.get(machineId) ?? {};
     return this.#livingPeer(brokerId);
   }
 
   /**
-   * If a machine had no link when its owner was last read, reads its owner again. Returns that owner if it is another
-   * broker that is alive.
+   * Reads the owner of a machine again if the machine had no link at the last read. Returns the owner if it is a
+   * living broker other than this one.
    */
   async newOwner(machineId: string, reader: RowReader): Promise<Peer | undefined> {
     if ((this.#owners.get(machineId)?.linkId ?? null) !== null) return undefined;
@@ -108,8 +108,8 @@ export class OwnersAsLastRead {
     this.#readAt = at;
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The oldest transaction in progress is read before the owners. The next call starts from this transaction, to
-    // find changes that were not committed yet.
+    // The oldest transaction in progress is read before the owners. The next call starts from this transaction, and so
+    // finds changes that are committed only after this read.
     const [horizon] = await this.#connection.query(readingHorizon);
     const rows = await this.#connection.query(readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);

@@ -24,7 +24,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Removes the open work of a machine that has another owner, and ends its link. The agent returns in `spreadMs`. */
+  /** Drops the open work and ends the link of a machine that this broker lost. The agent reconnects in `spreadMs`. */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -136,8 +136,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Drops the open work of all machines once this broker is cut off from the database. Their agents connect again
-   * within `spreadMs` milliseconds.
+   * Call it when this broker is cut off from the database. Drops the open work of all its machines, whose agents
+   * connect again within `spreadMs` milliseconds.
    */
   handOver(spreadMs: number): void {
     for (const id of [...this.#own.keys()]) {
@@ -291,7 +291,7 @@ export class Cluster implements Owners {
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
-        ? 'this broker could not renew its lease, without which other brokers take over its machines'
+        ? 'this broker could not renew its lease, and other brokers take over its machines when the lease ends'
         : 'the lease of this broker is over, so other brokers may take over its machines';
       this.#log.error({ err }, `${text}: trying again in 2 s`);
     }
@@ -299,8 +299,8 @@ export class Cluster implements Owners {
 
   /** Claims machines without a living owner. */
   async #claim(): Promise<void> {
-    // After a failure of the database, owners with an expired lease first get time to renew it, so their machines are
-    // not claimed.
+    // After a failure of the database, owners with an expired lease first get time to renew it. Until then their
+    // machines are not claimed.
     const { isSteady } = this.#lease;
     const free = [...this.#state.machines.keys()].filter((id) => this.#owners.isFree(id, isSteady));
     if (free.length === 0) return;

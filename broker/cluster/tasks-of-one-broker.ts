@@ -5,7 +5,7 @@ import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { claimingTasks, leaseMs, readingTasks } from './broker-and-owner-tables.ts';
 
-/** Milliseconds before the end of its lease at which a broker stops the tasks that it has claimed. */
+/** A broker stops its claimed tasks this many milliseconds before its lease ends. */
 const marginMs = 1_000;
 
 interface Claimant {

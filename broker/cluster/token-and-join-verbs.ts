@@ -165,7 +165,7 @@ function derivedFrom(token: string): { id: string; vault: SecretVault } {
   return { id: derive('id').toString('hex'), vault: new SecretVault(derive('key')) };
 }
 
-/** Reads the token from a file, or from the first line of standard input. Throws StartError if it is no token. */
+/** Reads the token from a file, or from the first line of standard input. Throws StartError for any other text. */
 async function readToken(file: string): Promise<string> {
   const text = file === '-' ? await firstLineOfInput() : await readFile(file, 'utf8').catch(cannotRead);
   const token = text.trim();

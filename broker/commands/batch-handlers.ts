@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects created with the batch, for the audit log. A repeat with the same idempotency key gets an answer
-   * about the first object.
+   * Ids of objects created with the batch, for the audit log. If a client repeats its request with the same
+   * idempotency key, the answer is about the first of these objects.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
@@ -262,7 +262,7 @@ export class Batches {
     return { ...serializeBatch(batch, results.map(tallyOf)), results };
   }
 
-  /** Reads those commands again that have ended here since they were read. The others are returned as they are. */
+  /** Returns the newest records of these commands. Reads a command again if it may have ended since the first read. */
   async #newest(commands: readonly Command[], reported: ReadonlyMap<string, Result>): Promise<Command[]> {
     const { store, scheduler } = this.#context;
     // If a command was read as open, but neither the scheduler nor another broker has it, it has ended since then.
@@ -337,7 +337,7 @@ export class Batches {
   }
 }
 
-/** The tally of one result, to be added to others. */
+/** Converts one result to a tally for serializeBatch(). */
 function tallyOf({ status, finished_at }: Result): Tally {
   return { status, finished_at: finished_at === null ? null : Date.parse(finished_at), n: 1 };
 }

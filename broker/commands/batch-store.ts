@@ -40,7 +40,7 @@ export class BatchStore {
 
   readonly #brokerId: string | undefined;
 
-  /** `brokerId` is the id of this broker, if other brokers run commands of the same batches. */
+  /** `brokerId` is the id of this broker; undefined if no other broker shares the database. */
   constructor(history: History, brokerId: string | undefined, log: Logger) {
     this.#history = history;
     this.#brokerId = brokerId;
@@ -94,8 +94,8 @@ export class BatchStore {
   }
 
   /**
-   * Reads the progress of batches with open commands. `open`, `running` and `elsewhere` are 0 here, because the
-   * scheduler counts these commands.
+   * Reads the progress of batches with open commands. `open`, `running` and `elsewhere` are 0 here: the scheduler
+   * counts the first two, and isFull() reads the third.
    */
   async open(): Promise<BatchProgress[]> {
     const failed = `SELECT count(*) FROM commands WHERE batch_id = batches.id AND ${hasFailed}`;
@@ -190,8 +190,8 @@ export class BatchStore {
   }
 
   /**
-   * Returns the number of the last batch, and the ids of incomplete batches. Another broker is storing these, or ended
-   * while it stored them.
+   * Returns the highest row number of a batch, and the ids of incomplete batches. Another broker is storing these
+   * batches, or ended while it was storing them.
    */
   async unfinished(): Promise<{ ids: string[]; last: number }> {
     const open = `spec IS NULL AND id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;

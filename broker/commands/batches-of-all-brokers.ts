@@ -4,16 +4,13 @@ import { now } from '../../shared/clock.ts';
 import type { CommandStore } from './command-store.ts';
 import type { Scheduler } from './scheduler.ts';
 
-/**
- * An incomplete batch of this age in milliseconds will never be complete, because the broker that stored it has
- * ended.
- */
+/** Age in milliseconds at which an incomplete batch counts as abandoned: the broker that was storing it has ended. */
 const brokenMs = 600_000;
 
 export class BatchFollower {
   readonly #store: CommandStore;
   readonly #scheduler: Scheduler;
-  /** Number of the last batch that was read. */
+  /** Highest row number of the batches that were read. */
   #last = 0;
   /** Batches that other brokers are storing. */
   readonly #incomplete = new Set<string>();
@@ -24,8 +21,8 @@ export class BatchFollower {
   }
 
   /**
-   * Removes batches that a broker was storing when it ended. Call this before this broker owns machines, because it
-   * then also loads commands of incomplete batches.
+   * Removes batches that a broker was storing when it ended. Call this before this broker owns machines. In the other
+   * order, a batch that another broker completes between the two steps would never be loaded.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

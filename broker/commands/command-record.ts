@@ -136,9 +136,7 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
   PROCESS_OUTCOME_LOST: 'lost',
 };
 
-/**
- * Maps the exit that an agent reports to fields of the command's record. `journalId` is the id of that agent's journal.
- */
+/** Converts an agent's exit report to fields of the command's record. `journalId` is the id of the agent's journal. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
   // A report that the command never ran is not credible if the broker saw the command run, or sent it to an agent with
   // another journal.

@@ -104,7 +104,7 @@ export class CommandStore {
     { keepMs, keepBytes }: CommandSettings,
   ): Promise<CommandStore> {
     const { history } = services;
-    // Version 0.1.0 created these tables in the steps 1 to 3. The first step in `tables` replaces them all, so it has
+    // Version 0.1.0 created these tables in the steps 1 to 3. The first step in `tables` replaces all three, so it has
     // the number 3.
     await history.migrate('commands', tables, 3);
     history.count(countedCommands);
@@ -241,8 +241,8 @@ export class CommandStore {
   }
 
   /**
-   * Returns the machine of a command. With several brokers, also returns the id of the data directory that has its
-   * output files.
+   * Returns the machine of a command. With several brokers, also returns the id of the data directory that has the
+   * command's output files.
    */
   async whereIs(id: string): Promise<{ machine: MachineId; directory?: string } | undefined> {
     const row = await this.history.get(

@@ -13,8 +13,8 @@ const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
   (status) => `status = '${status}'`,
 );
 
-// Lists read short rows: output beyond listedBytes is in command_tails. Indexes for few rows are partial (WHERE),
-// because each insert writes to every full index.
+// Rows are short, because lists read them: output longer than listedBytes is in command_tails. An index that serves
+// only a few rows is partial (WHERE), because each insert writes to every full index.
 export const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,

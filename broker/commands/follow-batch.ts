@@ -50,10 +50,7 @@ export function followMembers(
  */
 const mostOfKey = 5 * mostFollowed;
 
-/**
- * A stream of fewer commands than this counts as this many commands toward `mostOfKey`. A key can thus have at most
- * 100 streams.
- */
+/** Each stream counts as at least this many commands toward `mostOfKey`, so a key can have at most 100 streams. */
 const leastCost = mostOfKey / 100;
 
 /** Limits how many commands each key may follow at once with GET /batches/{batch_id}/stream. */

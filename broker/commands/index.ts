@@ -321,14 +321,14 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * Returns columns with an index. A list is read by the index of its first filtered column, so columns that leave few
- * rows come first.
+ * Returns the columns that have an index. A list uses only the index of the first of these columns that it filters by,
+ * so columns that leave few rows come first.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // The index commands_failed contains both the machine and the remaining statuses, so `status` is left out for them.
+  // For the other statuses, `status` is left out, because the index commands_failed has both machine and status.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

@@ -157,8 +157,9 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams in pieces of at most `most` bytes, then the end. With `whole`, no piece splits a character. Throws
- * range_not_satisfiable for an offset beyond the final end, and unavailable for bytes that only another broker has.
+ * Yields both streams in pieces of at most `most` bytes, then the command's end. With `whole`, no piece splits a
+ * character. Throws range_not_satisfiable for an offset beyond the final end, and unavailable for bytes that only
+ * another broker has.
  */
 export function partsFrom(
   source: Source,

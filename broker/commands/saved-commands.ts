@@ -153,7 +153,7 @@ function assertMayChange(saved: SavedCommand, transaction: StateTransaction, cal
   const needed = ['schedules:write', 'schedules:read'] as const;
   const required_scope = needed.find((scope) => !may(scope));
   if (required_scope === undefined || schedulesWith(saved, transaction).length === 0) return;
-  const message = `schedules run the saved command ${saved.name}, so to change or delete it a key also needs the scope ${required_scope}`;
+  const message = `schedules run the saved command ${saved.name}: to change or delete this command, a key also needs the scope ${required_scope}`;
   throw new AppError('forbidden', message, { required_scope });
 }
 

@@ -13,8 +13,8 @@ import { OpenCommand } from './open-command.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 
 /**
- * Maximum number of decisions in one turn of the event loop; each decision causes a write, and most of them a
- * call.
+ * Maximum number of decisions in one turn of the event loop; each decision causes a write, and most decisions also
+ * cause a call to an agent.
  */
 const mostDecisions = 32;
 /** Milliseconds until the scheduler tries again after an error. */

@@ -7,7 +7,7 @@ import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
 
-/** Number of last bytes of each stream in the record of a command that has ended. */
+/** The record of an ended command has at most this many bytes of each stream: the last ones. */
 const tailBytes = 1024 * 1024;
 /** Output of at most this number of bytes is only in memory, because most commands print little. */
 const memoryBytes = 64 * 1024;

@@ -1,4 +1,4 @@
-// Computes how long a command waits for its machine before it starts.
+// Limits how long a command waits for an offline machine, and how long it is sent again after its machine refused it.
 import { monotonic, now } from '../../shared/clock.ts';
 
 /**

@@ -35,15 +35,15 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Runs a statement, in the order of the calls. If the statement fails, the whole change fails. */
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement and calls `use` with its first row, before the functions of committed(). Even without await, a
-   * failed statement fails the change.
+   * Runs a statement and calls `use` with its first row, before the functions of committed(). If the statement fails,
+   * the change fails, even if it does not await this promise.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
    * Writes an entry with the function that History.onEntry() registered for its kind. Only the commit waits for that
-   * function, so reads of the change may miss the entry.
+   * function, so reads within the change may miss the entry.
    */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */

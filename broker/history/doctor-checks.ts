@@ -110,7 +110,7 @@ function ofServer(name: string, found: Server): Finding[] {
       : fail('encoding', encoding, 'create the database with createdb --encoding UTF8 --template template0'),
     ...(may_create
       ? []
-      : [fail('tables', 'this user may not create tables', 'make the user the owner of the database')]),
+      : [fail('tables', 'this user cannot create tables', 'make the user the owner of the database')]),
     ...durability(found),
   ];
 }

@@ -37,8 +37,8 @@ interface Pending {
 const mostOfGroup = 100;
 
 /**
- * Commits the changes that are requested in one turn of the event loop as a group. They run one after another, in the
- * order of the calls.
+ * Groups the changes that are requested in one turn of the event loop, and commits each group in one transaction. The
+ * changes run one after another, in the order of the calls.
  */
 export class GroupCommit {
   /** Makes the statement that checks the owner of a machine; undefined with a single broker. */

@@ -184,8 +184,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Freezes a view of the database. The returned function can be called once, and resolves when a copy that only the
-   * broker's user can read is on disk.
+   * Freezes a view of the database. The returned function writes that view to the file `copy`, which only the broker's
+   * user can read. Call it only once.
    */
   snapshot(): (copy: string) => Promise<void> {
     return this.#database.snapshot();

@@ -30,7 +30,8 @@ export const newsChannel = 'farhand';
 /** Milliseconds after which the server ends a transaction of a broker that is frozen, so that the others can commit. */
 const frozenMs = 3_000;
 /**
- * Number of attempts to get the lock, because the server may notice late that an earlier broker has ended.
+ * Maximum number of attempts to get the lock. The first ones may fail, because the server may notice late that an
+ * earlier broker has ended.
  */
 const lockTries = 30;
 const betweenMs = 250;

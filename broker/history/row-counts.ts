@@ -75,8 +75,8 @@ function groupsOf(counted: CountedTable) {
 }
 
 /**
- * Returns SQL for the counts of a table and their triggers. The SQL must never change, because released migration steps
- * contain it.
+ * Returns SQL that creates the tables of counts for a table, and the triggers that correct the counts. The SQL must
+ * never change, because released migration steps contain it.
  */
 export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;
@@ -149,8 +149,8 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns a query for sumOf(): the number of rows within the bounds that meet `where`, which compares `columns`.
- * Undefined if the stored counts do not suffice.
+ * Returns the query of a total, for sumOf(). The total counts the rows that are within the bounds and meet `where`, a
+ * condition on `columns`. Undefined if the stored counts do not suffice.
  */
 export function totalOf(
   counted: CountedTable,

@@ -145,8 +145,9 @@ export function migrate(database: DatabaseSync, noun: string, steps: readonly st
   if (done > last)
     throw new StartError(`history.db has ${noun} of a newer farhand-broker: install the newer version again`);
   if (done === last) return;
-  // temp_store: a new index may sort more rows than fit into memory. synchronous: a step needs no sync of its own, because
-  // the next commit syncs it, and after a power failure the next start applies it again.
+  // - temp_store: a new index may sort more rows than fit into memory.
+  // - synchronous: a step needs no sync of its own, because the next commit syncs it. After a power failure, the next
+  //   start applies the step again.
   database.exec('PRAGMA temp_store = FILE; PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE');
   for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
   database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);

@@ -18,7 +18,10 @@ function codeOf(error: unknown): string {
   return typeof code === 'string' ? code : '';
 }
 
-/** The code replaces a missing message: Node's error has none if all addresses of a name refuse the connection. */
+/**
+ * Returns the message of an error, or its code if the message is empty. Node's error has an empty message if all
+ * addresses of a name refuse the connection.
+ */
 const textOf = (error: unknown): string => (error instanceof Error && error.message) || codeOf(error);
 
 /**

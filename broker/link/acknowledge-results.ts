@@ -1,4 +1,4 @@
-// Result acknowledgements: an agent removes its copy of a result once the broker has the result on disk.
+// Acknowledges results, so that an agent removes its copy of a result once the broker has the result on disk.
 import { after } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';

@@ -28,8 +28,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * If the clock is set back by more than these milliseconds, a new leaf is made. The old one is valid only from one
- * day before its creation.
+ * If the clock is set back by more milliseconds than this, a new leaf is made. The old leaf is valid only from one day
+ * before its creation.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
@@ -151,7 +151,7 @@ export function renewLeaves<Leaf extends SecureContextOptions>(
   });
 }
 
-/** Reads and checks a JSON file. Throws StartError, with `remedy` as advice to the user, for a damaged one. */
+/** Reads and checks a JSON file. If the file is damaged, throws StartError with `remedy` as advice. */
 async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string): Promise<T> {
   const text = await readFile(file, 'utf8');
   try {

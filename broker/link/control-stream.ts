@@ -36,8 +36,8 @@ export interface LinkServices {
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'isAlive' | 'take' | 'takeNew' | 'owns' | 'unlinked'> | undefined;
   /**
-   * Broker addresses that the welcome gives to agents, which store and use them. If there are none, agents continue to
-   * use their present ones.
+   * Broker addresses that each agent gets with the welcome, stores, and uses from then on. If the list is empty, an
+   * agent continues to use the broker addresses that it has.
    */
   agentBrokers: readonly string[];
   limits: LinkLimits;

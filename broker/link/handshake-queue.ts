@@ -13,7 +13,7 @@ const defaultLimits = {
   /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
   perTurn: 2,
   /**
-   * Milliseconds that a connection has to authenticate while others wait. If none waits, only the deadline of
+   * Milliseconds within which a connection must authenticate while others wait. If none waits, only the deadline of
    * ConnectionLimiter counts.
    */
   stalledMs: 2_000,
@@ -27,7 +27,7 @@ const mostBytes = 16 * 1024;
 interface Waiting {
   socket: Socket;
   source: string;
-  /** The bytes of the first message of the connection that have arrived. */
+  /** The part of the connection's first message that has arrived. */
   bytes: Buffer[];
 }
 
@@ -79,8 +79,8 @@ export class HandshakeQueue {
   }
 
   /**
-   * Starts the next handshakes from a timer. After setImmediate(), each connection would occupy 16 KiB more until it
-   * is closed.
+   * Starts the next handshakes from a timer. If setImmediate() started them, each connection would occupy 16 KiB more
+   * until it is closed.
    */
   #plan(): void {
     this.#cancelTurn ??= after(1, () => {

@@ -1,5 +1,5 @@
-// HTTP/2 pings for connections without heartbeats: those of clients, and the second connection of each agent, for large
-// answers.
+// Sends HTTP/2 pings on connections that have no heartbeats: the connections of clients, and the second connection of
+// each agent, which carries large answers.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { linkService } from '../../shared/agent-rpcs.ts';

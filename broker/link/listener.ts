@@ -65,7 +65,7 @@ export interface ListenerServices
 
 /**
  * Adds a service that checks API keys itself. The service passes the address of each authenticated client to
- * `authenticate`; others are soon disconnected.
+ * `authenticate`. All other clients are soon disconnected.
  */
 type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 

@@ -24,7 +24,7 @@ withPostgres('doctor', () => {
       [url('latin'), /^fail {2}encoding +LATIN1.*createdb --encoding UTF8/ms],
       [
         `postgres://visitor:right-word@127.0.0.1:${port}/postgres`,
-        /^fail {2}tables +this user may not create tables.*owner/ms,
+        /^fail {2}tables +this user cannot create tables.*owner/ms,
       ],
     ];
     for (const [address, finding] of cases) {

@@ -33,7 +33,7 @@ const options = {
   'grpc.keepalive_timeout_ms': leaseMs,
 };
 
-/** Name of the header with the machine's id in a broker's call to another broker to write files. */
+/** When a broker asks another broker to write files on a machine, this header has the machine's id. */
 export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */

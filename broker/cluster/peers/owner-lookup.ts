@@ -13,8 +13,8 @@ export interface Owners {
   /** Returns the living broker that owns the machine, if it is not this broker. */
   ownerElsewhere(machineId: string): Peer | undefined;
   /**
-   * Reads from the database whether a machine without a known link has another owner by now. Returns the owner if it is
-   * another broker that is alive.
+   * Reads the owner of a machine from the database if, as far as this broker knows, the machine has no link. Returns
+   * the owner if it is a living broker other than this one.
    */
   newOwner(machineId: string): Promise<Peer | undefined>;
   /** Id of this broker's data directory. */

@@ -96,8 +96,8 @@ function grpcServer(): GrpcServer {
 }
 
 /**
- * True if the peer's certificate was issued to a broker. The same authority also issues certificates to servers and
- * agents.
+ * True if the peer's certificate has the name `peerName`. The same authority also issues the certificates of the gRPC
+ * port and of the REST API, which have other names.
  */
 function isBroker(socket: TLSSocket): boolean {
   return socket.getPeerX509Certificate()?.checkHost(peerName, { subject: 'never' }) !== undefined;

@@ -31,8 +31,8 @@ export interface RequestSubject {
   /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
   directory?: string | undefined;
   /**
-   * The machine’s owner, if it is not this broker. Read from the database only if the machine had no link when all owners
-   * were last read.
+   * The machine’s owner, if it is not this broker. Read from the database only if the machine had no link when all
+   * owners were last read.
    */
   newOwner?: Peer | undefined;
 }
@@ -120,8 +120,8 @@ export class Peers {
   }
 
   /**
-   * Reads what other brokers have changed, for a request that any broker can answer. Never rejects, because without the
-   * database the answer is what was read last.
+   * Reads what other brokers have changed, for a request that any broker can answer. Never rejects: if the database
+   * does not answer, the request is answered with what was read last.
    */
   async refresh(): Promise<void> {
     await this.#services.state.refresh().catch(() => {});
