@@ -287,7 +287,7 @@ test('no answer to a test, a delivery or a change contains the address to which 
   expect(result.body.data).toMatchObject({
     delivered: false,
     error:
-      'intra.corp resolves to an address that is not public; to call it, add it to --webhook-allow of the broker',
+      'intra.corp resolves to an address that is not public; to allow calls, add the address or its network to --webhook-allow of the broker',
   });
   await system.happen('machine.online');
   const delivered = await waitFor(async () => {

@@ -151,7 +151,7 @@ export class AlertRecords {
     });
   }
 
-  /** Opens an alert that was held back. Returns undefined if the alert was not held back. */
+  /** Opens a held alert. Returns undefined if the stored alert is no longer held. */
   release(held: Alert): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'open', opened_at = ? WHERE id = ? AND status = 'held' RETURNING ${columns}`;
     return this.#write(held, async (transaction) => {
@@ -163,7 +163,8 @@ export class AlertRecords {
   }
 
   /**
-   * Resolves an alert that is not resolved yet. Emits no event if a maintenance window held the alert back to the end.
+   * Resolves an alert that is not resolved yet. Emits an event only if the alert was opened before. An alert that was
+   * held back until now causes no event.
    */
   resolve(alert: Alert, reason: Reason): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
@@ -189,7 +190,7 @@ export class AlertRecords {
     });
   }
 
-  /** Acknowledges an open alert. Returns the changed alert, or undefined if it does not exist. */
+  /** Acknowledges an alert if it is open. Returns the alert, changed or unchanged; undefined if it does not exist. */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?
       WHERE id = ? AND status = 'open' RETURNING ${columns}`;

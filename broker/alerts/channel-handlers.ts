@@ -139,7 +139,8 @@ export class ChannelHandlers implements Routes {
         throw new AppError('delivery_not_found', message, { delivery_id });
       }
       if (receivers.obstacle(channel, event)) {
-        const message = 'the key of this channel may not read this alert, so the channel cannot send it';
+        const message =
+          'the key of this channel is not allowed to read this alert, so the channel cannot send it';
         throw new AppError('forbidden', message, { delivery_id });
       }
       await store.request(channel_id, event, transaction, true);
@@ -219,8 +220,8 @@ export class ChannelHandlers implements Routes {
 }
 
 /**
- * Returns the URL as answers contain it. For Slack, Discord and ntfy this is only the origin, because the
- * rest of the URL is a secret.
+ * Returns the text that REST answers have as the URL of a channel. For Slack, Discord and ntfy the text has only the
+ * origin of the URL, because the rest is a secret.
  */
 function printable(type: ChannelType, url: string): string {
   return type === 'webhook' || type === 'email' ? url : `${new URL(url).origin}/…`;

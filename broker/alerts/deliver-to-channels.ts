@@ -121,7 +121,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   }
 
   #mayReadAll({ key_id }: AlertChannel): boolean {
-    // A key that is limited to some machines may not read events that are about no machine.
+    // A key that is limited to some machines is not allowed to read events that are about no machine.
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 

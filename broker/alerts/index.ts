@@ -94,7 +94,10 @@ export class Alerts {
     await this.#monitor.start();
   }
 
-  /** Stops the evaluation of rules, so that links that end with the broker open no alerts. */
+  /**
+   * Stops the evaluation of rules, and makes no more notifications. The links that the broker closes while it stops
+   * then open no alerts.
+   */
   stop(): void {
     this.#monitor.stop();
     this.#digest.stop();

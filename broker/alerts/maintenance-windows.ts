@@ -23,8 +23,8 @@ interface ActiveWindow {
 export class Windows {
   readonly #state: State;
   /**
-   * Caches the timetable of each window with a cron expression. A window object never changes: editing creates a new
-   * object.
+   * The timetables of all windows that have a cron expression. A window object never changes, so its timetable stays
+   * valid.
    */
   readonly #timetables = new WeakMap<MaintenanceWindow, Timetable>();
 
@@ -96,7 +96,8 @@ export class Windows {
 }
 
 /**
- * Throws validation_failed unless the window takes place either once or at the times of a cron expression.
+ * Makes a window that takes place once, or at the times of a cron expression. Throws validation_failed if the fields
+ * of the request fit neither.
  */
 function windowOf(input: Input<Api['maintenanceWindows']['create']>): MaintenanceWindow {
   const {

@@ -38,8 +38,8 @@ export const brokerRules = 'broker-rules';
 
 export interface Observation {
   /**
-   * True if the condition holds, false if it does not. Undefined if the broker cannot know this now; no alert is then
-   * opened or resolved.
+   * True if the condition holds, false if it does not. Undefined if the alert must stay as it is, for example because
+   * the broker does not know the value now, or because the value is between `recover` and `above`.
    */
   holds: boolean | undefined;
   /** Milliseconds for which the condition has held already, as far as is known. */
@@ -50,7 +50,10 @@ export interface Observation {
 
 const unclear: Observation = { holds: undefined, value: null, message: '' };
 const fine: Observation = { holds: false, value: null, message: '' };
-/** Milliseconds after the start of the broker before a machine without a link can count as offline. */
+/**
+ * Milliseconds in which a machine without a link does not count as offline yet: after the start of the broker, or after
+ * the broker took over the machine.
+ */
 const returnMs = 60_000;
 
 export class Conditions {

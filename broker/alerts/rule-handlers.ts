@@ -1,5 +1,5 @@
-// The REST handlers of alert rules. They check the fields of a rule by its kind, and the caller's right to
-// its machines.
+// The REST handlers of alert rules. They check that the fields of a rule fit its kind, and that the caller may use
+// all machines of the rule.
 import { type AlertKind, alertRules as routes } from '../../shared/api/alerts.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { day, type RuleId } from '../../shared/api/shared-schemas.ts';

@@ -27,8 +27,8 @@ const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR
 const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
 
 /**
- * Parses a network or an address. It must be written in full, because programs differ in the meaning of short forms
- * such as 10/8.
+ * Parses an address, or a network such as 10.0.0.0/8. Returns undefined for short forms such as 10/8, because
+ * programs read them differently.
  */
 export function networkOf(text: string): Network | undefined {
   const [, addressText = '', length] = /^([^/%[]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
@@ -78,12 +78,14 @@ export class AddressGuard {
     const address = addressOf(text);
     if (isPublic(address) || this.#isAllowed(address)) return;
     const verb = addressOf(host) ? 'is' : 'resolves to an address that is';
-    throw new NotAllowed(`${host} ${verb} not public; to call it, add it to --webhook-allow of the broker`);
+    throw new NotAllowed(
+      `${host} ${verb} not public; to allow calls, add the address or its network to --webhook-allow of the broker`,
+    );
   }
 
   /**
-   * Throws NotAllowed for a URL with a forbidden address, or one that leads to this broker's own ports. Whether a
-   * host name resolves to public addresses is checked at each delivery.
+   * Throws NotAllowed if the URL has a forbidden address, or if it leads to this broker's own ports. Each delivery
+   * checks whether the host name in the URL resolves to public addresses.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;
@@ -107,8 +109,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed and destroys a connection that leads to this broker itself. resolve() cannot find all addresses
-   * of this computer, such as those of unplugged interfaces.
+   * Destroys a connection that leads to this broker itself, and throws NotAllowed. resolve() does not refuse all such
+   * connections, because it does not know, for example, the addresses of unplugged interfaces.
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;

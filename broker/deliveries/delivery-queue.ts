@@ -1,5 +1,5 @@
-// Decides when each delivery is attempted. Every webhook or alert channel has its own queue, so one that does not
-// answer delays no other.
+// Decides when each delivery is attempted. Every receiver (a webhook or an alert channel) has its own queue, so a
+// receiver that does not answer delays no other receiver.
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Claims } from '../cluster/tasks-of-one-broker.ts';
@@ -25,7 +25,7 @@ export interface Receivers<R extends Receiver> {
   get(id: string): R | undefined;
   all(): Iterable<R>;
   isEnabled(receiver: R): boolean;
-  /** Returns why the broker delivers nothing to a receiver that its user has enabled; otherwise null. */
+  /** Returns why a receiver gets no deliveries although its user has enabled it; null if it gets deliveries. */
   disabledReason(receiver: R): string | null;
   /** Returns why a receiver must not get an event; undefined if it may get the event. */
   obstacle(receiver: R, event: EventKind): string | undefined;
@@ -106,8 +106,8 @@ export class DeliveryQueue<R extends Receiver> {
     const all = [...receivers.all()];
     const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
-    // Due times that were stored while the clock was ahead are too late. Each delivery therefore becomes due after
-    // the longest possible delay at the latest.
+    // A due time that was stored while the clock was ahead can be far in the future. No delivery therefore waits
+    // longer than the longest possible delay.
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
       const begin = (): void => void this.#limitDue(id, longest);
@@ -127,15 +127,15 @@ export class DeliveryQueue<R extends Receiver> {
     });
   }
 
-  /** Discards the deliveries that were read ahead, because the table has changed, and checks for due ones. */
+  /** Must be called when the table may have changed. Reads the waiting deliveries again, and checks for due ones. */
   reread(id: string): void {
     this.#queueOf(id).reset();
     this.wake(id);
   }
 
   /**
-   * Applies a change of a receiver to its waiting deliveries: those that must no longer be sent fail. If the receiver
-   * was enabled, the others become due at once.
+   * Applies a change of a receiver to its waiting deliveries. Deliveries that must no longer be sent are marked as
+   * failed. If the change enabled the receiver, all other waiting deliveries become due at once.
    */
   async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();
@@ -309,8 +309,8 @@ export class DeliveryQueue<R extends Receiver> {
   }
 
   /**
-   * Fails waiting deliveries that must not be sent: their receiver is disabled, its key lacks the rights for the
-   * event, or the event was deleted.
+   * Marks waiting deliveries as failed if they must not be sent: the receiver is disabled or must not get the event,
+   * or the event was deleted.
    */
   async #sweep(queue: ReceiverQueue): Promise<void> {
     queue.sweeping = true;

@@ -114,8 +114,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the number of the newest row, and the ids of receivers in rows after number `last`, written by any
-   * broker. Without `last`, `ids` is empty.
+   * Returns the number of the newest row that any broker has written, and the ids of the receivers in all rows after
+   * number `last`. Without `last`, `ids` is empty.
    */
   async since(last?: number): Promise<{ ids: string[]; last: number }> {
     if (last === undefined) {

@@ -28,7 +28,7 @@ export class SecretVault {
     const key = Buffer.from(readFileSync(file, 'utf8').trim(), 'hex');
     if (key.length === keyBytes) return new SecretVault(key);
     throw new StartError(
-      `${file} is damaged; restore it from a backup, or remove it and set the secret of each webhook again`,
+      `${file} is damaged; restore it from a backup, or remove it and set the secret of each webhook and the url and secret of each alert channel again`,
     );
   }
 

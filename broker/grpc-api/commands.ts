@@ -157,8 +157,8 @@ async function sendSignal(
 }
 
 /**
- * Repeats an attempt while the command has not started, or fails with one of `codes`. Also resolves if the command
- * has ended or its input is closed.
+ * Repeats `attempt` while it fails with one of `codes`, or because the command has not started. Also resolves if the
+ * command has ended or its input is closed.
  */
 async function retrying(
   signal: AbortSignal,

@@ -12,7 +12,7 @@ const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
 
 /**
- * Creates the rpcs for files and events. A client that stops reading is disconnected, because a machine allows only a
+ * Creates the rpcs for files. A client that stops reading or sending is disconnected, because a machine allows only a
  * few transfers at once.
  */
 export function fileRpcs(services: StreamsServices) {

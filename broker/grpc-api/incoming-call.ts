@@ -238,7 +238,7 @@ export class Call<M extends Method = Method> {
     return request.perform({ ...work, gone: this.gone });
   }
 
-  /** Reads the first message of the call. Later calls return the same promise. */
+  /** Reads the first message of the call, once. Further uses of #open() return the same promise. */
   #open(first: Rpc['first']): Promise<Opened<M>> {
     this.#opened ??= first ? this.#first(first) : this.#single();
     return this.#opened;

@@ -149,7 +149,7 @@ export class MachineFacts {
     }
   }
 
-  /** Reads the facts of machines that other brokers own every 15 s. Those brokers store reports once a minute. */
+  /** Every 15 s, reads the facts of machines that other brokers own. Those brokers store reports once a minute. */
   followOthers(log: Logger): void {
     let isFailing = false;
     const read = async (): Promise<void> => {
@@ -365,7 +365,7 @@ export class MachineFacts {
     });
   }
 
-  /** Writes machines in slices, so that other requests need not wait for all. Those of a failed write stay in `ids`. */
+  /** Writes machines in slices, so that no request waits for all. The machines of a failed write stay in `ids`. */
   async #writeSlices(
     ids: Set<string>,
     write: (id: string, transaction: HistoryTransaction) => void,

@@ -78,7 +78,8 @@ export class LastHour {
   }
 
   /**
-   * Clears the slots of the minutes that have begun since the last call. Each slot still has the value of one hour ago.
+   * Clears the slots of the minutes that have begun since the last call. Until then, these slots have the values of
+   * one hour ago.
    */
   #advance(): void {
     const now = minuteNow();

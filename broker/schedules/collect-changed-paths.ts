@@ -3,7 +3,7 @@ import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** A path that does not stop changing starts a run at the latest after this many times `settle`. */
+/** A path that keeps changing starts a run after at most this multiple of the time `settle`. */
 const mostSettles = 10;
 /** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;

@@ -69,7 +69,10 @@ export class Timetable {
     }
   }
 
-  /** Returns the wall time of an instant. For all instants in a repeated hour, returns the last second of that hour. */
+  /**
+   * Returns the wall time of an instant. If the clocks show the hour of the instant for the second time, returns the
+   * last second of that hour.
+   */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);

@@ -147,7 +147,7 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // This check comes last, so that a caller who may not use the machine gets the error of that.
+        // This check comes last. A caller who is not allowed to use the machine then gets the error about the machine.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -217,7 +217,7 @@ export class Schedules {
     throw new AppError('forbidden', message, { schedule_id: id });
   }
 
-  /** Throws conflict if the key of a schedule with tags is revoked or expired. The body has two exceptions. */
+  /** Throws conflict if the key of a schedule with tags is revoked or expired, with the two exceptions below. */
   #assertKeyIsValid(
     { id, enabled, requested_by }: Schedule,
     changes: Changes,

@@ -54,7 +54,7 @@ interface More {
 
 /** Milliseconds that a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** Milliseconds after the broker's start for which offline machines may still be reconnecting. */
+/** Milliseconds that a machine has to connect, after the start of the broker or after the broker took it over. */
 const returnMs = 60_000;
 /** A machine that has linked again reports within this many milliseconds which of its commands have ended meanwhile. */
 const reportMs = 5_000;
@@ -266,7 +266,7 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, send a change of it with that key. For a schedule with tags, the change must contain its tags and its command, even unchanged',
+  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, send a change of the schedule with that key. For a schedule with tags, the change must contain its tags and its command, even unchanged',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */

@@ -139,7 +139,7 @@ export class DueTimes {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'the clock was set back, but the rows and progress marks of schedules that were written while it was ahead could not be removed',
+        'the clock was set back, but the schedule rows and progress marks from the time when it was ahead could not be corrected',
       ),
     );
   }

@@ -80,7 +80,7 @@ export class ScheduleRecords {
     this.#history = context.history;
   }
 
-  /** Opens the tables. Ended runs are deleted `keepMs` milliseconds after they were decided. */
+  /** Opens the tables. Ended runs are deleted `keepMs` milliseconds after their time `decided_at`. */
   static async open(context: RecordContext, keepMs: number): Promise<ScheduleRecords> {
     const { history } = context;
     // Version 0.1.0 created these tables in two steps. Now one step creates them, and its number is therefore 2.
@@ -91,7 +91,7 @@ export class ScheduleRecords {
     return new ScheduleRecords(context);
   }
 
-  /** Stores a run. If the run has a command, the same transaction creates it. */
+  /** Stores a run. If the run has a command, the same transaction also creates the command. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, machine_id, scheduled_for: at } = run;
     // A row for the same due time is replaced. Such a row exists if the clock was set back after the time was recorded

@@ -21,7 +21,7 @@ const defaults = {
 export function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
   const required_scope = 'commands:execute';
-  const message = `creating or changing a schedule needs a key that also has the scope ${required_scope}`;
+  const message = `creating, changing or running a schedule needs a key that also has the scope ${required_scope}`;
   throw new AppError('forbidden', message, { required_scope });
 }
 
@@ -64,8 +64,8 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
 }
 
 /**
- * Returns the fields that a request has set. Except for `notify`, they have the names and types of the document's
- * fields.
+ * Returns the fields that a request has set. Except for `notify`, they have the same names and types as the fields of
+ * a stored schedule.
  */
 const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));

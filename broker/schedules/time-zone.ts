@@ -68,7 +68,7 @@ export class TimeZone {
     return { end: this.transition(late, early), gap: true };
   }
 
-  /** Returns the first second after `from` with another offset. The offset must change up to `to`. */
+  /** Returns the first second after `from` with another offset. The offset must change between `from` and `to`. */
   transition(from: number, to: number): number {
     const offset = this.offsetAt(from);
     let [same, other] = [Math.floor(from / second), Math.ceil(to / second)];

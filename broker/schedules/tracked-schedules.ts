@@ -263,8 +263,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Otherwise due times on these machines would be
-   * overlooked while the broker is down.
+   * Stores marks for machines that have just got the tags of a schedule. Without these marks, the broker would
+   * overlook due times on these machines that pass while it is down.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;

@@ -19,7 +19,7 @@ import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedu
  * that watch files.
  */
 export const mostWatches = 16;
-export const tooManyWatches = `schedules watch ${mostWatches} paths of this machine already: delete or disable one of them`;
+export const tooManyWatches = `schedules already watch ${mostWatches} paths of this machine: delete or disable one of these schedules`;
 /**
  * Milliseconds until a path is watched again: `soonMs` after the end or the first failure of a watch, otherwise
  * `laterMs`.
@@ -186,8 +186,8 @@ export class PathWatches {
   /** Handles a watch that could not start or has failed. Returns the milliseconds until the next attempt. */
   async #failed(watch: PathWatch, error: unknown, signal: AbortSignal): Promise<number> {
     if (isMissing(error)) {
-      // The agent cannot watch a path whose directory does not exist (version 0.1.0: a path that does not exist). Until
-      // then the path is compared every `laterMs`.
+      // The agent cannot watch a path in a missing directory; version 0.1.0 cannot watch any missing path. While the
+      // agent cannot watch the path, the broker compares the path every `laterMs`.
       try {
         await this.#compare(watch, signal);
         succeeded(watch);

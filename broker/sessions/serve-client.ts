@@ -16,7 +16,7 @@ import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';
 import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.ts';
 
-/** A client that is attached to a session, for Conversation. */
+/** An attached client, as far as the class Conversation uses it. */
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;

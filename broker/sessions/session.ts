@@ -51,8 +51,8 @@ const rewriteMs = 5_000;
 /** Milliseconds between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
 /**
- * Milliseconds to wait for the agent's report of the exit after the end of a session was requested. Then the broker
- * ends the session.
+ * After a request to end a session, the broker waits this number of milliseconds for the agent to report the exit of
+ * the terminal. Then the broker ends the session itself.
  */
 const overdueMs = 15_000;
 /** If a linked agent does not answer a call, the broker calls it again after this number of milliseconds. */
@@ -251,7 +251,7 @@ export class OpenSession {
       const why = error instanceof AppError ? error.code : error;
       log.info(
         { why, session_id: this.record.id },
-        'the stream in which the agent reports on a session broke off; unless the session has ended, the broker opens the stream again',
+        'the agent’s stream of reports about a session broke off; unless the session has ended, the broker opens the stream again',
       );
       const unopened = opening && this.record.status === 'PENDING';
       const end = refusalOf(error, unopened, this.record, link);

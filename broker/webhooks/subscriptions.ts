@@ -75,8 +75,8 @@ export class Subscriptions implements Receivers<Webhook> {
   }
 
   /**
-   * Returns the reason why a webhook must not send an event: the webhook does not subscribe to it, or its key may not
-   * read it.
+   * Returns the reason why a webhook must not send an event: the webhook does not subscribe to the event, or the key
+   * of the webhook is not allowed to read the event.
    */
   obstacle(webhook: Webhook, { type, machineId }: EventKind): 'not_subscribed' | 'not_permitted' | undefined {
     const { key_id, events, machine_ids } = webhook;

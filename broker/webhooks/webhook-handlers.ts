@@ -153,7 +153,9 @@ export class WebhookHandlers implements Routes {
       }
       const obstacle = subscriptions.obstacle(webhook, event);
       if (obstacle === 'not_permitted') {
-        throw new AppError('forbidden', 'the key of this webhook may not read this event', { delivery_id });
+        throw new AppError('forbidden', 'the key of this webhook is not allowed to read this event', {
+          delivery_id,
+        });
       }
       if (obstacle) {
         const message = 'this webhook no longer subscribes to this event; change its events or machine_ids';
@@ -257,8 +259,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The last delivery may be of an event type to which the webhook no longer subscribes, and which the caller may not
-    // read.
+    // The event of the last delivery can have a type to which the webhook no longer subscribes, and which the caller
+    // is not allowed to read.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
@@ -289,7 +291,7 @@ function assertScopes(reader: Pick<Rights, 'may'>, events: readonly string[]): v
 function assertReaches({ reaches }: Pick<Rights, 'reaches'>, machines: readonly MachineId[]): void {
   const machine_id = machines.find((machine) => !reaches(machine));
   if (machine_id === undefined) return;
-  const message = `the key that owns this webhook is not allowed to use machine ${machine_id}`;
+  const message = `this key or the key that owns the webhook is not allowed to use machine ${machine_id}: leave the machine out of machine_ids`;
   throw new AppError('forbidden', message, { machine_id });
 }
 
