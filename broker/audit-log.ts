@@ -79,7 +79,7 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
     handlers: { list },
     /**
      * Records an action in the transaction of its change. If the same request has already written a record with this
-     * id, this one is ignored.
+     * id, adds nothing.
      */
     record(journal: Journal, deed: Deed, id: string = newTimedId('audit', now())): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
@@ -115,9 +115,9 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }
 
-/** Returns the condition that finds the row of an id by its number; undefined if the number is not known. */
+/** Returns the condition that selects the row with this id by its sequence number; undefined if no row is found. */
 async function numberIs(history: History, id: string): Promise<Condition> {
-  // Ids of version 0.1.0 contain no time, from which the number could be found.
+  // Ids from version 0.1.0 contain no time, and the search below begins at the time of the id.
   const at = timeOf(id);
   if (!(at <= now())) return undefined;
   // Ids have no index, because every command would have to write to that index. The search skips rows that are

@@ -86,9 +86,7 @@ function familyOf(address: string): 'ipv4' | 'ipv6' {
   return isIPv4(address) ? 'ipv4' : 'ipv6';
 }
 
-/**
- * Groups addresses by client for limits: an IPv4 address, or the /64 network of an IPv6 address (RFC 6177).
- */
+/** Returns what counts as one client for limits: an IPv4 address, or the /64 network of an IPv6 address (RFC 6177). */
 export function sourceOf(address: string): string {
   const [plain = ''] = address.split('%');
   if (!isIPv6(plain)) return plain;

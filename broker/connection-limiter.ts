@@ -22,8 +22,8 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds for which a new connection is not closed for newer ones, unless all `connections` are open; 0 by
-   * default. The broker needs this when all agents connect at once.
+   * Milliseconds for which a new connection is not closed for newer ones, unless the limit `connections` is reached; 0
+   * by default. The broker needs this when all agents connect at once.
    */
   graceMs?: number;
   /**
@@ -71,7 +71,7 @@ const channel = 'http2.server.stream.created';
 const ownFiles = 1_024;
 const mostHttp = 4_096;
 
-/** Divides the files that this process may open between the two ports. */
+/** Divides the maximum number of open files of this process between the two ports. */
 export function connectionLimits(files = openFilesLimit()): {
   http: ConnectionLimits;
   grpc: ConnectionLimits;
@@ -139,8 +139,8 @@ export class ConnectionLimiter {
     const address = plainAddress(socket.remoteAddress);
     const source = sourceOf(address);
     this.#closeForNew(address, source);
-    // At the limit, the least recently used unauthenticated connection is closed, otherwise an idle one. If neither
-    // exists, the new connection is refused.
+    // At the limit, one connection is closed: the least recently used unauthenticated one, otherwise one that waits for
+    // its TLS handshake, otherwise an idle one. If there is none, the new connection is refused.
     if (this.#size >= this.#options.connections && !this.#close(this.#dispensable(source)))
       return void socket.destroy();
     const connection: Connection = {

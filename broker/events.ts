@@ -124,8 +124,8 @@ export class Events {
   }
 
   /**
-   * Calls `recorder` for each event. A function that it returns runs in the event's transaction, so that both are
-   * committed together.
+   * Calls `recorder` for each event. If `recorder` returns a function, that function writes in the event's transaction,
+   * so that its writes and the event are committed together.
    */
   within(recorder: Recorder): void {
     this.#recorders.push(recorder);
@@ -145,7 +145,7 @@ export class Events {
     this.#own = new Set();
   }
 
-  /** Passes the events that other brokers have committed to listeners and streams. */
+  /** Passes to listeners and streams the events that other brokers have committed. */
   async refresh(): Promise<void> {
     const next = `SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ${batch}`;
     for (let rows: Row[] = [], from = -1; from !== this.#heard; ) {
@@ -161,7 +161,7 @@ export class Events {
     }
   }
 
-  /** Streams all events from now on that the caller may read. */
+  /** Streams all later events that the caller may read. */
   follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
     return this.#follow(this.#table.last, {}, caller);
   }
@@ -190,8 +190,8 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // If `added` rejects, the transaction itself reports the error, so this catch does nothing. `added` is awaited below
-    // only if other writes depend on it.
+    // If `added` rejects, the transaction itself reports the error, so this catch does nothing. `added` is awaited
+    // below only if other writes depend on it.
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;
@@ -218,7 +218,7 @@ export class Events {
     );
   }
 
-  /** Reads the number of the newest event from the database, because another broker may have written it. */
+  /** Reads the number of the newest event from the database, because another broker may have written that event. */
   async #newestOfAll(): Promise<number> {
     const row = await this.#history.get('SELECT max(seq) AS seq FROM events');
     return Number(row?.seq ?? 0);
@@ -257,8 +257,8 @@ export class Events {
       }
       // `sent` can exceed `newest`: the query also finds events that were committed after `newest` was read.
       const sent = Number(rows.at(-1)?.seq ?? 0);
-      // The position never goes back, because a client of another broker may already have events that this broker has
-      // not read yet.
+      // The position never goes back: a client that was connected to another broker may already have events that this
+      // broker has not read yet.
       position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
       signal.throwIfAborted();

@@ -164,7 +164,7 @@ export const brokerSettings = {
       .refine((text) => /^https?:\/\//i.test(text) && URL.canParse(text), 'must be an http or https URL')
       .optional(),
     value: 'URL',
-    help: 'URL to call while the broker is alive, so that a service elsewhere notices when it is not',
+    help: 'URL to call while the broker is alive, so that a service elsewhere notices when the broker fails',
   },
   heartbeat_every: {
     schema: z.string().default('1m').pipe(duration),

@@ -8,8 +8,8 @@ import { AppError } from '../../shared/errors.ts';
 import type { Collected } from './records.ts';
 
 /**
- * Timeout of a collection in milliseconds. The machine runs several programs for it at the same time, each for at
- * most 30 s.
+ * Timeout of a collection in milliseconds. During a collection, the machine runs several programs at the same time,
+ * each for at most 30 s.
  */
 const deadlineMs = 90_000;
 

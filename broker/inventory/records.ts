@@ -21,7 +21,7 @@ export interface Collected {
   packages: Package[];
 }
 
-/** The parts of an inventory that lists of inventories contain. */
+/** The parts of an inventory that each item of GET /inventory contains. */
 export type Summary = Pick<Listed, 'collected_at' | 'facts' | 'updates'>;
 
 /** A package of a machine, with the rule by which its version is compared. */

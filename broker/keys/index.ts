@@ -28,8 +28,8 @@ const literal = 'service_apikey_';
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /**
- * Maximum number of log lines per minute about requests of one address without a valid key. Further requests are
- * counted, and the count is logged.
+ * Maximum number of log lines per minute about requests that come from one address without a valid key. Further
+ * requests are counted, and the count is logged.
  */
 const mostLines = 10;
 const minute = 60_000;
@@ -92,13 +92,13 @@ export class Keys {
     const found = this.#byHash.get(hashed);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
-    // timingSafeEqual() takes the same time whatever the hashes are. The duration of another comparison could reveal
-    // the hash.
+    // timingSafeEqual() takes the same time whatever the hashes are. The duration of an ordinary comparison could
+    // reveal the hash.
     const hashes = [key.hash, key.previous?.hash ?? key.hash];
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
 
-  /** Finds a key like find(), but first reads what other brokers have changed. */
+  /** Does the same as find(), but first reads the changes of other brokers. */
   async findNew(authorization: string): Promise<Key | undefined> {
     if (this.hashIn(authorization) === undefined) return undefined;
     await this.#state.refresh();
@@ -263,8 +263,8 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns what a revoked key leaves behind: its enabled schedules, webhooks and alert channels, which stop, and the saved
- * commands that it changed last, which remain.
+ * Returns what a revoked key leaves behind: its enabled schedules, webhooks and alert channels, which stop, and the
+ * saved commands that it changed last, which remain.
  */
 function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
   const { schedules, webhooks, alert_channels, saved_commands } = declared;

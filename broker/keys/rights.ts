@@ -62,9 +62,7 @@ export function holds(key: Key, scope: Scope): boolean {
   return key.scopes.includes('admin') || key.scopes.includes(scope);
 }
 
-/**
- * A selection of machines by id or tag, of a key or an alert rule. If both fields are null, all machines are selected.
- */
+/** Selects the machines of a key or an alert rule, by id or by tag. If both fields are null, selects all machines. */
 export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
 
 export function isUnlimited({ machine_ids, tags }: Limits): boolean {

@@ -72,7 +72,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
         const rights = caller.during(transaction);
         if (tags && rights.reachable()) {
           const text =
-            'tags decide what keys may use: to change them, use a key that is not limited to some machines';
+            'tags decide which machines a key may use: to change tags, use a key that is not limited to some machines';
           throw new AppError('forbidden', text);
         }
         if (tags && !rights.may('admin')) assertNothingDependsOn(before.tags, tags, transaction);
@@ -102,8 +102,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 }
 
 /**
- * Throws forbidden if a change of tags may change the machines of a key or of a schedule. Only keys with the scope admin
- * may make such a change.
+ * Throws forbidden if a change of tags may change the machines of a key or of a schedule. Only keys with the scope
+ * admin may make such a change.
  */
 function assertNothingDependsOn(
   before: readonly string[],
@@ -112,7 +112,7 @@ function assertNothingDependsOn(
 ): void {
   const required_scope = 'admin';
   if (transaction.all('keys').some((key) => key.tags !== null && key.tags.length > 0)) {
-    const text = 'tags decide what some keys may use: changing them needs the scope admin';
+    const text = 'tags decide which machines some keys may use: changing tags needs the scope admin';
     throw new AppError('forbidden', text, { required_scope });
   }
   const changed = [

@@ -78,7 +78,7 @@ export function uploadedPackages(directory: string): AgentPackage[] {
 }
 
 /**
- * Describes the package in a file. Without `sha256`, the file must be signed; its hash is then that of its signature.
+ * Describes the package in a file. Without `sha256`, the file must be signed, and the signature provides the hash.
  */
 function packageAt(
   directory: string,

@@ -96,7 +96,7 @@ unpack() {
   version=${file#farhand-agent-}
   version=${version%"-linux-$arch.tar.gz"}
   fetch "packages/$file" "$1/$file"
-  [ "$(sum "$1/$file")" = "${line%%  *}" ] || fail "$file is damaged: its SHA-256 is not that of SHA256SUMS"
+  [ "$(sum "$1/$file")" = "${line%%  *}" ] || fail "$file is damaged: its SHA-256 is not the one in SHA256SUMS"
   tar -xzf "$1/$file" -C "$1" --no-same-owner
   mv "$1/${file%.tar.gz}" "$1/program"
   "$1/program/bin/farhand-agent" --version >/dev/null || fail "the agent does not run on this machine"
@@ -118,7 +118,7 @@ point() {
   mv -Tf "$folder/current" "$place/current"
 }
 
-# sweep: deletes all versions except the new one, and files that interrupted installations left.
+# sweep: deletes the files that interrupted installations left, and all versions except the new one.
 sweep() {
   for old in "$place"/* "$place"/.new-*; do
     case ${old##*/} in current | "$name" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
@@ -203,6 +203,6 @@ main() {
   sweep
 }
 
-# If the download is cut off within this line, the open brace is a syntax error. Otherwise main could run without its
-# arguments.
+# If the download is cut off within this line, the open brace is a syntax error. Without the brace, main could then run
+# without its arguments.
 { main "$@"; }

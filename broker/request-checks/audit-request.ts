@@ -78,7 +78,7 @@ export function createAuditRecorder(
           // A refused request has changed nothing, so its record may be left out if there are too many.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows of a failed commit() may be on disk already. These rows have the same ids, so none is added twice.
+          // The rows of a failed commit() may be on disk already. write() uses the same ids, so it adds no row twice.
           await write(deeds, id);
         },
       };
@@ -130,7 +130,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // The list of machines is stored, because the record may be read only with a key that may use all of them.
+  // The list of machines is stored, because only a key that may use all of them may read the details.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // The header marks a repeat with the same Idempotency-Key, which has changed nothing.
   if (answer.has(replayed)) what.replayed = true;

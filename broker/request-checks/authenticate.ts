@@ -23,7 +23,7 @@ export interface Client {
   restoreTicket?: () => void;
   /** SHA-256 of the API key in the request, in hexadecimal digits; only for a request that logs in. */
   secret_hash?: string | undefined;
-  /** Requests that the key has left; undefined for a key without a rate limit. */
+  /** How many more requests the key may make in this minute; undefined for a key without a rate limit. */
   quota?: Quota | undefined;
 }
 

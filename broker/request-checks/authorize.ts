@@ -304,8 +304,8 @@ class StoredIds {
 }
 
 /**
- * Throws forbidden if the key may not use a machine of an id; if all are allowed, throws …_not_found for an id that
- * does not exist.
+ * Throws forbidden if the key may use none of the machines of an id. If all ids are allowed, throws …_not_found for an
+ * id that does not exist.
  */
 function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines, ownKey } of subjects) {

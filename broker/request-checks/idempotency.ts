@@ -1,5 +1,5 @@
-// Idempotency-Key: requests with the same key run at most once. A repeat gets the first answer, even after a
-// restart of the broker.
+// The header Idempotency-Key: of several requests with the same value, only one makes its change. Repeats get the
+// answer of that request, even after a restart of the broker.
 import { createHash, hash } from 'node:crypto';
 import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Content } from '../../shared/api/route-table.ts';
@@ -11,8 +11,8 @@ import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '.
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat with the first answer if the caller may still use the machines of the created object, otherwise with
- * the object's present state. Throws forbidden if the caller may not use any of them.
+ * Answers a repeat with the first answer if the caller may still use all machines of the created object, otherwise
+ * with the object's present state. Throws forbidden if the caller may use none of these machines.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
@@ -86,8 +86,8 @@ export class Idempotency {
   }
 
   /**
-   * Runs a request, or answers a repeat with its Idempotency-Key. Throws conflict while the first request runs, and
-   * idempotency_mismatch if the first request was different.
+   * Runs a request. If its Idempotency-Key was used before, answers it as a repeat instead. Throws conflict while the
+   * first request runs, and idempotency_mismatch if the first request was different.
    */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;

@@ -25,7 +25,7 @@ const wrongFromMany = 1_000;
  * broker busy by retrying at once.
  */
 const refusalDelayMs = 500;
-/** The limit of requests per minute of a key, and the number of requests that it has left in the present minute. */
+/** How many requests a key may make per minute, and how many more it may make in the present minute. */
 export interface Quota {
   limit: number;
   remaining: number;

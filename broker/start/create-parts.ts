@@ -124,8 +124,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes the entries that are left in the outbox to the history. Events, machine facts and idempotency must
-  // be open before, because some of these entries are for their tables.
+  // createNouns() writes to the history the entries that are left in the outbox. Events, machine facts and idempotency
+  // must be open before, because some of these entries are for their tables.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -221,7 +221,7 @@ async function deliveriesOf({ settings, tuning, closers }: Opening, history: His
   return deliveries;
 }
 
-/** Failures never disable a channel, so a channel gets more attempts than a webhook. */
+/** Failures never disable a channel, so each delivery of a channel gets at least 10 attempts. */
 function retryOfAlerts({ webhook_attempts, webhook_retry }: BrokerSettings): RetrySettings {
   return { attempts: Math.max(10, webhook_attempts), waits: webhook_retry };
 }

@@ -51,13 +51,13 @@ export interface Broker {
 }
 
 const proofMs = 5_000;
-/** Milliseconds that a new agent has to send its first bytes. After that, newer connections may displace it. */
+/** Milliseconds within which a new agent must send its first bytes. After that, newer connections may displace it. */
 const firstBytesMs = 2_000;
 /** Pings on gRPC connections. A client that does not answer is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * Milliseconds for which a gRPC client may neither read nor send during a file transfer. After that the call is ended,
- * as it is over HTTP.
+ * Longest time in milliseconds in which a gRPC client neither reads nor sends during a file transfer. After that the
+ * broker ends the call, as it does over HTTP.
  */
 const stalledMs = 70_000;
 /** Milliseconds in which agents that are asked to reconnect do so, each at a random time. */

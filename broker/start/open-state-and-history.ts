@@ -31,7 +31,7 @@ interface OpenedStores {
    * with a single broker.
    */
   countTogether?: CountTogether;
-  /** Lets other brokers start. Must be called once all tables exist. */
+  /** Lets other brokers start. Must be called as soon as all tables exist. */
   started?: () => Promise<void>;
 }
 
@@ -103,8 +103,8 @@ async function createInDatabase(
 }
 
 /**
- * Returns the first URL that other brokers get for the peer port. When the port listens, the URL with its actual number
- * replaces this one.
+ * Returns the URL that other brokers get for the peer port at first. When the port listens, the URL with the actual
+ * port number replaces this one.
  */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};

@@ -7,8 +7,8 @@ import type { Authority } from '../link/certificate-authority.ts';
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
 /**
- * Milliseconds between two checks whether the other brokers that have yet to answer an HTTP request can be reached. For
- * gRPC connections, gRPC's own pings check this.
+ * Milliseconds between two checks whether other brokers can be reached. Only brokers with an HTTP request in progress
+ * are checked. On gRPC connections, the pings of gRPC do this.
  */
 const checkMs = 4_000;
 
@@ -18,7 +18,7 @@ interface Opening {
   log: Logger;
 }
 
-/** Creates the clients of other brokers. Their code is loaded only here, because most brokers are the only one. */
+/** Creates the clients that call other brokers. Their code is loaded only here, because most brokers run alone. */
 export async function createPeerClients({ closers, log }: Opening, authority: Authority, owners: Owners) {
   const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
     import('../cluster/peers/forward-http-to-peer.ts'),

@@ -72,8 +72,8 @@ const login = z.strictObject({
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Present only if the client logged in with a secret of the key that has been replaced. At this time the secret, and
-   * so the login, becomes invalid.
+   * Present only if the secret with which the client logged in has been replaced. At this time that secret becomes
+   * invalid, and the login ends.
    */
   secret_until: z.string().optional(),
 });
@@ -161,8 +161,8 @@ const schedule = z.strictObject({
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Due times and changes of the path before this time start no run. For example, a change of `cron`, of the path or of
-   * `enabled` sets this field.
+   * Due times, and changes of the watched file or directory, start no run if they are before this time. For example, a
+   * request that changes `cron`, `on_change` or `enabled` sets this field.
    */
   since: z.string(),
 });
@@ -175,7 +175,7 @@ const webhook = z.strictObject({
   /** The encrypted secret (deliveries/secret-vault.ts). */
   secret: z.string().nullable(),
   /**
-   * True if the user has enabled the webhook. Whether the webhook has failed too often since then is in the history.
+   * True if the user has enabled the webhook. The history says whether the webhook has failed too often since then.
    */
   enabled: z.boolean(),
   /**
@@ -200,7 +200,7 @@ const alertRule = z.strictObject({
   recover: z.number().nullable(),
   /** Milliseconds for which the condition must last. */
   for: z.number(),
-  /** Milliseconds before an expiry at which the rule opens an alert. */
+  /** How many milliseconds before an expiry the rule opens an alert. */
   before: z.number().nullable(),
   /**
    * The rule is about these machines and about those with one of these tags; if both fields are null, about all

@@ -164,6 +164,6 @@ function parse(install_id: string, generation: number, rows: readonly Row[]): Do
   });
   if (found.success) return found.data;
   throw new StartError(
-    `the table documents does not contain a broker's state (${z.prettifyError(found.error)})`,
+    `the database table "documents" does not contain a broker's state (${z.prettifyError(found.error)})`,
   );
 }

@@ -71,7 +71,7 @@ export class StateFile implements Adapter<Documents> {
 
 const lastOf = (file: string): string => `${file}.last`;
 
-/** Makes `to` a second name (hard link) of the file `from`, and replaces a file of that name. */
+/** Makes `to` a second name (hard link) of the file `from`. An existing file `to` is replaced. */
 async function linkOver(from: string, to: string): Promise<void> {
   const beside = `${to}.new`;
   await rm(beside, { force: true });

@@ -187,7 +187,7 @@ export class Upgrades {
   }
 }
 
-/** Divides the machines that can be upgraded into waves, and returns the number of waves. */
+/** Divides into waves the machines that can be upgraded, and returns the number of waves. */
 function divide(members: Member[], wave: string): number {
   const upgraded = members.filter(({ status }) => status === 'waiting');
   const amount = Number.parseInt(wave, 10);

@@ -93,8 +93,8 @@ export class Rollout {
   }
 
   /**
-   * If the present wave of an upgrade is done, begins the next wave or ends the upgrade. A call while another is
-   * running makes that one run once more.
+   * If the present wave of an upgrade is done, begins the next wave or ends the upgrade. If an earlier call for this
+   * upgrade is still running, that call takes one more step instead.
    */
   advance(id: UpgradeId): void {
     if (this.#isStopped) return;

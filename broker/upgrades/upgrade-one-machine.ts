@@ -50,7 +50,7 @@ const returnMs = 60_000;
  * the package over a slow link.
  */
 const sendMs = 1_800_000;
-/** Milliseconds until a failed write is tried again, or a call that the machine was not ready for. */
+/** Milliseconds until the broker repeats a failed write, or a call for which the machine was not ready. */
 const retryMs = 5_000;
 /** Maximum number of times that the package is sent to a machine whose link is lost during the transfer. */
 const mostAttempts = 5;
@@ -251,8 +251,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Returns why the machine may not be upgraded: its hold or pin, or the rights of the upgrade's key. Otherwise
-   * undefined.
+   * Returns what forbids the upgrade of the machine: its hold or pin, or the rights of the upgrade's key. Returns
+   * undefined if nothing forbids it.
    */
   #forbidden(machine: Machine): Skip | undefined {
     const rights = this.#context.rightsOf(this.upgrade.requested_by);

@@ -41,7 +41,7 @@ const described = {
   above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
-  before: 'Milliseconds before the expiry at which an alert opens; default: 14 days',
+  before: 'How many milliseconds before the expiry an alert opens; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
   tags: 'Tags: the rule applies to machines with any of them, in addition to those in `machine_ids`. If both are null, it applies to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
@@ -101,7 +101,7 @@ export const alertRules = {
   }),
   create: single('POST', '/alerts/rules', 'webhooks:write', {
     summary: 'Create an alert rule',
-    description: `Rules about certificates and keys need a key that is not limited to machines. ${ofItsMachines}`,
+    description: `Only a key that is not limited to certain machines can create rules about certificates and keys. ${ofItsMachines}`,
     body: z.strictObject({ name, kind: z.enum(alertKinds).describe(whatKinds), ...changeable }),
     example: { name: 'disk is full', kind: 'disk', above: 90, recover: 85, for: 600_000, tags: ['web'] },
     reply: rule,

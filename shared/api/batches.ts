@@ -25,7 +25,8 @@ const counts = z.object({
   lost: z.number().describe('Machines whose command has an unknown outcome'),
 });
 
-const mostFailures = 'The command starts on no further machine if it has failed on more machines than this';
+const mostFailures =
+  'The command starts on no further machine if it has failed on more machines than this number';
 const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 export const batch = named('Batch', {
   id: batchId,

@@ -220,7 +220,7 @@ export const commands = {
           .int()
           .min(0)
           .optional()
-          .describe('Offset of `data` in the whole input; bytes received before are skipped'),
+          .describe('Offset of `data` in the whole input; bytes that were already received are skipped'),
         end: z.boolean().default(false).describe('Close the input after `data`'),
       }),
     ),

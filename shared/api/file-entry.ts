@@ -41,8 +41,8 @@ export const entry = named('FileEntry', {
   setuid: z.boolean().optional().describe('The setuid bit'),
   setgid: z.boolean().optional().describe('The setgid bit'),
   sticky: z.boolean().optional().describe('The sticky bit'),
-  owner: z.string().describe('Name of the owner, or the user id if that has no name'),
-  group: z.string().describe('Name of the group, or the group id if that has no name'),
+  owner: z.string().describe('Name of the owner, or the user id if this id has no name'),
+  group: z.string().describe('Name of the group, or the group id if this id has no name'),
   modified_at: timestamp.describe('Time of the last change of the content'),
   link_target: z.string().optional().describe('Target of a symlink; absent for other files'),
   special: special

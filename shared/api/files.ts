@@ -266,7 +266,7 @@ export const files = {
   upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
     summary: 'Upload a file as a form',
     description:
-      'Send `path` in the query or before the file: the broker then forwards the file while it arrives, and does not store it first.',
+      'Send `path` in the query, or in the form before the file: the broker then forwards the file while it arrives, and does not store it first.',
     query: {
       path: path.optional().describe('Path of the new file; may be sent in the form instead'),
       path_encoding: pathEncoding,

@@ -182,7 +182,7 @@ export const inventory = {
       without_inventory: z
         .int()
         .describe(
-          'Number of machines with the `tags` that have no inventory: they never sent one, or their owner no longer allows it. A search for a `package` cannot find these machines',
+          'Number of machines that have the `tags` but no inventory: they never sent one, or their owner no longer allows it. A search for a `package` cannot find these machines',
         ),
     }),
   },

@@ -7,7 +7,7 @@ import { day, deleted, joinTokenId, label, milliseconds, named, tags, timestamp 
 const joinToken = named('JoinToken', {
   id: joinTokenId,
   name: z.string().nullable().describe('Name: what the token is for'),
-  uses: z.number().describe('Number of machines that may join with the token in all'),
+  uses: z.number().describe('Total number of machines that may join with the token'),
   uses_left: z.number().describe('Number of machines that may still join with the token'),
   tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with the token'),
   created_at: timestamp.describe('Time of creation'),

@@ -55,7 +55,7 @@ const grace = milliseconds(0, 7 * day);
 // A key with an empty list could use no machine, so at least one tag is required.
 const limitingTags = tagList(1);
 const reach =
-  'The key may use machines with any of these tags, and those in `machine_ids`. Without both fields it may use all machines';
+  'The key may use machines with any of these tags, and those in `machine_ids`. If neither limit is set, it may use all machines';
 
 export const keys = {
   create: single('POST', '/api-keys', 'admin', {
@@ -107,7 +107,7 @@ export const keys = {
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
     summary: 'Replace the secret of an API key',
     description:
-      'Only this answer contains the new secret. The key’s id, rights and open streams stay. Its logins end when the old secret does (see `grace`), except the login that sends this request.',
+      'Only this answer contains the new secret. The key’s id, rights and open streams stay. Its logins end when the old secret becomes invalid (see `grace`), except the login that sends this request.',
     body: z.strictObject({
       expires_at: instant
         .nullable()

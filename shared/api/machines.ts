@@ -220,7 +220,8 @@ export const machines = {
   }),
   remove: single('DELETE', '/machines/{machine_id}', 'machines:write', {
     summary: 'Remove a machine',
-    description: 'The machine’s agent stops for good, and its schedules are deleted. Its history stays.',
+    description:
+      'The machine’s agent stops for good. The machine’s schedules are deleted, and its history stays.',
     reply: deleted,
     confirmed: true,
   }),

@@ -115,7 +115,7 @@ export interface Route<
   lastEvent?: string;
 }
 
-/** Error codes that every route may have whose answer comes from an agent. */
+/** Error codes of every route whose answer comes from an agent. */
 export const machineErrors = [
   'machine_offline',
   'machine_timeout',

@@ -155,7 +155,7 @@ const onChange = z
       ),
   })
   .meta({
-    description: 'Run when this path changes, in place of `cron`. It need not exist yet',
+    description: 'Run when this path changes, in place of `cron`. The path need not exist yet',
     examples: [{ path: '/etc/nginx', recursive: true, settle: 5000 }],
   });
 

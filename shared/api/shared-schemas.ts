@@ -2,7 +2,8 @@
 import * as z from 'zod';
 
 /**
- * Returns metadata that makes OpenAPI describe a schema as `json`. OpenAPI would describe a number in a query as text.
+ * Returns metadata with which OpenAPI describes a schema as `json`. Without it, OpenAPI would describe a number in a
+ * query as text.
  */
 function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {

@@ -50,12 +50,13 @@ export type BrokerMessage = z.output<typeof brokerMessage>;
 const description = `Open the \`stream_url\` of an attach as a WebSocket. It needs no API key: its ticket is valid once, within 30 seconds.
 A browser may open it only from the broker’s own pages (\`Origin\`).
 
-**Binary messages from the broker** are output, exactly as the terminal wrote it. A character may be split over two messages.
+**Binary messages from the broker** are output, exactly as the terminal wrote it. A character may be split over two
+messages.
 
 **Text messages from the broker** are JSON:
 
-- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24,"window":262144}\` comes once, before any output,
-  which begins at this offset. While the machine is offline, \`ready\` is delayed.
+- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24,"window":262144}\` comes once, before any output.
+  The output begins at \`offset\`. While the machine is offline, \`ready\` is delayed.
 - \`{"type":"status","status":"GRACE_PERIOD"}\`: the machine is offline; \`CONNECTED\`: it is back.
 - \`{"type":"size","cols":100,"rows":30}\`: another client changed the size.
 - \`{"type":"refused","message":"…"}\`: a message of this client had no effect, such as input of an observer.
@@ -66,9 +67,9 @@ A browser may open it only from the broker’s own pages (\`Origin\`).
 - \`{"type":"input","data":"ls\\n"}\`: input as UTF-8.
 - \`{"type":"resize","cols":100,"rows":30}\`: the size of this client’s window, 1 to 1000 each.
 - \`{"type":"signal","signal":"SIGINT"}\`: signal the foreground process (${signals.join(', ')}).
-- \`{"type":"received","offset":131072}\`: the client has processed the output up to this offset. After the first of
-  them, the broker sends at most \`window\` bytes beyond the last reported offset. A client that sends none gets output as
-  fast as its connection accepts it.
+- \`{"type":"received","offset":131072}\`: the client has processed the output up to this offset. After the first
+  such message, the broker sends at most \`window\` bytes beyond the last reported offset. A client that sends none gets
+  output as fast as its connection accepts it.
 
 A message is at most 1 MiB. Any other message closes the WebSocket with 1008; the session goes on.
 

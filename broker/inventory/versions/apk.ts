@@ -17,7 +17,7 @@ const preReleases = ['alpha', 'beta', 'pre', 'rc'];
 /** Suffixes in ascending order. */
 const suffixes = [...preReleases, 'cvs', 'svn', 'git', 'hg', 'p'];
 
-/** Returns a number below 0 if apk counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. */
+/** Returns a number below 0 if `a` is older than `b` for apk, above 0 if `a` is newer, and 0 if both are equal. */
 export function compareApk(a: string, b: string): number {
   const [x, y] = [partsOf(a), partsOf(b)];
   for (let at = 0; ; at += 1) {

@@ -14,7 +14,8 @@ function partsOf(version: string): { epoch: number; upstream: string; revision: 
 }
 
 /**
- * Compares parts of text and numbers alternately, until one differs. Text is compared character by character.
+ * Compares part by part, until two parts differ. Parts are text and numbers in turn. Text is compared character by
+ * character.
  */
 function comparePart(a: string, b: string): number {
   const [x, y] = [segmentsOf(a), segmentsOf(b)];
@@ -27,8 +28,8 @@ function comparePart(a: string, b: string): number {
 }
 
 /**
- * Splits a version into parts of text and numbers, alternately. If the version starts with a number, the
- * first part is empty.
+ * Splits a version into parts, which are text and numbers in turn. If the version starts with a number, the first
+ * part is empty.
  */
 function segmentsOf(text: string): string[] {
   const segments: string[] = text.match(/\d+|\D+/g) ?? [];

@@ -3,7 +3,7 @@
 import { compareNumbers } from './deb.ts';
 import { compareWithEpoch } from './rpm.ts';
 
-/** Returns a number below 0 if pacman counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. */
+/** Returns a number below 0 if `a` is older than `b` for pacman, above 0 if `a` is newer, and 0 if both are equal. */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Separators followed by a segment of digits or letters, or separators at the end. */

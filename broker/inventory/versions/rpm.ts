@@ -4,7 +4,7 @@ import { compareNumbers } from './deb.ts';
 /** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;
 
-/** Returns a number below 0 if rpm counts `a` as older than `b`, above 0 if as newer, and 0 if both are equal. */
+/** Returns a number below 0 if `a` is older than `b` for rpm, above 0 if `a` is newer, and 0 if both are equal. */
 export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
 /** Compares versions of the form [EPOCH:]VERSION[-RELEASE], which rpm and pacman have in common. */
