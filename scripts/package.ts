@@ -124,7 +124,7 @@ async function make(
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);
   if (name === 'farhand-broker') addPackages(program, packages);
-  // A machine that trusts no key yet trusts this key once the package is installed there.
+  // Once the package is installed on a machine without a trusted key, the machine trusts this key.
   else if (signer) writeFileSync(join(program, 'trusted-key.pem'), signer.publicPem);
   const made: AgentPackage[] = [];
   const file = join(dist, `${basename(program)}.tar.gz`);

@@ -187,7 +187,7 @@ Paste this:
 !! This demo agent runs as the same user as the broker (${userInfo().username}): a holder of the key above
 !! can read and change whatever this user can, the broker's own data included. Install agents under a user of their own.
 
-Ctrl-C stops both.
+Ctrl-C stops the broker and the agent.
 `;
 }
 

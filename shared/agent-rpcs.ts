@@ -12,7 +12,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
-/** The agent's rpcs that write files. A broker also calls them at another broker, to copy files to a machine there. */
+/** The agent's rpcs that write files. A broker also serves these rpcs to other brokers, for copies between machines. */
 export const fileWriterService = {
   writeFile: methodOf('WriteFile'),
   writeArchive: methodOf('WriteArchive'),
@@ -193,8 +193,8 @@ function framerOf(
 ): (message: unknown) => Buffer {
   return (message) => {
     const bytes = chunk === undefined ? undefined : (message as { chunk?: Uint8Array }).chunk;
-    // A chunk needs no protobufjs: the tags and lengths of both fields are put before its bytes (protobuf.dev,
-    // Encoding).
+    // A chunk needs no protobufjs: the tags and lengths of the fields `message` and `chunk` are put before the chunk's
+    // bytes (protobuf.dev, Encoding).
     return bytes && chunk ? wrapped([1, chunk], bytes) : frameOf(encode(message));
   };
 }

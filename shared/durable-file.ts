@@ -46,7 +46,7 @@ const prefixOf = (file: string): string => `.${basename(file)}-`;
 async function fill(path: string, content: string | Buffer, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
   await handle.writeFile(content);
-  // Changed through the handle: a user who owns the directory could replace the path with a link.
+  // Owner and mode are set through the handle: a user who owns the directory could replace the path with a link.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
   await handle.sync();

@@ -62,7 +62,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Without retries, grpc-js does not copy every chunk, and no request can start a command twice.
+  // Retries are off: with them, grpc-js would copy every chunk, and a request could start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,

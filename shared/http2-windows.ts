@@ -34,8 +34,8 @@ const someStreams = 8;
 /** Sum of windows in bytes that each distant peer may always have, even if other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
 /**
- * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: Node counts bytes as read once
- * they arrive, so a limit would save no memory.
+ * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: Node counts bytes as read as
+ * soon as they arrive, so a limit would save no memory.
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
@@ -221,7 +221,7 @@ function resizeNear(peer: Peer): boolean {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // The previous change is not acknowledged yet, so the window stays. The next look() tries again.
+  // While the peer has not acknowledged the previous change, the window stays. The next look() tries again.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

@@ -39,7 +39,7 @@ export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
 }
 
-/** Number of characters with which an id of newTimedId() begins with its time; 8 are enough for 6,900 years. */
+/** Number of characters that represent the time in an id of newTimedId(); 8 are enough for 6,900 years. */
 const timeLength = 8;
 
 /**

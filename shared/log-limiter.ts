@@ -17,7 +17,7 @@ export class LogLimiter<T> {
 
   /**
    * Allows `most` lines of each kind per period of `ms` milliseconds. If lines were dropped in a period, `report` gets
-   * its first value and their number.
+   * the first value of the period and the number of dropped lines.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;
@@ -28,7 +28,7 @@ export class LogLimiter<T> {
 
   /** Counts one line of a kind. Returns true if the line may be logged. `value` describes the line for `report`. */
   take(kind: string, value: T): boolean {
-    // Kinds beyond `mostKinds` share one period: an attacker could fill the memory with new kinds.
+    // Kinds beyond `mostKinds` share one period: otherwise an attacker could fill the memory with new kinds.
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
     const period = this.#periods.get(key) ?? this.#begin(key, value);
     if (period.taken < this.#most) period.taken += 1;

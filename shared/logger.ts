@@ -20,8 +20,8 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
 }
 
 /**
- * Maximum number of bytes of log lines in memory, for a full disk or a slow reader of standard error. Further lines are
- * dropped.
+ * Maximum number of bytes of log lines that wait in memory, while the disk is full or standard error is read slowly.
+ * Further lines are dropped.
  */
 const mostWaiting = 8 * 1024 * 1024;
 /** Milliseconds until waiting lines are written again. */

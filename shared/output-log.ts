@@ -54,7 +54,7 @@ export function newOutput(directory: string, options: OutputOptions = {}): Outpu
   return new OutputLog(directory, [], options);
 }
 
-/** Opens the log in `directory`, which is empty if there are no files. Appended bytes follow the stored ones. */
+/** Opens the log in `directory`. Without files there, the log is empty. Appended bytes follow the stored ones. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return [];
@@ -123,7 +123,7 @@ export class OutputLog {
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** Ends the waiting for readers: appends that wait now resolve, and later appends do not wait. */
+  /** Ends the waiting for readers: appends that are waiting resolve, and later appends do not wait. */
   release(): void {
     this.#backpressure.release();
   }

@@ -77,7 +77,7 @@ export const flag = z
 export const logLevel = {
   schema: z.enum(logLevels).default('info'),
   value: 'LEVEL',
-  help: `log messages of this level and of more severe ones: ${logLevels.join(', ')}`,
+  help: `lowest level of messages to log: ${logLevels.join(', ')}`,
 };
 
 export const common = {

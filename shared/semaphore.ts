@@ -7,8 +7,8 @@ export class Semaphore {
   #inside = 0;
 
   /**
-   * `full` gets the number of calls that wait, and returns the error for a call that may not wait. By default all calls
-   * may wait.
+   * `full` gets the number of waiting calls. It returns an error to refuse one more, or undefined to let it wait. By
+   * default no call is refused.
    */
   constructor(atOnce: number, full: (waiting: number) => Error | undefined = () => undefined) {
     this.#atOnce = atOnce;
@@ -27,8 +27,8 @@ export class Semaphore {
   }
 
   /**
-   * Waits for a slot. Returns the function that releases the slot, which must be called once. Rejects with the signal's
-   * reason, or with the error of a full queue.
+   * Waits for a slot. Returns a function that releases the slot. Call this function once. Rejects with the signal's
+   * reason. Throws the error of a full queue.
    */
   acquire(signal: AbortSignal): Promise<() => void> | (() => void) {
     if (this.#inside >= this.#atOnce) return this.#turn(signal);
@@ -38,7 +38,7 @@ export class Semaphore {
 
   readonly #release = (): void => {
     const [next] = this.#waiting;
-    // The slot goes directly to the work that has waited longest. Newer work could take a slot that became free first.
+    // The slot goes directly to the work that has waited longest. If the slot became free, newer work could take it.
     if (next) next();
     else this.#inside -= 1;
   };

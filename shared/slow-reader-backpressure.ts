@@ -48,8 +48,8 @@ export class Wake {
 const changes = ['readable', 'end', 'close', 'error'];
 
 /**
- * Yields a stream's items until its end. Throws the signal's reason when the signal fires. Does not destroy the stream,
- * as the stream's own iterator would.
+ * Yields a stream's items until its end. Throws the signal's reason when the signal fires. Unlike the stream's own
+ * iterator, does not destroy the stream.
  */
 export async function* readStream<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
   const changed = new Wake();

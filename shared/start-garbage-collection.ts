@@ -15,8 +15,8 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
 /**
- * Share of the time between two checks for which an idle process may be busy. It must stay idle for `idleChecks` checks
- * in a row.
+ * Share of the time between two checks for which an idle process may be busy. The heap is collected only after the
+ * process was idle at `idleChecks` checks in a row.
  */
 const idleShare = 0.03;
 const idleChecks = 3;
@@ -27,8 +27,8 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Call this for each piece of transferred data. Without these collections of young objects, V8 marks the heap
- * repeatedly, which is half of a transfer's cost (measured).
+ * Counts a piece of transferred data, and collects young objects after each `everyBytes`. Otherwise V8 would mark the
+ * heap repeatedly, which is half of a transfer's cost (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;

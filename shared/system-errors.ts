@@ -13,7 +13,7 @@ const files: Fault = ['too many files are open', 'raise the limit (ulimit -n; Li
 const ofPaths: Readonly<Record<string, Fault>> = {
   EACCES: denied,
   EPERM: denied,
-  EROFS: ['is on a file system that is read-only', 'choose another path, or mount it writable'],
+  EROFS: ['is on a file system that is read-only', 'choose another path, or mount the file system writable'],
   ENOENT: ['does not exist', 'check the path'],
   ENOTDIR: ['has a parent that is not a directory', 'check the path'],
   EISDIR: ['is a directory', 'use the path of a file'],

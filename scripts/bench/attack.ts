@@ -1,4 +1,4 @@
-// Attacks a broker in several ways. Measures the memory of the broker, and how long another client waits for its
+// Attacks a broker in several ways. Measures the memory of the broker, and how long a well-behaved client waits for
 // answers.
 //
 //   npx node scripts/bench/attack.ts                            takes eight minutes

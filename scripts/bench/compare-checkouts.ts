@@ -2,8 +2,7 @@
 //
 //   npx node scripts/bench/compare-checkouts.ts --before DIR                     fifteen rounds
 //   npx node scripts/bench/compare-checkouts.ts --before DIR --turns 3 --only commands,files     three rounds
-//   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs bundled and started as in
-// packages
+//   npx node scripts/bench/compare-checkouts.ts --before DIR --packaged          programs as in their packages
 //
 // Needs Linux, Debian's curl, and the node_modules of both checkouts.
 //

@@ -108,7 +108,7 @@ function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
 }
 
 async function turn(work: Work, program: CopyProgram): Promise<number> {
-  // Writes the data of the previous run to the disk, so that this run does not wait for that.
+  // Writes the data of the previous run to the disk, so that this run does not wait for those writes.
   await run(`rm -rf ${program.made} && sync -f ${dirname(program.made)}`);
   const timing = (): Promise<{ seconds: number }> => run(program.command);
   const { seconds } = await (program.meter ? program.meter.around(timing) : timing());

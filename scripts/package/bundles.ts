@@ -22,8 +22,8 @@ const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
- * Defines names that CommonJS libraries need. The gRPC libraries load protos from `__dirname/../../proto`; because of
- * the added `/src`, this directory is beside lib/.
+ * Defines names that CommonJS libraries need. The gRPC libraries load protos from `__dirname/../../proto`. The added
+ * `/src` makes this path the directory proto/ beside lib/.
  */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
@@ -90,8 +90,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // The library grpc-js imports this library for a feature that no program uses. Only the broker needs it, for its
-    // health check.
+    // grpc-js imports @grpc/proto-loader for a feature that no program uses. Only the broker needs proto-loader, for
+    // its health check.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,

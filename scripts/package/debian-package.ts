@@ -88,7 +88,7 @@ Depends: libc6 (>= 2.28), libstdc++6
 Section: admin
 Priority: optional
 Description: ${programs[name].summary}
- Contains its own Node. "${name} install" makes it a service.
+ Contains its own Node. "${name} install" runs the program as a service.
 `;
 }
 

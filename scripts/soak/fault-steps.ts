@@ -247,7 +247,7 @@ async function cutFromPeers(system: System, print: Print): Promise<string[]> {
     );
   if (ms > backMs)
     failures.push(
-      `a broker forwarded requests again only ${Math.round(ms)} ms after the cut had ended, allowed are ${backMs}`,
+      `a broker forwarded requests again only ${Math.round(ms)} ms after the cut had ended, the limit is ${backMs} ms`,
     );
   return failures.slice(0, 5);
 }

@@ -70,7 +70,7 @@ export function checkRelinks(
     );
     if ((p99 ?? 0) > mostMs)
       failures.push(
-        `99 % of the ${kind} agents had a link again only after ${p99} ms, allowed are ${mostMs}`,
+        `99 % of the ${kind} agents had a link again only after ${p99} ms, the limit is ${mostMs} ms`,
       );
   }
   const missing = all.reduce((sum, relinks) => sum + relinks.missing, 0);

@@ -35,7 +35,7 @@ export interface Load {
   schedules: { id: string; everyMs: number; createdAt: number }[];
   /** Time of the end of the load, in milliseconds since 1970. Schedules must have rows for all due times until then. */
   endedAt: number;
-  /** Ids of the events that the following client got, in the order of their arrival. */
+  /** Ids of the events that the client of the event stream got, in the order of their arrival. */
   events: string[];
   /** Number of requests that were repeated, because they failed or got no final answer. */
   repeats: number;

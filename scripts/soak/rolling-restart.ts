@@ -1,5 +1,5 @@
-// Stops and starts each of three brokers in turn under load, as an upgrade does. No request that may be repeated may
-// fail.
+// Stops and starts each of three brokers in turn under load, as an upgrade does. Checks that every request which may be
+// repeated succeeds, and that no command runs twice.
 //
 //   npx node scripts/soak/rolling-restart.ts --rounds 2 --out scripts/soak/results/rolling-restart.txt
 //   npx node scripts/soak/rolling-restart.ts --from OLD --to NEW     directories of two checkouts
@@ -196,7 +196,7 @@ await bench(async (parent) => {
       failures.push(...ofKind);
     }
     for (const failure of failures) print(`FAILED ${failure}`);
-    if (failures.length > 0) throw new Error(`${failures.length} requests failed`);
+    if (failures.length > 0) throw new Error(`${failures.length} requests or commands failed`);
     print('no request failed, and no command ran twice');
   } finally {
     ending.abort();

@@ -48,7 +48,7 @@ export async function startRoundRobin(addresses: readonly string[]) {
   const port = await listen(server);
   return {
     url: `http://127.0.0.1:${port}`,
-    /** Gives no new connections to this server, as a load balancer does after a failed health check. */
+    /** Stops giving new connections to this server, as a load balancer does after a failed health check. */
     leave: (address: string) => void left.add(address),
     use: (address: string) => void left.delete(address),
     close(): void {

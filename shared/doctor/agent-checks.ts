@@ -10,7 +10,10 @@ import { type Finding, fail, ok, reason, warn } from './check-result.ts';
 import { examineDirectory } from './directory-checks.ts';
 import { reachBroker } from './reachable-port.ts';
 
-/** Checks the data directory, and if it is usable everything else of an agent. `brokers`: HOST:PORT of each broker. */
+/**
+ * Checks the data directory of an agent. If the directory is usable, also checks the identity, the connection to each
+ * broker and the service. `brokers`: HOST:PORT of each broker.
+ */
 export async function examineAgent(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
   const directory = await examineDirectory(dataDir, ['identity.json']);
   if (directory.some(({ state }) => state === 'fail')) return directory;

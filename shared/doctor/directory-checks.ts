@@ -49,7 +49,7 @@ async function space(dataDir: string): Promise<Finding> {
   const what = `${left} free of ${all}`;
   return free > gib
     ? ok('disk', what)
-    : warn('disk', what, `free disk space on the file system of ${dataDir}`);
+    : warn('disk', what, `delete files, or enlarge the file system of ${dataDir}`);
 }
 
 export function assertAccess(directory: string): void {

@@ -27,7 +27,7 @@ export async function* follow(
 ): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = options;
   const pause = backoff();
-  // The header has the id before the first event. A connection that breaks before any event continues after this id.
+  // The header has the id with which to resume if the connection breaks before the first event.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
     let failure: unknown;

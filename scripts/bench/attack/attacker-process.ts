@@ -1,4 +1,4 @@
-// A process that attacks a broker in one way, as fast as possible, until it gets SIGTERM.
+// A process that attacks a broker in one way, as fast as possible, until it is killed.
 import { connect as connectHttp2, constants } from 'node:http2';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';

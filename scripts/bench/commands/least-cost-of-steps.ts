@@ -1,4 +1,4 @@
-// Measures the steps of a command one by one, as cheaply as they can be done, for the bench of commands.
+// Does each step of a command by itself, at the least cost, so that the bench of commands can measure the step.
 import { mkdirSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';

@@ -38,8 +38,8 @@ const probe = `
       changes.disconnect();
       painted(() => resolve(performance.now() - probe.started));
     };
-    // The condition is not checked in each frame: in a page that requests frames, Chromium delivers messages after a
-    // key only with the next frame.
+    // The condition is checked after changes, because a check in each frame would delay the page: while a page
+    // requests frames, Chromium delivers messages that follow a key press only with the next frame.
     const changes = new MutationObserver(look);
     changes.observe(document, { childList: true, subtree: true, attributes: true, characterData: true });
     look();
@@ -201,7 +201,7 @@ export class Tab {
   async memory(): Promise<number> {
     const { processInfo } = await this.#browser.send('SystemInfo.getProcessInfo');
     const renderers = processInfo.filter(({ type }) => type === 'renderer');
-    // The largest renderer is that of this tab. Any other one is a spare renderer for the next tab, which is smaller.
+    // The largest renderer is that of this tab. Any other renderer is smaller: it is a spare one for the next tab.
     return Math.max(...renderers.map(({ id }) => mebibytes(id, 'RssAnon')));
   }
 

@@ -74,7 +74,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
       await sleep(pollMs);
     }
   }
-  // The end is read from the batch, so that few polls suffice: each counts the commands of the batch.
+  // The batch has the time of its end, so polls can be rare. At each poll the broker counts the batch's commands.
   const seconds = (ended - begun) / 1000;
   const probed = await prober.stop();
   const batches = await Promise.all(made.map(({ id }) => client.batches.list({ id, limit: 1 })));

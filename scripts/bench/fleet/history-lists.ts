@@ -21,8 +21,8 @@ const offsets = [100, 1_000, 10_000];
 /** Parameters that are not measured as filters. `key` is left out, because it is only another name of `key_id`. */
 const notFilters = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
 /**
- * For some filters, by list and name, a value of only one row in a thousand. Every other filter gets the value of any
- * row.
+ * For some filters, by list and name: a value that only one row in a thousand has. All filters that are not named here
+ * get a value that occurs in a page of rows.
  */
 const rare: Readonly<Record<string, string>> = {
   'events type': 'command.failed',
