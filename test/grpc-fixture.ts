@@ -19,7 +19,7 @@ export async function streamsOf(
   return client;
 }
 
-/** Returns all messages to the end. */
+/** Returns all messages of a stream. */
 export async function all<T>(messages: AsyncIterable<T>): Promise<T[]> {
   const found: T[] = [];
   for await (const message of messages) found.push(message);
@@ -37,7 +37,7 @@ export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>)
   throw new Error('it was not refused');
 }
 
-/** A stream of requests to which the test adds one after another. */
+/** A stream of requests. It begins with the requests in `first`; send() adds more, and end() ends it. */
 export function line<T>(...first: T[]) {
   const waiting: T[] = [...first];
   let ended = false;

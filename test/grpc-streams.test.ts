@@ -31,7 +31,7 @@ async function scene(opened = sharedScene()) {
   return { system, machine_id, client: await streamsOf(system) };
 }
 
-/** Returns a function that gives the client of a key. It creates each client at its first use. */
+/** Returns a function that returns the client of a key. The first call for a key creates the client. */
 async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Streams> {
   const ca = await caOf(system);
   const made = new Map<string, Streams>();
@@ -124,7 +124,7 @@ const twins: Twin[] = [
   },
 ];
 
-test('every rpc refuses in the order of REST, with its codes and details', async () => {
+test('every rpc makes its checks in the same order as REST, and refuses with the same codes and details', async () => {
   const system = await startFarhand();
   const machines = await Promise.all([system.agent(), system.agent()]);
   const [mine = '', foreign = ''] = machines.map(({ machineId }) => machineId);
@@ -158,7 +158,7 @@ test('every rpc refuses in the order of REST, with its codes and details', async
   }
 });
 
-test('a call that begins with another message, or with a second start, is refused, and nothing runs', async () => {
+test('a call that does not begin with its start message, or has a second one, is refused and runs nothing more', async () => {
   const { client, machine_id, system } = await scene();
   const start = { machine_id, command: 'true' };
   expect(await refusalOf(client.exec([{ stdin: Buffer.from('x') }]))).toMatchObject({
@@ -191,7 +191,7 @@ test('an offline machine is reported before a command is accepted', async () => 
   expect((await system.client.commands.list({ machine_id })).total).toBe(0);
 });
 
-test('a signal that may not be sent, and a message that is too large, end the call and not the command', async () => {
+test('a forbidden signal, and a message that is too large, end the call and not the command', async () => {
   const { system, machine_id, client } = await scene();
   const held = gate();
   const start = { machine_id, command: held.wait };
@@ -207,7 +207,7 @@ test('a signal that may not be sent, and a message that is too large, end the ca
 
 // ---- Commands
 
-test('a command is accepted, gets its input, and sends both outputs to the byte and its end last', async () => {
+test('a command is accepted and gets its input; its call sends every byte of stdout and stderr, and the end last', async () => {
   const { client, machine_id } = await scene();
   const input = randomBytes(3_000_000);
   const { heard, take } = hearing();
@@ -258,7 +258,7 @@ test('with arguments the command is a program, with its directory and variables'
   expect(heard.stdout.toString()).toBe(`${folder}\n1 zero\n`);
 });
 
-test('a program that does not read its input stops the reading of the call, and loses nothing', async () => {
+test('while a program does not read its input, the broker stops reading the call, and no input is lost', async () => {
   const { client, machine_id } = await scene();
   const held = gate();
   let asked = 0;
@@ -277,7 +277,7 @@ test('a program that does not read its input stops the reading of the call, and 
   const { heard, take } = hearing();
   for await (const { accepted, output } of client.exec(requests())) {
     if (accepted) {
-      // The output stops once the pipe, the agent, the broker and all flow-control windows are full.
+      // The call takes no more input once the pipe, the agent, the broker and all flow-control windows are full.
       await soon(standsStill, 400).toBe(true);
       expect(asked).toBeLessThan(pieces);
       held.open();
@@ -306,7 +306,7 @@ test('a signal is sent to a command, and is ignored if the command has ended', a
   expect(end).toMatchObject({ status: 'completed' });
 });
 
-test('the command of a client that leaves goes on, with its input open, unless the client set cancel_on_disconnect', async () => {
+test('when a client disconnects, its command goes on with open input, unless the client set cancel_on_disconnect', async () => {
   const { client, system, machine_id } = await scene();
   const leave = async (more: object): Promise<string> => {
     const asked = line({ start: { machine_id, command: 'cat', ...more } });
@@ -460,7 +460,7 @@ test('a write that is cancelled in the middle leaves nothing', async () => {
   await soon(() => readdirSync(folder)).toEqual([]);
 });
 
-test('changes are sent as they happen, after a first message that the watch has begun', async () => {
+test('changes are sent as they happen, after a first message which says that the watch has begun', async () => {
   const { client, machine_id } = await scene();
   const folder = temporaryFolder('watch');
   for await (const { change, path, type } of client.watchFiles({ machine_id, path: folder })) {

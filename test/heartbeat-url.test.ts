@@ -4,7 +4,7 @@ import { expect, test } from 'vitest';
 import { startFarhand } from './start-farhand.ts';
 import { answering, startReceiver } from './webhook-receivers.ts';
 
-test('the broker calls its heartbeat URL at each interval until it stops, and logs a failure and its end once', async () => {
+test('the broker calls its heartbeat URL at each interval until it stops, and logs only the first failure and recovery', async () => {
   const receiver = await startReceiver(answering(200, 500, 500, 200));
   const { broker, log } = await startFarhand({
     flags: ['--heartbeat-url', receiver.url, '--heartbeat-every', '50ms', '--webhook-allow', '127.0.0.0/8'],

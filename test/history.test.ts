@@ -99,7 +99,7 @@ describe('a start is refused', () => {
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('newer farhand-broker'));
   });
 
-  test('when one noun’s tables are newer than this broker knows', async () => {
+  test('when the tables of one kind of record are newer than this broker knows', async () => {
     const dataDir = await usedFolder();
     change(join(dataDir, 'history.db'), "UPDATE migrations SET steps = steps + 1 WHERE noun = 'commands'");
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(
@@ -193,7 +193,7 @@ describe('a history.db that has lost nothing is accepted', () => {
     await startFarhand({ dataDir });
   });
 
-  test('when its end could not be written because the disk was full', async () => {
+  test('when a full disk prevented close from recording that the history was closed cleanly', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
     const full = "CREATE TRIGGER full BEFORE UPDATE ON installation BEGIN SELECT RAISE(ABORT, 'full'); END";
@@ -207,7 +207,7 @@ describe('a history.db that has lost nothing is accepted', () => {
 });
 
 describe('a write that fails', () => {
-  test('undoes only itself, and those of its turn get their own results', async () => {
+  test('undoes only itself, and the other writes of its turn get their own results', async () => {
     const { history, note, committed } = await createBench();
     const outcomes = await Promise.allSettled([
       history.write((transaction) => note(transaction, 'a')),
@@ -280,7 +280,7 @@ describe('a write that fails', () => {
     await expectWaitingChangesUndone(await createBench());
   });
 
-  test('because a statement failed fails even if it goes on', async () => {
+  test('because a statement failed rejects, even if the write catches the error and goes on', async () => {
     const { history, note, committed } = await createBench();
     const write = history.write((transaction) => {
       note(transaction, 'a');
@@ -295,7 +295,7 @@ describe('a write that fails', () => {
     expect(committed()).toEqual([]);
   });
 
-  test('because an entry could not be written fails', async () => {
+  test('because an entry could not be written rejects', async () => {
     const { history, note, committed } = await createBench();
     history.onEntry('twice', async (_entry: OutboxEntry, transaction) => {
       await transaction.get('SELECT 1');
@@ -336,7 +336,7 @@ describe('a write', () => {
     expect(await history.get('PRAGMA journal_mode')).toEqual({ journal_mode: 'wal' });
   });
 
-  test('shares its transaction with those of its turn, and each has its own result', async () => {
+  test('shares its transaction with the other writes of its turn, and each write has its own result', async () => {
     const { history, note, committed } = await createBench();
     const seen: string[][] = [];
     const own = (id: string) => (transaction: HistoryTransaction) => {
@@ -656,7 +656,7 @@ describe('pruning', () => {
     expect([await alerts.has('rule_id', 'long'), await alerts.has('rule_id', 'old')]).toEqual([true, false]);
   });
 
-  test('of rows in order of time ends at the first younger ones', async () => {
+  test('of rows that are ordered by time stops at the first rows that are not old enough', async () => {
     const { history, note, committed } = await createBench();
     history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: 'rowid' });
     await history.write((transaction) => {

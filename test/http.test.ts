@@ -161,7 +161,7 @@ test('an unknown method of a path is 405 with Allow, and 401 without a key if th
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
     const offered = routes.map(({ route }) => route.method as string);
-    // Leaves out the path with `async`, because it also matches a route that has a parameter there.
+    // Leaves out paths that also match a route with a parameter, such as `/schedules/preview`.
     const alike = [...paths].filter(([other]) => matches(other, path)).flatMap(([, some]) => some);
     if (alike.length > routes.length) continue;
     const url = system.url + path.replaceAll(/\{\w+\}/g, 'x');
@@ -548,7 +548,7 @@ test('a body of 1 MB with 80,000 unknown fields is refused with a short message 
     expect(answer.body.error.message).toBe('body: has too many fields: send at most 400');
     expect(answer.body.error.details.issues).toHaveLength(1);
   }
-  // Invalid JSON: the refusal proves that the broker has not parsed the body.
+  // This body is not valid JSON. Parsing it would fail with 400, so 422 proves that the broker has not parsed it.
   const cut = JSON.stringify(many).slice(0, -1);
   expect(refusal(await system.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
 });
@@ -731,7 +731,8 @@ test('the time to parse a query grows with the number of its names, not with its
     return Math.min(...runs);
   };
   const few = timed(2_000);
-  // Eight times the names take eight times as long, or 64 times if the square counts. Garbage collections vary much.
+  // Eight times as many names take 8 times as long, or 64 times if the time grows with the square. The limit is in
+  // between, because the time of garbage collections varies much.
   expect(timed(16_000)).toBeLessThan(32 * few + 10);
 });
 
@@ -969,7 +970,7 @@ test('the reference page loads only the broker’s own files, which need no key'
   expect([described.status, described.body.openapi]).toEqual([200, expect.stringMatching(/^3\.1/)]);
 });
 
-test('without a console a browser is sent from / to the reference page; programs get 401, an icon no warning', async () => {
+test('without a console, / redirects a browser to the reference page; programs get 401; a missing icon logs no warning', async () => {
   const system = await startFarhand({ tuning: { console: temporaryFolder('none') } });
   const accept = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
   const page = await fetch(`${system.url}/`, { headers: { Accept: accept }, redirect: 'manual' });
@@ -1024,7 +1025,7 @@ test.each([
   ['ListFiles', 'GET', 'files?path=/', undefined],
   ['ReadFile', 'GET', 'files/content?path=/x', undefined],
   ['WriteFile', 'PUT', 'files/content', { path: '/x', content: 'y' }],
-])('a client that goes away gives up %s on its machine too', async (name, method, path, body) => {
+])('when a client disconnects, %s is cancelled on its machine too', async (name, method, path, body) => {
   const system = await aSystem();
   const agent = await scriptedMachine(system);
   const { leave } = askAndLeave(system, method, `/machines/${agent.identity.machineId}/${path}`, body);
@@ -1059,7 +1060,7 @@ test.each(['refuses it', 'has begun'])(
     expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
     expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
-  // Shorter than the time after which a silent stream sends a comment, which would also end the test.
+  // Less than 15 s: then the broker sends a comment on the silent stream, and the comment would end the test.
   14_000,
 );
 

@@ -30,7 +30,7 @@ function createRandom(seed: number): (n: number) => number {
 
 const pieces = ['0', '1', '2', '9', '10', '007', 'a', 'b', 'rc', 'Z', '.', '.', '+', '~', 'dfsg'];
 
-/** Makes pairs of versions, most of which are similar. Each has `more` pieces between an optional epoch and release. */
+/** Makes pairs of mostly similar versions from random pieces. `more` has the pieces of one kind of version. */
 function randomPairs(count: number, isValid: RegExp, more: readonly string[]): [string, string][] {
   const random = createRandom(27);
   const all = [...pieces, ...more];

@@ -77,7 +77,7 @@ test('version_below without a package is refused', async () => {
   expect(refusalIn(await system.call('GET', '/inventory?version_below=1'))).toBe('400 invalid_request');
 });
 
-test('a program that fails, floods or hangs is reported with a reason, and its group is killed', async () => {
+test('a program that fails, prints too much or hangs is reported with a reason, and its process group is killed', async () => {
   const run = (script: string) => runProgram('sh', ['-c', script], { signal: never });
   await expect(run('echo no rights >&2; exit 3')).rejects.toThrow('sh ended with 3: no rights');
   await expect(run('yes')).rejects.toThrow(/printed more than/);

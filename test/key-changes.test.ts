@@ -41,8 +41,8 @@ describe('a change is refused', () => {
     for (const { key } of [byId, byTag]) {
       for (const { id } of wider) {
         const path = `/api-keys/${id}`;
-        // The change would give the key the same limit as the caller. But until then it has more rights, so the caller
-        // may not change it.
+        // The change would give the key the same limit as the caller. But before the change the key has more rights, so
+        // the caller may not change it.
         const body = { name: 'mine', tags: ['a'] };
         expect(refusal(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
         expect(refusal(await system.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
@@ -52,7 +52,7 @@ describe('a change is refused', () => {
     for (const { key } of wider) expect(await knows(system, key)).toBe(200);
   });
 
-  test('that makes a key stronger than the caller’s: itself, or another', async () => {
+  test('that makes a key stronger than the caller’s, whether it is the caller’s own or another key', async () => {
     const { system, inside, outside, byId, byTag } = await divided();
     const requests = [
       { machine_ids: null, tags: null },
@@ -73,7 +73,7 @@ describe('a change is refused', () => {
     }
   });
 
-  test('that lets a key outlive the caller’s, by its end or by a new secret', async () => {
+  test('that lets a key outlive the caller’s, by its expiry or by a new secret', async () => {
     const system = await startFarhand();
     const expires_at = later(1);
     const short = await system.client.keys.create({ name: 'short', scopes: ['admin'], expires_at });

@@ -1,4 +1,5 @@
-// Short answers of streaming calls on the control stream. A machine may mix both ways to answer.
+// Short answers to streaming calls. A machine may send such an answer as a reply on the control stream, or on a stream
+// of its own.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -98,7 +99,7 @@ test('the agent is notified when a caller disconnects, and a later reply is igno
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
   agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
-  // The cancelled call has released its slot, and each reply releases the next one.
+  // The broker allows one open call. The cancelled call has released this slot, and each reply releases it again.
   for (const text of ['one', 'two']) {
     const next = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
@@ -127,7 +128,7 @@ test('a watch that a distant machine refuses is refused, however late the refusa
   expect(await answer).toMatchObject({ status: 404, body: { error: { code: 'file_not_found' } } });
 });
 
-test('an answer that fails before its first frame throws; after it the failure is part of the answer', async () => {
+test('an answer that fails before its first frame throws; a later failure is part of the answer', async () => {
   const failure = new Error('broken');
   async function* failing(frames: number): AsyncGenerator<Buffer> {
     for (let n = 0; n < frames; n += 1) yield frameOf(Buffer.from('x'));

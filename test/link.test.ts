@@ -186,7 +186,7 @@ test('a caller of an agent that never answers gets machine_timeout, or disconnec
   gone.abort();
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
-  // The agent opens its answer stream too late, so it matches no call.
+  // The agent opens its answer stream too late: the broker finds no call for the stream.
   expect(await statusOf(agent.answer(call_id))).toBe(grpcStatus.NOT_FOUND);
 });
 

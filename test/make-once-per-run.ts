@@ -7,7 +7,7 @@ const longestMs = 180_000;
 
 /**
  * Returns a folder that `make` has filled. The first test file to need the folder fills it, and others wait meanwhile.
- * If `make` throws, it throws in every file.
+ * If `make` throws, madeOnce() throws in every file.
  */
 export function madeOnce(name: string, make: (folder: string) => void): string {
   const folder = join(tmpdir(), name);

@@ -122,7 +122,7 @@ test('a reader that stops reading stalls the writer once, then loses bytes until
   expect(performance.now() - begun).toBeGreaterThanOrEqual(45);
   expect(performance.now() - begun).toBeLessThan(1000);
   expect(await reader.read(100)).toEqual({ offset: log.start, data: Buffer.alloc(100, 24) });
-  // By reading, the reader counts as active again, so the writer waits for it once more.
+  // The read makes the reader count as active again, so the writer waits for the reader once more.
   const again = performance.now();
   await log.append(Buffer.alloc(100));
   expect(performance.now() - again).toBeGreaterThanOrEqual(45);
@@ -201,7 +201,7 @@ test('appends that are not awaited keep their order while others read', async ()
   expect((await readAll(log)).data.equals(Buffer.concat(lines))).toBe(true);
 });
 
-test('the window has at least its size of the last bytes and not much more, and reports deleted bytes', async () => {
+test('a log has the last bytes, at least as many as its window and not many more, and reports deleted bytes', async () => {
   const windowBytes = 160_000;
   const log = make({ windowBytes });
   const all = randomBytes(1_000_000);

@@ -94,7 +94,7 @@ test.each(['machine_ids', 'tags'] as const)(
       if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
     }
     expect(received).toEqual(received.map(([name, , total]) => [name, [], total]));
-    // Each stream of files must contain the key's own file, because an empty one would prove nothing.
+    // These lists must contain items of the key's own machine, because an empty list would prove nothing.
     const seen = received.filter(([, , total]) => total > 0).map(([name]) => name);
     expect(seen).toEqual(
       expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),

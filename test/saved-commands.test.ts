@@ -49,17 +49,17 @@ test.each([
   ],
   ['an enum without values', { parameters: [{ name: 'x', type: 'enum' }] }, 'parameters.0.values'],
   [
-    'values of a string',
+    'a string with a list of values',
     { parameters: [{ name: 'x', type: 'string', values: ['a'] }] },
     'parameters.0.values',
   ],
   [
-    'a pattern of an integer',
+    'an integer with a pattern',
     { parameters: [{ name: 'x', type: 'integer', pattern: 'a' }] },
     'parameters.0.pattern',
   ],
   [
-    'a pattern that is none',
+    'a pattern that is no regular expression',
     { parameters: [{ name: 'x', type: 'string', pattern: '(' }] },
     'parameters.0.pattern',
   ],
@@ -70,7 +70,7 @@ test.each([
   ],
   ['an empty default', { parameters: [{ name: 'x', type: 'string', default: '' }] }, 'parameters.0.default'],
   [
-    'a part of an argument that may be left out',
+    'an optional parameter that is only a part of an argument',
     { argv: ['rm', '/srv/{{x}}'], parameters: [{ name: 'x', type: 'string', required: false }] },
     'argv.1',
   ],

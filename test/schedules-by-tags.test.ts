@@ -129,7 +129,7 @@ test('each due time has a row for each machine that has the tags at that time', 
   expect(all.counted('tagged')).toBe(3);
 });
 
-test('a time that was due while the broker was down is missed once on each machine that had the tags by then', async () => {
+test('a due time while the broker was down is missed once on each machine that had the tags when the broker stopped', async () => {
   const all = await systemAt('10:00:00');
   const { machine_id, away } = all;
   await all.system.client.machines.update({ machine_id, tags: ['all'] });
@@ -310,7 +310,7 @@ describe('a change by a stronger key', () => {
     },
   );
 
-  test('says where and what the schedule runs once its key is revoked; until then it may only be disabled', async () => {
+  test('must set both command and tags if the key of the schedule is revoked; else it can only disable the schedule', async () => {
     const { client, system, schedule_id, requested_by } = await ofLimitedKey();
     await client.keys.remove({ key_id: requested_by });
     for (const body of [{ cron: '@daily' }, { tags: ['all'] }, { command: 'id' }, { enabled: true }]) {

@@ -32,8 +32,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const { machineId: machine_id } = agent;
   const identity = await joinScripted(system);
   const away = identity.machineId;
-  // Set only now, because certificates are made at the real time. Earlier by `settleMs`, because after the change no
-  // schedule runs for a minute.
+  // The clock is set only now, because certificates are made at the real time. It is set `settleMs` before the start,
+  // because after such a change no schedule runs for a minute.
   clock.set(at(start) - settleMs);
 
   const self = {
@@ -58,8 +58,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       return existsSync(file) ? readFileSync(file, 'utf8').split('\n').length - 1 : 0;
     },
     /**
-     * Moves the clock to a time, slowly enough that the link stays. All runs except `held` ones end before the next
-     * ones begin.
+     * Moves the clock to a time, slowly enough that the link stays. After each step it waits until at most `held`
+     * commands are queued or running.
      */
     until: (time: string, held = 0): Promise<void> => self.pass(at(time) - now(), held),
     async pass(ms: number, held = 0): Promise<void> {

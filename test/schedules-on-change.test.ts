@@ -62,7 +62,7 @@ async function watched(agentOptions: Parameters<TestSystem['agent']>[0] = {}) {
 }
 
 describe('a schedule with on_change', () => {
-  test('needs either cron or on_change, an absolute or relative path, and a settle time within limits', async () => {
+  test('needs either cron or on_change, and on_change needs a path and a settle time within limits', async () => {
     const { system, machine_id, make, file } = await watched();
     const body = { name: 'x', machine_id, command: 'true' };
     const path = file('a');
@@ -81,7 +81,7 @@ describe('a schedule with on_change', () => {
     expect((await system.call('PATCH', `/schedules/${id}`, { body: both })).status).toBe(422);
   });
 
-  test('has no times, and becomes one with cron and back', async () => {
+  test('has no due times, and can be changed to cron and back', async () => {
     const { client, make, file } = await watched();
     const made = await make('a', { on_change: { path: file('a') } });
     expect(made).toMatchObject({
@@ -206,7 +206,7 @@ describe('a schedule with on_change', () => {
     const root = temporaryFolder('other');
     const other = await system.agent({ name: 'other', tags: 'all', flags: ['--root', root] });
     const { id: schedule_id } = await make('', { machine_id: undefined, tags: ['all'] });
-    // The other agent may not serve the folder, because it has another root.
+    // The agent `other` has another root, so it refuses to watch the folder.
     const rows = async () => (await client.schedules.history({ schedule_id, sort: 'started_at' })).items;
     await soon(async () => (await rows()).length).toBe(1);
     const [refused] = await rows();
@@ -247,7 +247,7 @@ describe('a change while the path is not watched', () => {
     expect(await runs(same.id)).toEqual([]);
   });
 
-  test('is found after a restart of the broker, in a tree, by a file that was replaced with the same size', async () => {
+  test('is found after a restart of the broker, even if it only replaced a file in a tree with one of the same size', async () => {
     const { making, file, logged, agent, system } = await watched();
     mkdirSync(file('sub'));
     writeFileSync(file('sub/a'), '1');
@@ -297,7 +297,7 @@ describe('the rights of a schedule with on_change', () => {
     }
   });
 
-  test('a path outside of the roots, or of the agent itself, is refused', async () => {
+  test('a path outside of the roots, or in the data directory of the agent, is refused', async () => {
     const root = temporaryFolder('root');
     const { system, make, folder, agent, machine_id, client } = await watched({ flags: ['--root', root] });
     for (const path of [folder, join(agent.dataDir, 'identity.json')]) {

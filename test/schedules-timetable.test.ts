@@ -86,8 +86,9 @@ test.each([
   '0 0 31 2 *',
   '0 0 30,31 2 *',
   '0 0 31 2,4,6,9,11 */2',
-  // Never due, because the last Friday of a month is never before the 22nd. The next one: a fifth Friday is never
-  // before the 29th.
+  // These two are never due. The first needs a last Friday of the month on day 1 or 21, but the last Friday is never
+  // before the 22nd. The second needs a fifth Friday on day 1, 9, 17 or 25, but a fifth Friday is never before the
+  // 29th.
   '* * */20 * FRIL',
   '0 0 */8 12 FRI#5',
   '@reboot',
@@ -137,7 +138,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
   ['a time that is just now is past', '0 12 * * *', 'UTC', '2026-11-21T12:00:00Z', ['2026-11-22T12:00']],
   ['half a second before it is not', '0 12 * * *', 'UTC', '2026-11-21T11:59:59.500Z', ['2026-11-21T12:00']],
   [
-    'seconds come first of six',
+    'with six fields, the first field is the seconds',
     '*/20 * * * * *',
     'UTC',
     '2026-11-21T12:00:30Z',
@@ -168,7 +169,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
   ['@weekly', '@weekly', 'UTC', '2026-11-21T00:00:00Z', ['2026-11-22T00:00', '2026-11-29T00:00']],
   ['@yearly', '@Yearly', 'UTC', '2026-11-21T00:00:00Z', ['2027-01-01T00:00']],
   [
-    'both day fields: either',
+    'with two day fields, a day must match one of them',
     '0 0 13 * 5',
     'UTC',
     '2026-11-01T00:00:00Z',
@@ -183,7 +184,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     ],
   ],
   [
-    'a day field that starts with * restricts nothing by itself: both',
+    'with two day fields of which one starts with *, a day must match both',
     '0 0 */2 * 1',
     'UTC',
     '2026-11-21T00:00:00Z',
@@ -371,14 +372,14 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     ['2026-10-03T15:30', '2026-10-04T15:15'],
   ],
   [
-    'Lord Howe, behind the gap',
+    'Lord Howe, a daily time after the gap',
     '45 2 * * *',
     'Australia/Lord_Howe',
     '2026-10-03T00:00:00Z',
     ['2026-10-03T15:45', '2026-10-04T15:45'],
   ],
   [
-    'Lord Howe, what comes twice',
+    'Lord Howe, a daily time that comes twice',
     '45 1 * * *',
     'Australia/Lord_Howe',
     '2026-04-04T00:00:00Z',

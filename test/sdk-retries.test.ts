@@ -17,7 +17,7 @@ const refuse =
   (response) =>
     response.writeHead(status).end(JSON.stringify({ error: { code, message: 'no', details } }));
 const cut: Answer = (response) => void response.destroy();
-/** Sends half of a body and then nothing. */
+/** Sends the beginning of a body, then cuts the connection. */
 const half: Answer = (response) => {
   response.writeHead(200, { 'Content-Length': 100 }).write('{"data":');
   setImmediate(() => response.destroy());
@@ -83,13 +83,13 @@ test.each([
   ['a proxy without a broker', proxyError, ['get', 'put', 'run']],
   ['429', refuse(429, 'rate_limited'), Object.keys(calls)],
   ['unavailable', refuse(503, 'unavailable'), ['get', 'put', 'guarded', 'patch', 'remove', 'run']],
-  ['a conflict with itself', refuse(409, 'conflict', { under_way: true }), ['get', 'put', 'run']],
+  ['a conflict with its first attempt', refuse(409, 'conflict', { under_way: true }), ['get', 'put', 'run']],
   ['another conflict', refuse(409, 'conflict'), []],
   ['machine_offline', refuse(503, 'machine_offline'), []],
   ['machine_timeout', refuse(503, 'machine_timeout'), []],
   ['internal_error', refuse(500, 'internal_error'), []],
   ['a refusal', refuse(404, 'machine_not_found'), []],
-])('after %s those calls are sent again that may be, and no other', async (_what, answer, again) => {
+])('after %s exactly the calls are sent again that docs/sdk.md allows', async (_what, answer, again) => {
   const repeated: string[] = [];
   for (const [name, call] of Object.entries(calls)) {
     const { came, client } = await scripted(answer);
@@ -117,7 +117,7 @@ test('every call to an unreachable broker is retried, because nothing was sent',
   }
 });
 
-test('a call is retried twice, or `retries` times; with 0 never, and it has no idempotency key', async () => {
+test('a call is retried twice, or `retries` times; with 0 it is sent once and has no idempotency key', async () => {
   const always = Array.from({ length: 9 }, () => cut);
   const two = await scripted(...always);
   expect((await failure(two.client.machines.list())).code).toBe('no_answer');
@@ -142,7 +142,7 @@ test('all attempts of a POST have the same idempotency key, other calls have oth
   expect(new Set(came.map(({ body }) => body)).size).toBe(1);
 });
 
-test('a retry waits for Retry-After; for more than a minute the call rejects', async () => {
+test('a retry waits for the time in Retry-After; if that is more than a minute, the call rejects', async () => {
   const later = (seconds: string): Answer => {
     return (response) => {
       response.setHeader('Retry-After', seconds);
@@ -159,7 +159,7 @@ test('a retry waits for Retry-After; for more than a minute the call rejects', a
   expect(performance.now() - started).toBeGreaterThan(990);
 });
 
-test('a signal ends the wait at once', async () => {
+test('an aborted signal ends the wait for a retry at once', async () => {
   const { came, client } = await scripted((response) => {
     response.setHeader('Retry-After', '50');
     refuse(429, 'rate_limited')(response);

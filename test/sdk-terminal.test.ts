@@ -179,7 +179,7 @@ test('input, sizes and signals arrive in order, however long the input is', asyn
   expect(actions.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
 });
 
-test('notices are passed on, and the offset counts the bytes read from the first offset of the broker on', async () => {
+test('notices are passed on, and the offset is the last offset of the broker plus the bytes read since', async () => {
   const { terminal, port, notes } = await attach();
   expect([terminal.client_id, terminal.cols, terminal.rows, terminal.offset]).toEqual([
     'cli_one',

@@ -40,28 +40,28 @@ test.each(secrets)('with the secret %s only the genuine delivery is accepted', a
     'two signatures': { headers: { ...good.headers, 'x-service-signature': ['a', 'b'] } },
     'an old delivery': signed(secret, { at: Date.now() - 301_000 }),
     'one from the future': signed(secret, { at: Date.now() + 302_000 }),
-    'an old one made young': {
+    'an old delivery with a new timestamp': {
       headers: {
         ...signed(secret, { at: Date.now() - 301_000 }).headers,
         'webhook-timestamp': good.headers['webhook-timestamp'],
       },
     },
-    'part of the trio': { headers: without('webhook-signature') },
+    'two of the three webhook-* headers': { headers: without('webhook-signature') },
     'no timestamp': { headers: without('webhook-timestamp') },
-    'a timestamp that is none': { headers: { ...good.headers, 'webhook-timestamp': 'now' } },
+    'a timestamp that is no number': { headers: { ...good.headers, 'webhook-timestamp': 'now' } },
     'another id': { headers: { ...good.headers, 'webhook-id': 'evt_2' } },
-    'no trio though a tolerance is asked for': {
+    'no webhook-* headers, with a tolerance': {
       headers: without('webhook-id', 'webhook-timestamp', 'webhook-signature'),
       tolerance: 60_000,
     },
-    'no trio': { headers: without('webhook-id', 'webhook-timestamp', 'webhook-signature') },
-    'part of the trio though any age will do': {
+    'no webhook-* headers': { headers: without('webhook-id', 'webhook-timestamp', 'webhook-signature') },
+    'two of the three webhook-* headers, with an unlimited tolerance': {
       headers: without('webhook-signature'),
       tolerance: Number.POSITIVE_INFINITY,
     },
-    'a tolerance that is passed': { ...signed(secret, { at: Date.now() - 20_000 }), tolerance: 10_000 },
-    'what is no event': signed(secret, { payload: '{"id":1}' }),
-    'what is no JSON': signed(secret, { payload: 'x' }),
+    'one older than the tolerance': { ...signed(secret, { at: Date.now() - 20_000 }), tolerance: 10_000 },
+    'a payload that is no event': signed(secret, { payload: '{"id":1}' }),
+    'a payload that is no JSON': signed(secret, { payload: 'x' }),
   };
   for (const [what, changes] of Object.entries(bad)) {
     const received = await verifyWebhook({ ...good, ...changes }).then(

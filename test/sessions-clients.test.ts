@@ -123,7 +123,7 @@ test('a client that reads no notices is sent only a limited number of notices, w
   const typing = { input: Buffer.from('x') };
   port.do(...Array.from({ length: 2500 }, () => typing));
   for (let n = 0; n < 2500; n += 1) line.resized(1 + (n % 1000), 1);
-  // Notices of 256 bytes each fill half a MiB, after the first notice.
+  // After the first notice, 2,048 notices fill the limit of half a MiB, because each counts as 256 bytes.
   await soon(() => port.notes.length).toBeGreaterThan(2048);
   // This client attaches over the same link, so the broker has handled all earlier notices.
   const other = await join(one, session_id);

@@ -1,4 +1,4 @@
-// Input of a terminal that is not acknowledged when a link is lost, with agents that count input correctly or wrongly.
+// Terminal input that the agent has not acknowledged when its link is lost. Some agents of the tests count it wrongly.
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
 import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
@@ -39,11 +39,11 @@ async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>):
 }
 
 test.each([
-  ['does not know its client any more', 2, { known: false, input_taken: 0 }],
-  ['never said anything and does not know its client', 0, { known: false, input_taken: 0 }],
-  ['has less of the input than it said', 2, { known: true, input_taken: 1 }],
+  ['no longer knows the client', 2, { known: false, input_taken: 0 }],
+  ['acknowledged nothing and does not know the client', 0, { known: false, input_taken: 0 }],
+  ['has less input than it acknowledged', 2, { known: true, input_taken: 1 }],
 ])(
-  'a client whose machine %s hears how much may be lost, and nothing comes twice',
+  'when a machine %s, the client is notified how much input may be lost, and no input is sent twice',
   async (_, received, count) => {
     const client = await typist();
     client.type('abcdef');

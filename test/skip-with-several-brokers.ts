@@ -1,13 +1,13 @@
 // Tests that cannot run with FARHAND_TEST_BROKERS=3, with the reasons.
 import type { SkipReasons } from './skip-reasons.ts';
 
-const clock = 'sets the clock, at which the leases of all brokers end';
-const order = 'each broker of a batch starts its own machines in order, but not those of the others';
+const clock = 'sets the clock, which ends the leases of all brokers';
+const order = 'each broker starts a batch in order on its own machines, independently of the others';
 const inside = 'changes or reads the memory or files of one broker';
 const each = 'each broker counts for itself';
 const reports = 'a list has reports of the machines of other brokers that are up to 75 seconds old';
 const move = 'a stream breaks off when its machine links to another broker';
-const rights = 'another broker knows a change of keys or machines within a second';
+const rights = 'the other brokers know a change of keys or machines only up to a second later';
 const address = 'names the address of the broker that answers, unless --public-url is set';
 const body = 'the proxy loses an answer whose connection the broker resets';
 const packages = 'an uploaded package is in a file of one broker';

@@ -23,7 +23,7 @@ export interface BrokerOptions {
   log: Logger;
 }
 
-/** The data directories of several brokers, and their addresses for agents. Restarted brokers use the same ones. */
+/** The data directories of several brokers and their addresses for agents. Restarted brokers use them again. */
 interface Places {
   folders: readonly string[];
   grpc: readonly string[];
@@ -67,7 +67,7 @@ export async function startSeveralBrokers(options: BrokerOptions): Promise<Start
   };
   atEnd(close);
   const sessions: Broker['sessions'] = {
-    // Only the owner of the machine has the ticket.
+    // Only the broker that owns the machine has the ticket.
     redeem: (ticket) => firstOf(brokers, ({ sessions }) => sessions.redeem(ticket)),
     join: (...about) => first.sessions.join(...about),
   };

@@ -18,7 +18,7 @@ import { freePort } from './find-free-ports.ts';
 
 const installed = '/usr/lib/postgresql';
 
-/** For how many brokers each broker of a test stands. Several brokers share a database. */
+/** How many brokers run in place of each broker of a test. Several brokers share a database. */
 export const brokerCount = Number(process.env.FARHAND_TEST_BROKERS ?? 1);
 
 /** Returns the folder with the programs of PostgreSQL's newest version; undefined if none is installed. */
@@ -28,7 +28,7 @@ export function programs(): string | undefined {
   return existsSync(join(folder, 'initdb')) ? folder : undefined;
 }
 
-/** The reason why tests have no PostgreSQL; undefined if they have one. */
+/** The reason why tests cannot use PostgreSQL; undefined if it is installed. */
 export const missingPostgres = programs() ? undefined : 'needs the Debian package postgresql';
 
 /** A user and group id without rights. The server runs as this user, because PostgreSQL refuses to run as root. */
@@ -44,7 +44,7 @@ export interface PostgresServer {
   createDatabase(): Promise<string>;
   query(sql: string, database?: string): Promise<Record<string, unknown>[]>;
   start(): Promise<void>;
-  /** Stops the server: by default as systemd does, with SIGKILL at once. */
+  /** Stops the server. SIGINT, the default, stops it as systemd does; SIGKILL stops it at once. */
   stop(signal?: 'SIGINT' | 'SIGKILL'): Promise<void>;
 }
 
@@ -111,8 +111,8 @@ export async function startPostgres(
       if (!child || child.exitCode !== null || child.signalCode !== null) return;
       const ended = once(child, 'exit');
       const { pid } = child;
-      // SIGKILL of the main process leaves the processes of connections, which may wait forever for another one's lock.
-      // The main process is stopped first, so that it starts no further process while these are listed.
+      // SIGKILL does not end the children of the main process, which may wait forever for each other's locks. So they
+      // are killed as well. SIGSTOP first prevents the main process from starting more children.
       if (signal === 'SIGKILL') child.kill('SIGSTOP');
       const others = signal === 'SIGKILL' ? readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8') : '';
       child.kill(signal);

@@ -95,7 +95,7 @@ export interface ScriptedMachine {
   agent: ScriptedAgent;
   /** Resolves with the next package that the broker sends. */
   next(): Promise<Delivery>;
-  /** Receives the next package and reports that it switches to it. Resolves with the id of the upgrade. */
+  /** Receives the next package, and reports that the machine switches to it. Resolves with the id of the upgrade. */
   take(): Promise<string>;
   leave(): void;
   /** Links again with this version of the agent, and reports this last upgrade. */

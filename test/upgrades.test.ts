@@ -215,7 +215,7 @@ test('an offline machine delays no wave, and is upgraded when it is back or skip
   expect(await outcomes(id)).toEqual({ a: 'upgraded', b: 'skipped: offline', c: 'upgraded' });
 });
 
-test('a machine that does not come back has failed, until it reports that it was upgraded', async () => {
+test('a machine that does not come back counts as failed until it reports that it was upgraded', async () => {
   const clock = leapingClock();
   const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
@@ -232,7 +232,7 @@ test('a machine that does not come back has failed, until it reports that it was
   await expect.poll(() => outcomes(id)).toEqual({ a: 'upgraded' });
 });
 
-test('a machine whose link is lost while it receives the package is sent it again, but not a machine that has the whole package', async () => {
+test('a package is sent again if the link was lost during the transfer, but not to a machine that has all of it', async () => {
   const { upload, machine, upgrade, ended, outcomes } = await startUpgradeSystem();
   await upload('9.0.0');
   const [a, b, c] = [await machine('a'), await machine('b'), await machine('c')];

@@ -117,7 +117,7 @@ test.each([0.01, 0.5, 0.99, 1])(
       }
       if (announced === short.length) expect(Buffer.concat(answer).toString()).toContain('400 Bad Request');
     }
-    // This upload is answered after the previous one was cleaned up, so leftovers would still be found.
+    // Another upload succeeds afterwards. The machine may remove leftovers of the incomplete uploads a moment later.
     const after = await system.client.files.put({
       machine_id: machineId,
       path: join(folder, 'b'),

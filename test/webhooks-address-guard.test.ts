@@ -44,7 +44,7 @@ const refused: [string, string][] = [
   ['IPv6 nothing', '[::]'],
   ['mapped', '[::ffff:127.0.0.1]'],
   ['mapped, hexadecimal', '[::ffff:7f00:1]'],
-  ['mapped, all written', '[0:0:0:0:0:ffff:7f00:1]'],
+  ['mapped, with all zeros', '[0:0:0:0:0:ffff:7f00:1]'],
   ['compatible', '[::127.0.0.1]'],
   ['SIIT', '[::ffff:0:127.0.0.1]'],
   ['NAT64', '[64:ff9b::127.0.0.1]'],
@@ -71,9 +71,9 @@ test.each(refused)('%s (%s) must not be called', async (_what, host) => {
 
 const allowed: [string, string][] = [
   ['an ordinary address', '93.184.215.14'],
-  ['one as a number', '1572395790'],
+  ['an ordinary address as one number', '1572395790'],
   ['an IPv6 address', '[2606:2800:21f:cb07:6820:80da:af6b:8b2c]'],
-  ['a mapped one', '[::ffff:93.184.215.14]'],
+  ['an ordinary address, mapped', '[::ffff:93.184.215.14]'],
   ['NAT64 of an ordinary one', '[64:ff9b::5db8:d70e]'],
   ['6to4 of an ordinary one', '[2002:5db8:d70e::1]'],
   ['a name, which is checked when it is resolved', 'example.org'],
@@ -132,7 +132,7 @@ async function startTrap() {
 
 test.each([
   ['localhost', 'localhost'],
-  ['a name below it', 'any.localhost'],
+  ['a name below localhost', 'any.localhost'],
   ['a trailing dot', 'localhost.'],
 ])('a name of this machine (%s) is refused at the delivery', async (_what, name) => {
   const [system, trap] = [await startFarhand(), await startTrap()];

@@ -14,7 +14,7 @@ describe('a webhook is refused', () => {
     const system = await startFarhand();
     const refused: [string, object, string][] = [
       ['without a url', { events: ['*'] }, 'url'],
-      ['with a url that is none', { url: 'receiver', events: ['*'] }, 'url'],
+      ['with a url that is no URL', { url: 'receiver', events: ['*'] }, 'url'],
       ['with a space in its url', { url: 'https://example.org/a b', events: ['*'] }, 'url'],
       ['with a line break after its url', { url: `${url}\n`, events: ['*'] }, 'url'],
       ['with a url of another protocol', { url: 'ftp://example.org/', events: ['*'] }, 'url'],
@@ -36,7 +36,7 @@ describe('a webhook is refused', () => {
         { url, events: ['*'], secret: 'schlüssel' },
         'secret',
       ],
-      ['with a line in its secret', { url, events: ['*'], secret: 'one\ntwo' }, 'secret'],
+      ['with a line break in its secret', { url, events: ['*'], secret: 'one\ntwo' }, 'secret'],
       ['with a whsec_ secret that is not base64', { url, events: ['*'], secret: 'whsec_!' }, 'secret'],
       ['with no machines', { url, events: ['*'], machine_ids: [] }, 'machine_ids'],
     ];

@@ -100,11 +100,11 @@ test('pages of another origin get 403, and those of the broker’s own host or p
 test.each([
   ['no JSON', 'ls'],
   ['an unknown type', '{"type":"kill"}'],
-  ['a size of nothing', '{"type":"resize","cols":0,"rows":24}'],
+  ['a size of zero columns', '{"type":"resize","cols":0,"rows":24}'],
   ['a size that is no number', '{"type":"resize","cols":"80","rows":24}'],
   ['an unknown signal', '{"type":"signal","signal":"SIGSEGV"}'],
-  ['a field too many', '{"type":"input","data":"x","more":1}'],
-  ['fields without end', `{"type":"input","data":"x"${',"a":1'.repeat(80_000)}}`],
+  ['an unknown field', '{"type":"input","data":"x","more":1}'],
+  ['80,000 unknown fields', `{"type":"input","data":"x"${',"a":1'.repeat(80_000)}}`],
   ['nothing', 'null'],
 ])('%s closes with 1008 and a reason, and nothing after it is done', async (_what, message) => {
   const door = await startTerminalServer();
@@ -230,7 +230,7 @@ test('output to a client that reports what it has processed resolves only by the
   await third;
 });
 
-test('reports overtake input that waits, and output to a client whose input is not read does not wait for reports', async () => {
+test('reports overtake waiting input; once reports wait as well, output to the client no longer waits for them', async () => {
   const { client, report, resolved, output } = await reportingClient();
   client.send(Buffer.alloc(32 * 1024));
   const [first, second] = [output('abc'), output('de')];
@@ -422,7 +422,7 @@ test('a quiet terminal is not cut after the time limit of silent requests', asyn
   const door = await startTerminalServer();
   door.cutSilent(100);
   const { client } = await door.enter();
-  // Both connections were opened later, and are cut because they are silent.
+  // These two connections are opened after the terminal, and are cut because they are silent.
   for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
   expect(client.readyState).toBe(WebSocket.OPEN);
 });

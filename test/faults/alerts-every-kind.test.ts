@@ -1,7 +1,7 @@
 // Every kind of rule under kill -9: a broker in a process of its own is killed at each step of its alerts. Each step has
 // one event, and is in one notification.
 //
-// | kind           | opens, resolves and stays still at the edge | by machine, by tag, killed at each step |
+// | kind           | opens, resolves, does nothing at the limit  | by machine, by tag, killed at each step |
 // |----------------|---------------------------------------------|-----------------------------------------|
 // | offline        | test/alerts.test.ts and here                | here                                    |
 // | cpu            | test/alerts.test.ts and here                | here                                    |
@@ -13,7 +13,7 @@
 // | key            | test/alerts.test.ts and here                | here; a rule about keys has no machines |
 // | certificate    | here                                        | here; it has no machines either         |
 //
-// Of several brokers: test/postgres/alerts-of-several-brokers.test.ts.
+// test/postgres/alerts-of-several-brokers.test.ts tests the alerts of several brokers.
 import { KeyObject, webcrypto } from 'node:crypto';
 import { renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -182,7 +182,7 @@ test('killed at each step, a broker opens, repeats and resolves each alert once,
   await ran(failing.id, 1);
   expect(await events()).toEqual({});
 
-  // Kills the broker while conditions have begun: high values, an absence, a run that will fail.
+  // Kills the broker when conditions have begun, but no alert is open: high values, an absence, a run that will fail.
   await pass(broker, minute, 91, busy);
   await away.leave();
   await online(jobs);

@@ -117,7 +117,7 @@ test('a backup needs a broker on this machine and a new directory outside of its
   expect([readdirSync(taken), existsSync(join(dataDir, 'backup'))]).toEqual([[], false]);
 });
 
-test('a backup cannot be made over HTTP, with any key', async () => {
+test('a backup cannot be made over HTTP, whatever the key', async () => {
   const { url, key, dataDir } = await startFarhand();
   const ask = async (headers: Record<string, string>) =>
     (await fetch(`${url}/local/backup`, { method: 'POST', headers })).status;

@@ -1,5 +1,5 @@
-// Limits for peers that connect or link again and again, or that send messages without a call. They limit log lines,
-// events and hellos.
+// Limits for peers that connect or link again and again, or that send messages without a call. The number of log lines,
+// events and hellos is limited.
 
 import { channel } from 'node:diagnostics_channel';
 import { once } from 'node:events';

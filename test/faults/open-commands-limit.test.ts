@@ -20,7 +20,7 @@ async function cancelOf(system: TestSystem, id: string): Promise<unknown> {
   return row?.cancel;
 }
 
-test('of many simultaneous commands a machine gets 64, and each of the others when a slot is free', async () => {
+test('of many simultaneous commands a machine gets 64 at once, and each further command when a slot is free', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { begin, get } = commandsOn(system, agent.identity.machineId);

@@ -76,7 +76,7 @@ test('an agent logs one line for each failed attempt to link', async () => {
   });
 });
 
-test('kill -9 of the broker: agents return by themselves and nothing declared is lost', async () => {
+test('kill -9 of the broker: agents link again by themselves, and their machines are unchanged', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
   const first = program('broker/main.ts', [...flags, '--grpc', await freeAddress()]);

@@ -73,7 +73,7 @@ test('schedules run as soon as a clock is corrected that was hours ahead when th
   expect(await fates(none.id)).toEqual([...passed, right, ...ahead]);
   expect(await fates(last.id)).toEqual([...passed, right, '21:00 catch_up completed', ...ahead]);
   expect(await fates(made.id)).toEqual([right, ahead.at(-1)]);
-  // A new broker process finds the due times that are handled already only in the rows of the runs.
+  // A restarted broker knows only from the rows of the runs which due times were already handled.
   await down();
   clock.set(at('12:08:30'));
   await up();
@@ -151,7 +151,7 @@ async function systemOfKinds() {
 }
 
 test.each(seeds)(
-  'each time after a clock was set right runs once, whatever it was set to before (seed %i)',
+  'each due time after the clock was corrected runs once, whatever the clock was set to before (seed %i)',
   async (seed) => {
     const { bench, start, right, fates } = await systemOfKinds();
     const { clock, pass, down, up, counted } = bench;

@@ -41,7 +41,7 @@ test.each([
   [3, '12:03:06'],
   [120, '14:00:06'],
 ])(
-  'down over %i times: missed, the last one, or all of them, as the schedule wants it',
+  'after a broker was down over %i due times, none of them, the last or all run, as catch_up of the schedule says',
   async (count, back) => {
     const { clock, at, make, down, up, until, fates, runs, counted } = await systemAt('12:00:30');
     const [none, last, all, some] = [
@@ -123,7 +123,7 @@ test('a thousand missed times have a row each, and all others share one row', as
   );
 });
 
-test('a change of the name does not affect due times; a change of the times starts again', async () => {
+test('a change of the name does not affect due times; a change of cron drops the due times that still wait', async () => {
   const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
   const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });

@@ -64,7 +64,7 @@ async function programs(agents = 1) {
   };
 }
 
-test(`kill -9 of the broker ${kills} times around the second: each time has one row, and ran once or is missed`, async () => {
+test(`kill -9 of the broker ${kills} times around the second: each due time has one row, and ran once or is missed`, async () => {
   const { client, machine_id, killBroker } = await programs();
   const ran = join(temporaryFolder('ran'), 'ran');
   // Each command writes its own id to the file.
@@ -204,12 +204,12 @@ function longestTurn(): () => number {
   };
 }
 
-test(`${crowd} schedules on one second of ${machines} machines all start within 5 s, and the loop stays free`, async () => {
+test(`${crowd} schedules that are due in one second on ${machines} machines all start within 5 s, and do not block the loop`, async () => {
   const clock = leapingClock();
   const system = await startFarhand();
   const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(system)));
   for (const agent of agents) obey(agent).catch(() => {});
-  // Late enough that all schedules are created before it.
+  // Late enough that all schedules are created before this time.
   const due = new Date(Math.ceil((now() + 30_000) / 1000) * 1000);
   const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
   for (let made = 0; made < crowd; made += 50) {
@@ -231,7 +231,7 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   // How long after the due time the last command was stored.
   const took = Date.parse(items[0]?.created_at ?? '') - due.getTime();
   console.info(
-    `${total} schedules: the last made after ${took} ms, ${longest} ms of work in one turn of the loop`,
+    `${total} schedules: the last command was made after ${took} ms; a loop turn took up to ${longest} ms of CPU`,
   );
   expect(took).toBeLessThan(5_000);
   // About 20 ms on an idle machine. Schedules that start one after another would take seconds.

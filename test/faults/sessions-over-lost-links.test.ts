@@ -82,7 +82,7 @@ test('a newer link takes a terminal over', async () => {
   ]);
 });
 
-test('after a link that is back too late its terminal is ended and acknowledged', async () => {
+test('when a machine links again too late, its terminal is ended and acknowledged', async () => {
   const clock = leapingClock();
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine }, { grace_period: 60_000 });
@@ -132,7 +132,7 @@ test('a session ends even if its agent never reports its end', async () => {
 });
 
 test.each([
-  ['knows nothing of it', {}, { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }, 'lost'],
+  ['does not know the session', {}, { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }, 'lost'],
   ['was restarted', { instance_id: 'next' }, { outcome: 'PROCESS_OUTCOME_LOST' }, 'agent_restarted'],
 ])('a session whose agent %s is DISCONNECTED', async (_, hello, exit, reason) => {
   const { system, machine, link } = await bench();
@@ -145,7 +145,7 @@ test.each([
 });
 
 test.each(['range_not_satisfiable', 'session_not_found'])(
-  'a client whose terminal died with its agent gets that reason, although the agent says %s',
+  'a client whose terminal died with its agent gets agent_restarted as the reason, although the agent answers %s',
   async (code) => {
     const clock = leapingClock();
     const one = await bench();
@@ -196,7 +196,7 @@ test('a terminal whose opening was cut off is followed, and never opened twice',
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
-test('a client that attaches while the machine is offline waits for it', async () => {
+test('a client that attaches while the machine is offline waits for the machine', async () => {
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine });
   cut(machine);

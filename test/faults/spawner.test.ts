@@ -60,7 +60,7 @@ async function until(text: string, events: AsyncIterator<Answer>): Promise<void>
   }
 }
 
-/** Returns the pids of the spawners of an agent, by its journal id. They include zombies. */
+/** Returns the pids of the spawners of an agent, zombies included. The agent is identified by its journal id. */
 async function spawners(journalId: string): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const found = await Promise.all(
@@ -183,7 +183,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const limits = await readFile('/proc/self/limits', 'utf8');
     const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
     const set = 'prlimit --pid "$0" --nofile="$1":';
-    // This process sets the limit again later. It must already run, because nothing can start at the lower limit.
+    // The limiter sets the low limit, and later the old limit again, because no new process can start in between.
     const limiter = spawn('sh', [
       '-c',
       `${set.replace('$1', '5')}; echo; read -r _; ${set}`,
@@ -220,7 +220,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await spawners(processes.journalId)).toHaveLength(1);
   });
 
-  test('a command that dropped its variable and pipes is found and killed when its spawner is killed', async () => {
+  test('a command that cleared its environment and closed its pipes is found and killed when its spawner is killed', async () => {
     const events = start('echo $$ > leader; exec env -i sleep 60 >/dev/null 2>&1');
     await events.next();
     const leader = (): Promise<string> => readFile(join(home, 'leader'), 'utf8');
@@ -342,7 +342,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await journalled('"cmd_later"');
     agent.kill('SIGKILL');
     await once(agent, 'exit');
-    // Without its journal the next agent does not know the commands, but gives its pipes the same names.
+    // Without the journal, the next agent does not know these commands, but gives its pipes the same names.
     await rm(join(home, 'agent/journal'));
     await open();
     process.kill(pid!, 'SIGCONT');
@@ -369,10 +369,10 @@ describe.each(ways)('by $way', ({ way, flags }) => {
   });
 
   test.each([
-    ['beside a command that runs', ['cmd_running']],
-    ['where nothing runs', []],
+    ['while another command runs', ['cmd_running']],
+    ['while no command runs', []],
   ])(
-    'what a killed agent had asked of a spawner that hangs never runs under the next one, %s',
+    'a command that a killed agent requested from a hung spawner never runs under the next agent, %s',
     async (_, running) => {
       const { agent, journalId } = await otherAgent(`
       for (const id of ${JSON.stringify(running)}) await start('sleep 60', id);

@@ -140,7 +140,7 @@ describe('a commit whose directory cannot be synced', () => {
   });
 });
 
-test('a change of history while another program locks it is unavailable, with Retry-After', async () => {
+test('a change of history while another program locks it is answered with unavailable and Retry-After', async () => {
   const system = await startFarhand();
   const release = lockHistory(system);
   const params = { body: { name: 'x' }, headers: { 'Idempotency-Key': 'once' } };

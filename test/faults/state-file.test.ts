@@ -182,7 +182,7 @@ describe('a start is refused', () => {
     ['missing', (file) => rmSync(file)],
     ['empty', (file) => truncateSync(file)],
     ['cut short', (file) => truncateSync(file, 100)],
-  ])('when the certificate authority is %s, for every agent pins it', async (_what, damage) => {
+  ])('when the certificate authority is %s, because every agent pins it', async (_what, damage) => {
     const first = await startFarhand();
     await first.broker.close();
     damage(join(first.dataDir, 'authority.json'));
@@ -309,7 +309,7 @@ describe('a change', () => {
     expect(state.machines.get('a')?.name).toBe('new');
   });
 
-  test('shares its commit with those that arrive meanwhile, and each gets its own result', async () => {
+  test('shares its commit with other changes that arrive meanwhile, and each change gets its own result', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const ids = Array.from({ length: 500 }, (_, n) => `m${n}`);
@@ -322,7 +322,7 @@ describe('a change', () => {
     expect([again.generation, again.installId]).toEqual([state.generation, state.installId]);
   });
 
-  test('anywhere among many documents leaves exactly the documents in memory in the file', async () => {
+  test('of any of many documents is written so that file and memory have exactly the same documents', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     // More documents than one block of the file can have.

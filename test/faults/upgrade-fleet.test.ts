@@ -62,7 +62,7 @@ const archiveOf = (folder: string): Buffer<ArrayBuffer> =>
     }),
   );
 
-/** A machine: its agent as a process, and the part of root's unit, which replaces that agent. */
+/** A machine: its agent as a process, and a loop that replaces the agent in place of root's unit. */
 class Machine {
   readonly #folder = temporaryFolder('machine');
   readonly #directory = join(this.#folder, 'upgrade');
@@ -82,7 +82,7 @@ class Machine {
     onTestFinished(() => this.#stopping.abort());
   }
 
-  /** Starts the agent for the first time, and the loop that takes requests as root's unit. */
+  /** Starts the agent for the first time, and the loop that takes requests in place of root's unit. */
   async begin(joinToken: string, key: SigningKey): Promise<void> {
     mkdirSync(upgradePaths(this.#directory).incoming, { recursive: true });
     writeFileSync(upgradePaths(this.#directory).installed, JSON.stringify({ kind: 'tar.gz' }));

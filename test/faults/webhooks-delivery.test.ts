@@ -322,7 +322,7 @@ describe('a webhook delivers', () => {
     ]);
   });
 
-  test('only events its key may read now: none of machines that lost its tag', async () => {
+  test('only events that its key may read now, and no event of a machine that has lost the key’s tag', async () => {
     const system = await startWebhookSystem();
     const receiver = await startReceiver();
     const { machineId } = await system.agent({ tags: 'web' });
@@ -345,7 +345,7 @@ describe('a webhook delivers', () => {
     ]);
   });
 
-  test('none of many waiting events of a machine without its key’s tag, but other later events', async () => {
+  test('later events, but none of many events that waited when the machine lost the key’s tag', async () => {
     const system = await startWebhookSystem();
     const receiver = await startReceiver((response, _request, count) => void (count > 1 && response.end()));
     const { machineId } = await system.agent({ tags: 'web' });
@@ -440,7 +440,7 @@ describe('a webhook delivers', () => {
     expect(receiver.got).toHaveLength(1);
   });
 
-  test('events of declared changes: a machine that registers, through the outbox', async () => {
+  test('events that come through the outbox, such as that of a machine that registers', async () => {
     const system = await startWebhookSystem();
     const receiver = await startReceiver();
     await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
@@ -486,7 +486,7 @@ describe('a webhook that is narrowed', () => {
     expect(receiver.types()[2]).toBe('machine.online');
   });
 
-  test('to other machines sends no event of the machines it no longer names', async () => {
+  test('to one machine sends only events of this machine', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receiver = await startReceiver(answering(500));
     const { machineId } = await system.agent();
@@ -526,7 +526,7 @@ describe('a delivery that waits for its next attempt is due at once', () => {
       ({ client }, webhook_id, delivery_id) => client.webhooks.redeliver({ webhook_id, delivery_id }),
     ],
     [
-      'when all since then are requested again',
+      'when all deliveries since a time are requested again',
       ({ client }, webhook_id) =>
         client.webhooks.redeliverSince({ webhook_id, since: '2026-01-01T00:00:00Z' }),
     ],
@@ -634,7 +634,7 @@ test('a delivery requested again before its last attempt is saved is sent again'
   expect(delivery?.attempts).toHaveLength(2);
 });
 
-/** Answers the first request of each connection. Calls `end` at the second request, and counts these. */
+/** Answers the first request of each connection, and calls `end` at the second. Counts the requests of both kinds. */
 async function startBriefReceiver(end: (socket: Socket) => void) {
   const heard = { answered: 0, ended: 0 };
   const sockets = new Set<Socket>();
@@ -668,7 +668,7 @@ describe('a receiver that', () => {
     ['closes', (socket) => socket.destroy()],
     ['resets', (socket) => socket.resetAndDestroy()],
   ])(
-    '%s a connection that it has answered on gets the next delivery over a new one, at once',
+    '%s a connection at its second request gets that delivery over a new connection at once',
     async (_what, end) => {
       const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
       const { heard, url } = await startBriefReceiver(end);
@@ -680,7 +680,7 @@ describe('a receiver that', () => {
       const deliveries = await deliveriesOf(system, id);
       expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
       expect(heard.answered).toBe(4);
-      // Without such a connection the test would prove nothing.
+      // If no connection had a second request, the test would prove nothing.
       expect(heard.ended).toBeGreaterThan(0);
     },
   );
@@ -858,7 +858,8 @@ test('webhooks that have overdue deliveries at a start begin one after another',
   for (let n = 0; n < 80; n += 1) await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(80);
-  // All eighty are stored before they become due: the broker would attempt those that become due earlier again.
+  // All 80 failures are stored before the next step makes all deliveries due at once. The broker would attempt again
+  // a delivery that became due earlier.
   await waitFor(async () => {
     const failed = await system.history.all('SELECT id FROM webhook_deliveries WHERE tries = 1');
     expect(failed).toHaveLength(80);
