@@ -108,10 +108,10 @@ test.each([
     'secret',
   ],
   ['ntfy without a topic', { type: 'ntfy', url: 'https://ntfy.sh/' }, 'url'],
-  ['a secret of slack', { type: 'slack', url: 'https://example.org/x', secret: 'x' }, 'secret'],
+  ['a secret for slack', { type: 'slack', url: 'https://example.org/x', secret: 'x' }, 'secret'],
   ['an internal address', { type: 'webhook', url: 'http://10.0.0.1/' }, 'url'],
   [
-    'a mail server inside',
+    'a mail server at an internal address',
     { type: 'email', url: 'smtp://10.0.0.1', from: 'a@b.org', to: ['a@b.org'] },
     'url',
   ],

@@ -8,12 +8,12 @@ const minute = 60_000;
 
 test.each([
   ['cpu without a value', { kind: 'cpu' }, 'above'],
-  ['a value for offline', { kind: 'offline', above: 5 }, 'above'],
+  ['a value for the kind offline', { kind: 'offline', above: 5 }, 'above'],
   ['100 percent', { kind: 'disk', above: 100 }, 'above'],
-  ['a value to recover above the value', { kind: 'cpu', above: 50, recover: 51 }, 'recover'],
-  ['machines of keys', { kind: 'key', tags: ['web'] }, 'tags'],
-  ['a duration of schedules', { kind: 'schedule', for: 1 }, 'for'],
-  ['an expiry of cpu', { kind: 'cpu', above: 50, before: 1 }, 'before'],
+  ['a value to recover that is above the limit', { kind: 'cpu', above: 50, recover: 51 }, 'recover'],
+  ['tags for the kind key', { kind: 'key', tags: ['web'] }, 'tags'],
+  ['a duration for the kind schedule', { kind: 'schedule', for: 1 }, 'for'],
+  ['an expiry for the kind cpu', { kind: 'cpu', above: 50, before: 1 }, 'before'],
 ])('a rule with %s is refused, and the answer names the field', async (_what, body, field) => {
   const { call } = await startAlertSystem();
   const answer = await call('POST', '/alerts/rules', { body: { name: 'x', ...body } });
@@ -68,7 +68,7 @@ test.each(edges)(
   },
 );
 
-test('offline for five minutes opens an alert, a shorter absence none, and the return resolves it', async () => {
+test('five minutes offline open an alert, a shorter time opens none, and the return resolves the alert', async () => {
   const { rule, machine, clock, statuses, alerts } = await startAlertSystem();
   await rule({ name: 'away', kind: 'offline' });
   const one = await machine('db-1');
@@ -136,7 +136,7 @@ test('a schedule with tags has an alert for each machine on which it fails', asy
   await expect.poll(open).toEqual([]);
 });
 
-test('a schedule whose last run failed before the rule existed opens an alert, and its removal resolves it', async () => {
+test('a schedule that failed before the rule existed opens an alert, until the schedule is removed', async () => {
   const { rule, agent, client, statuses, alerts } = await startAlertSystem();
   const { machineId: machine_id } = await agent();
   const { id: schedule_id } = await client.schedules.create({
@@ -153,7 +153,7 @@ test('a schedule whose last run failed before the rule existed opens an alert, a
   expect((await alerts())[0]?.reason).toBe('subject_removed');
 });
 
-test('a rule about schedules counts all runs before it, whatever other rules existed meanwhile', async () => {
+test('a rule about schedules counts all earlier runs, whether or not other rules existed at that time', async () => {
   const { rule, agent, client, alerts } = await startAlertSystem();
   const { machineId: machine_id } = await agent();
   const create = async (name: string, command: string): Promise<string> =>

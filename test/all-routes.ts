@@ -301,7 +301,7 @@ async function settled({ client }: TestSystem): Promise<void> {
 
 const isUntried = ({ attempts }: { attempts: unknown[] }): boolean => attempts.length === 0;
 
-/** True for kinds of objects that belong to a machine, or are one. */
+/** True for machines, and for kinds of objects that belong to machines. */
 export const onMachine: Record<IdNoun, boolean> = {
   machine: true,
   command: true,

@@ -167,7 +167,7 @@ const uses = (from: (path: string) => boolean, name: RegExp) => (files: SourceFi
 const sides: Rule[] = [
   {
     name: 'shared imports neither side',
-    reason: 'agent and broker both build on shared; what it needs of them is passed in',
+    reason: 'agent and broker both build on shared; they pass to shared what it needs of them',
     find: imports(
       (path) => isIn(path, 'shared'),
       (target) => isIn(target, 'agent', 'broker'),
@@ -204,7 +204,7 @@ const sides: Rule[] = [
   },
   {
     name: 'the CLI imports only the SDK, the API, errors, and what every program shares',
-    reason: 'it proves that the public API is enough; only its doctor looks at a box itself',
+    reason: 'the CLI proves that the public API is enough; only its doctor looks at the machine itself',
     find: imports(
       (path) => isIn(path, 'broker/cli'),
       (target) =>
@@ -309,7 +309,7 @@ const order: Rule[] = [
   },
   {
     name: 'only start imports webhooks and audit',
-    reason: 'they listen to events; a direct caller would have to know which listeners there are',
+    reason: 'webhooks and audit listen to events; a direct caller would have to know all listeners',
     find: imports(
       (path) => !isIn(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit-log'),
       (target) => isIn(target, 'broker/webhooks', 'broker/audit-log'),
@@ -335,7 +335,7 @@ const order: Rule[] = [
   },
   {
     name: 'nothing imports test or scripts',
-    reason: 'they are not part of the product; what both need belongs in shared',
+    reason: 'test and scripts are not part of the product; code that others need too belongs in shared',
     find: imports(
       () => true,
       (target, path) => ['test', 'scripts'].some((folder) => isIn(target, folder) && !isIn(path, folder)),
@@ -348,7 +348,7 @@ const order: Rule[] = [
   },
   {
     name: 'imports form no cycle',
-    reason: 'in a cycle, which file runs first depends on who asks; types count, generated ones do not',
+    reason: 'in a cycle, the first importer decides which file runs first; imports of types count too',
     find: cycles,
     breaks: [
       {
@@ -446,7 +446,7 @@ function portable(files: SourceFile[]): Set<string> {
   const reached = new Set([...byPath.keys()].filter((path) => isIn(path, 'shared/api', 'shared/sdk')));
   for (const path of reached) {
     for (const { target, typeOnly } of byPath.get(path)?.imports ?? []) {
-      if (!typeOnly && byPath.has(target)) reached.add(target); // The loop over a Set continues with added elements.
+      if (!typeOnly && byPath.has(target)) reached.add(target); // The loop also visits paths that are added during it.
     }
   }
   return reached;
@@ -465,7 +465,7 @@ const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'cont
 const runtime: Rule[] = [
   {
     name: 'shared/api and shared/sdk need nothing of node',
-    reason: 'the SDK runs in browsers too, on fetch and WebSocket alone; this includes what it imports',
+    reason: 'the SDK and all files that it loads also run in browsers, which have no node: modules',
     find: (files) => {
       const reached = portable(files);
       return imports(
@@ -514,7 +514,7 @@ const runtime: Rule[] = [
   },
   {
     name: 'tests wait with waitFor() of test/wait-for.ts',
-    reason: 'vi.waitFor() gives up after one second, in which a busy machine may do nothing',
+    reason: 'vi.waitFor() gives up after one second, which is too short on a busy machine',
     find: uses((path) => path !== 'test/wait-for.ts', /^vi\.waitFor$/),
     breaks: [{ 'test/a.test.ts': 'await vi.waitFor(() => f());' }],
     keeps: { 'test/a.test.ts': 'await waitFor(() => f());', 'test/wait-for.ts': 'vi.waitFor(f);' },
@@ -522,7 +522,7 @@ const runtime: Rule[] = [
   {
     name: 'only mains, the CLI, scripts and tests touch the process',
     reason:
-      'environment, exit and signals belong to the main file of the process and what runs it; the rest gets passed what it needs',
+      'only main files and what runs them use environment, exit and signals; others get values as parameters',
     find: (files) => [
       ...uses(
         (path) => !mayTouchProcess(path),
@@ -624,7 +624,7 @@ describe('in this project', () => {
   test('no function of the product has more than 60 lines, no file more than 400', () => {
     const report = execFileSync(process.execPath, [join(import.meta.dirname, '../scripts/count-lines.ts')]);
     const [, over = ''] = report.toString().split('functions over 60 lines: ');
-    expect(over.trim(), 'what is longer is two things').toBe('0');
+    expect(over.trim(), 'a longer function or file does two things: split it').toBe('0');
   });
 
   for (const { name, reason, find } of rules) {

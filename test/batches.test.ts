@@ -53,7 +53,7 @@ function marked(wait: Gate['wait']) {
 
 const refused: [what: string, params: object][] = [
   ['neither machine_ids nor tags', {}],
-  ['both of them', { machine_ids: 'all', tags: ['a'] }],
+  ['both machine_ids and tags', { machine_ids: 'all', tags: ['a'] }],
   ['no machine', { machine_ids: [] }],
   ['tags that no machine has', { tags: ['nowhere'] }],
   ['tags of which a machine has only one', { tags: ['a', 'nowhere'] }],
@@ -217,7 +217,7 @@ test('when more than max_failures have failed, the other members expire and neve
   expect(all.counts).toMatchObject({ failed: 5, expired: 0 });
 });
 
-test('offline members that may not wait expire at once, and delay no other member', async () => {
+test('without queue_for offline members expire at once, and delay no other member', async () => {
   const { ids, agents, run } = await fleet(4);
   await agents[0]!.close();
   await agents[2]!.close();
@@ -231,14 +231,14 @@ test('offline members that may not wait expire at once, and delay no other membe
   ]);
 });
 
-test('offline members count as failures: with max_failures 0 nothing follows them', async () => {
+test('offline members count as failures: with max_failures 0 no later member runs', async () => {
   const { ids, agents, run } = await fleet(2);
   await agents[0]!.close();
   const batch = await run('true', { machine_ids: ids, concurrency: 1, max_failures: 0 });
   expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', 'max_failures']);
 });
 
-test('offline members that may wait delay no other member, and run when their machine is back', async () => {
+test('with queue_for offline members delay no other member, and run when their machine is back', async () => {
   const { system, ids, agents, run, get, ended } = await fleet(3);
   await agents[0]!.close();
   const { id } = await run('echo here', { machine_ids: ids, concurrency: 1, queue_for: hour, wait: 0 });
@@ -396,7 +396,7 @@ test('a batch of many machines is answered in many turns, so that other requests
   expect(turns).toBeGreaterThan(18);
 });
 
-test('a limited key follows its own machines of a batch of more than 1,000, and does not learn the number', async () => {
+test('a limited key follows its own machines in a batch of over 1,000, and does not learn the total', async () => {
   const { system, ids } = await largeFleet(1_000);
   const { machineId } = await system.agent({ tags: 'web' });
   const many = { machine_ids: [...ids, machineId], command: 'echo mine', queue_for: hour, wait: 0 };
@@ -470,7 +470,7 @@ test.each([
   },
 );
 
-test('a limited key sees only the results of its machines, and may not cancel a batch with others', async () => {
+test('a limited key sees only the results of its machines, and cannot cancel a batch with other machines', async () => {
   const { system, ids, run } = await fleet(3);
   const { wait, open } = gate();
   const batch = await run(`${wait}; exit 0`, { machine_ids: ids.slice(0, 2), wait: 0 });

@@ -7,8 +7,8 @@ type Close = () => unknown;
 let ofFile: Close[] | undefined;
 
 /**
- * Calls `close` at the end of the test. Called while a shared resource is being created, it calls `close` after the
- * last test instead. The function added last is called first.
+ * Calls `close` at the end of the test; or after the last test of the file, if a shared resource is being created now.
+ * The function added last is called first.
  */
 export function atEnd(close: Close): void {
   if (ofFile) ofFile.push(close);

@@ -1,3 +1,4 @@
+// The output of a running command over GET output and GET stream: events, gaps, and streams that are cut and resumed.
 import { expect, test } from 'vitest';
 import {
   answerOf,

@@ -46,8 +46,8 @@ function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => 
 }
 
 /**
- * Reads the `journal_id` of a command from the database. It names the agent that has the command, and is empty before
- * that.
+ * Reads the `journal_id` of a command from the database: the journal of the agent to which the broker has sent the
+ * command. It is empty until the broker sends the command.
  */
 async function journalOf(system: TestSystem, id: string): Promise<unknown> {
   const [row] = await storedRows(system.dataDir, 'SELECT journal_id FROM commands WHERE id = ?', id);

@@ -371,7 +371,7 @@ function unsyncedBytes(file: string): number | undefined {
   }
 }
 
-test('the output of a command is on disk before its record says so, and before its machine deletes it', async (context) => {
+test('output is on disk before the record reports the end and before the machine deletes its copy', async (context) => {
   const dataDir = temporaryFolder('broker', diskFolder);
   const probe = join(dataDir, 'probe');
   writeFileSync(probe, 'x'.repeat(mib));

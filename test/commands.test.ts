@@ -339,7 +339,7 @@ test('a stored command fails if its agent refuses it, and the answer is never a 
   });
 });
 
-test('a command that the same journal does not know is expired; with another journal it is lost', async () => {
+test('a command that the agent does not know is expired, or lost if the agent has a new journal', async () => {
   const system = await startFarhand();
   for (const [journal_id, status, reason] of [
     ['journal', 'expired', 'unknown_id'],

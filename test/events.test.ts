@@ -98,7 +98,7 @@ for (const [name, way] of Object.entries(ways)) {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
-    // Looks only at commands, because machine.online is recorded two seconds after the link, in between.
+    // Looks only at events of commands, because machine.online is recorded two seconds after the link, between them.
     const before = await logged(system, /^command\./);
     const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });
@@ -152,7 +152,7 @@ for (const [name, way] of Object.entries(ways)) {
     expect(await unreadable).toMatchObject({ code: 'range_not_satisfiable' });
   });
 
-  test(`over ${name} a stream that resumes after no event has only new events`, async () => {
+  test(`over ${name} a stream that is not resumed has only new events`, async () => {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     const path = `${temporaryFolder('events')}/x`;
@@ -163,7 +163,7 @@ for (const [name, way] of Object.entries(ways)) {
     const listening = (async () => {
       for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
     })().catch(() => undefined);
-    // Changes files until the stream reports one, because it starts to follow after a moment.
+    // Changes a file until the stream reports a change, because the stream follows events only after a moment.
     await soon(async () => {
       await system.client.files.write({ machine_id, path, content: '' });
       return heard.length;

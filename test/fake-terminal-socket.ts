@@ -68,7 +68,7 @@ export async function startTerminalServer(publicUrl = '') {
       await once(client, 'open');
       return { client, port: await arrived, closed };
     },
-    /** From now on cuts requests that are silent for this long, like the broker. */
+    /** From now on cuts requests that are silent for this long, as the broker does. */
     cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
     /** Resolves when every connection is closed on the server's side. */
     async empty(): Promise<void> {

@@ -111,7 +111,7 @@ test('every list is filtered by its fields, and by since (inclusive) and until (
   }
 });
 
-test('every list has the documented filters: id, since and until, and each field of such a name or kind', () => {
+test('every list has its filters: id, since and until, and each field whose name or kind makes it a filter', () => {
   expect(lists.map(({ name, route }) => [name, Object.keys(route.query).toSorted().join(' ')])).toEqual([
     ['machines.list', 'arch hostname id include limit name offset os search since sort status tags until'],
     ['machines.statuses', 'arch hostname id limit name offset os search since sort status tags until'],
@@ -288,7 +288,7 @@ test('requests that need a machine are 404 once it is removed: its own paths, fi
   }
 });
 
-test('a stream of events about a machine goes on when that is removed, and reports the removal', async () => {
+test('a stream of events about a machine goes on when the machine is removed, and reports the removal', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const received: string[] = [];

@@ -6,14 +6,14 @@ import { basename, join, relative } from 'node:path';
 import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
-/** Secrets that must not occur anywhere, as latin1 text, which is searched twice as fast as a Buffer, with their kinds. */
+/** The kind of each secret that must not occur. Latin1 text is searched twice as fast as a Buffer. */
 const secrets = new Map<string, string>();
 /** Answers that contained a secret although their request did not create it. */
 let blabbed: string[] = [];
 /** Number of brokers and agents that the current test runs. */
 let open = 0;
 
-/** Files in which the programs store their own secrets. Only there may those occur. */
+/** Files in which the programs store their own secrets. These secrets may occur only in these files. */
 const ownFiles = ['identity.json', 'authority.json', 'webhooks.key', 'rest-key.json'];
 /** Files of this size or more are not searched. They are output of commands, because tests write only small files. */
 const largestFile = 16 * 1024 * 1024;

@@ -52,12 +52,12 @@ describe('every rpc', () => {
     const locked = all
       .filter(([, any]) => any.every((each) => each === one))
       .map(([method]) => [method, one]);
-    // GetInventory runs apt for seconds, so only the case that refuses it calls it.
+    // GetInventory runs apt for seconds. So it is called only in the case in which the agent refuses it.
     const asked = all.filter(([method]) => one === 'inventory' || method !== 'GetInventory');
     expect(await refusedBy(broker, asked)).toEqual(locked);
   });
 
-  test('every rpc is refused in at least one case, and without each capability except user one is refused', () => {
+  test('each capability except user is required by at least one rpc', () => {
     const locking = new Set(all.flatMap(([, any]) => any));
     expect([...locking, 'user'].sort()).toEqual([...allCapabilities].sort());
   });

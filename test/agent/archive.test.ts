@@ -125,7 +125,7 @@ function expectNothingElse(): void {
 // ---- Packing
 
 describe('readArchive', () => {
-  test('refuses files, missing, outside and forbidden paths, and file systems of the kernel', async () => {
+  test('refuses files, paths that are missing, outside or forbidden, and file systems of the kernel', async () => {
     writeFileSync(path('file'), 'x');
     await expect(read(path('file'))).rejects.toEqual(refused('not_a_directory'));
     await expect(read(path('missing'))).rejects.toEqual(refused('file_not_found'));
@@ -172,7 +172,7 @@ describe('readArchive', () => {
   });
 
   test.skipIf(!isRoot)(
-    'a file that the agent may not read fails the archive and is named (needs root)',
+    'a file that the agent has no permission to read fails the archive and is named (needs root)',
     () => {
       mkdirSync(path('dir'));
       writeFileSync(path('dir/closed'), 'x', { mode: 0o600 });
@@ -421,8 +421,8 @@ describe('writeArchive', () => {
     try {
       await once(child.stdout, 'data');
       const started = performance.now();
-      // The loop ends after 2 s, once an entry has met the symlink. Without that the test would prove nothing, so it
-      // waits up to 20 s.
+      // Uploads for 2 s. If no entry has met the symlink by then, goes on until one has, for at most 20 s: without such
+      // an entry the test would prove nothing.
       const enough = (): boolean =>
         performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
       while (!enough()) {
@@ -740,7 +740,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('hard links are extracted as one file, and a later entry with such a name as a new file', async () => {
+  test('hard links are extracted as one file, and a later entry with one of their names as a new file', async () => {
     const tar = await tarOf(
       { name: 'a', content: 'first' },
       { name: 'd/b', type: 'link', linkname: './a' },
@@ -792,7 +792,7 @@ describe('writeArchive', () => {
     }
   });
 
-  test('a tree that it has packed is unpacked to the same tree', async () => {
+  test('a tree that the agent has packed is unpacked to the same tree', async () => {
     makeTree(path('dir'));
     const { tar, tail } = await read(path('dir'), { gzip: true });
     const { summary } = await write(path('copy'), tar, { whole: true, sha256: tail?.sha256 ?? '' });

@@ -39,7 +39,7 @@ test('no line is longer than 8 KiB, and each line has its end whatever the broke
   });
 });
 
-test('after five refusals of a kind only their number is logged, and other entries are logged in between', async () => {
+test('after five refusals of a kind further ones are only counted, and other entries are logged', async () => {
   const directory = temporaryFolder('refused');
   const activity = await AuditLog.open(directory, quiet);
   for (let n = 0; n < 100; n += 1) {

@@ -106,7 +106,7 @@ test('a schedule’s command is logged with the key of the schedule, a terminal 
   expect(of(lines, 'KillProcess')[0]).toMatchObject({ id: session.id, key_id: id });
 });
 
-test('the log is private and protected from the file API, and has a command within a second', async () => {
+test('the log is private and protected from the file API, and a command is logged within a second', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   const { machineId: machine_id, dataDir } = agent;

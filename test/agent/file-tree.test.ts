@@ -164,7 +164,7 @@ function plant(at: string): void {
 
 /** Returns the properties that a copy must preserve, by path. */
 function portrait(at: string): Record<string, unknown> {
-  // Leaves out the root, because each temporary file changes its modification time.
+  // Leaves out the root, because each temporary file in it changes the modification time of the root.
   const ways = [...(at === path() ? [] : ['']), ...tree(at).filter((way) => !way.includes('\ufffd'))];
   return Object.fromEntries(
     ways.map((way) => {
@@ -260,7 +260,7 @@ describe('walking', () => {
       }
       for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     }
-    // The walk has listed the real directory too, so the loop did not swap it for the whole test.
+    // At least one walk met the real directory, and at least one met the symlink.
     expect([...seen].sort()).toContain('sub/inside');
     expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
     expect(links).toBeGreaterThan(0);
@@ -682,7 +682,7 @@ describe.each(refusals)('%s', (_, work) => {
     mkdirSync(path('full/sub'), { recursive: true });
   });
 
-  test('a missing, outside or forbidden path is refused, and a file whose path ends in a slash', async () => {
+  test('a missing, outside or forbidden path is refused, and so is a file path with a slash at its end', async () => {
     symlinkSync(outside, path('out'));
     const before = portrait(path());
     await expectCode(work(path('missing'), path('a')), 'file_not_found');
@@ -715,7 +715,7 @@ describe.each(refusals)('%s', (_, work) => {
     expect(portrait(path())).toEqual(before);
   });
 
-  test('with overwrite a file replaces no directory, and a directory only an empty one', async () => {
+  test('with overwrite a file replaces no directory, and a directory replaces only an empty directory', async () => {
     const before = portrait(path());
     await expectCode(work(path('file'), path('empty'), true), 'is_a_directory');
     await expectCode(work(path('dir'), path('old'), true), 'not_a_directory');
@@ -751,7 +751,7 @@ describe.each(refusals)('%s', (_, work) => {
     expect(leftovers()).toEqual([]);
   });
 
-  test('with overwrite a file replaces a file or the symlink itself, a directory an empty one', async () => {
+  test('with overwrite files replace files or symlinks themselves, and directories replace empty ones', async () => {
     symlinkSync('old', path('link'));
     const image = portrait(path('dir'));
     await work(path('file'), path('link'), true);
@@ -890,7 +890,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     expect(execFileSync('find', ['deep', '-name', 'bottom'], { cwd: shm }).length).toBeGreaterThan(6_000);
   });
 
-  test('temporary files of a killed agent are removed at the next start, but not other files with their names', async () => {
+  test('temporary files of a killed agent are removed at the next start; a directory of the same name is not', async () => {
     const data = join(base, 'killed');
     mkdirSync(path('dir'));
     for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));
@@ -909,7 +909,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     const [left] = readdirSync(shm);
     expect(left).toMatch(/^\.farhand-/);
     expect(modeOf(join(shm, left!))).toBe(0o700);
-    // Another directory gets the name of the temporary directory.
+    // Replaces the temporary directory in the root with an ordinary directory of the same name.
     const beside = readdirSync(root).find((name) => name.startsWith('.farhand-'))!;
     renameSync(path(beside), path('was'));
     mkdirSync(path(beside));
@@ -975,7 +975,7 @@ describe('copying', () => {
       const code = await copy(path('in'), path('copy')).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
       if (code !== 'done') return;
-      // `find` without -L follows no symlink. A copied symlink also leads out of the root.
+      // The copy may contain the symlink that leads out of the root. `find` without -L does not follow it.
       for (const way of execFileSync('find', ['.'], { cwd: path('copy') })
         .toString()
         .split('\n'))
@@ -1062,7 +1062,7 @@ describe('copying', () => {
   });
 
   test.skipIf(!isRoot)(
-    'a user other than root owns the copy, without setuid, and read-only trees are copied (needs root)',
+    'an agent that is not root owns its copies, drops setuid, and copies read-only trees (needs root)',
     async () => {
       plant(path('dir'));
       chmodSync(path('dir/sub/file'), 0o4755);

@@ -385,7 +385,7 @@ describe('confinement', () => {
     ]);
     expect(tree(outside)).toEqual(['bait', 'secret']);
     expect(readFileSync(join(outside, 'secret'), 'utf8')).toBe('outside');
-    // The operations met the directory as well as the symlink, and no other error occurred.
+    // Each operation met the directory and also the symlink. Only errors that the swap can cause occurred.
     for (const operation of ['read', 'list', 'write']) {
       expect(codes.get(`${operation} done`)).toBeGreaterThan(0);
       expect(codes.get(`${operation} permission_denied`)).toBeGreaterThan(0);
@@ -794,7 +794,7 @@ describe('writing', () => {
     await expectCode(write(path('dangling/a'), 'x', { create_parents: true }), 'file_not_found');
   });
 
-  test('a wrong sha256 changes nothing and reports the one that arrived', async () => {
+  test('a wrong sha256 changes nothing, and the error has the sha256 of the bytes that arrived', async () => {
     writeFileSync(path('a'), 'old');
     const sha256 = createHash('sha256').update('new').digest('hex');
     const error = await write(path('a'), 'new', { sha256: 'f'.repeat(64) }).catch(
@@ -892,7 +892,7 @@ describe('writing', () => {
   });
 
   test.skipIf(!isRoot)(
-    'an agent that may not preserve the owner of a file does not replace it (needs root)',
+    'an agent without the right to preserve the owner of a file does not replace it (needs root)',
     async () => {
       writeFileSync(path('a'), 'old');
       chmodSync(root, 0o777);
@@ -1013,7 +1013,7 @@ describe('writing', () => {
     const left = Buffer.from(path('disk/.farhand-left')).toString('base64url');
     writeFileSync(join(data, 'temporary.journal'), `+${left}\n`);
     const start = () => createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
-    // The start must not follow a symlink to the parent directory. So it fails to open the directory.
+    // A symlink replaces the parent directory. The start must not follow it, so it cannot remove the file.
     renameSync(path('disk'), path('away'));
     symlinkSync('away', path('disk'));
     await start();

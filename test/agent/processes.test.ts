@@ -144,7 +144,7 @@ async function hear(
   return received;
 }
 
-/** Runs a command to its end. Returns its exit, and fails if there is more than one. */
+/** Runs a command to its end. Returns its exit. Fails unless there is exactly one exit. */
 async function run(wanted: Wanted, id?: string): Promise<Received & { exit: ProcessExit }> {
   const received = await hear(start(wanted, id));
   const [exit] = received.exits;
@@ -223,7 +223,7 @@ test.runIf(asRoot)('a missing program is detected for another user too', async (
   });
 });
 
-test('a start that loses its link before its journal entry expires, and runs only if it is requested again', async () => {
+test('a start expires if its link is lost before the journal has the start; another request runs it', async () => {
   await open();
   const id = newId('command');
   const received = await hear(start('touch ran', id, AbortSignal.abort()));
@@ -632,7 +632,7 @@ test('a command leads a session and has no signal blocked or ignored', async () 
   expect(masks).toEqual(['0000000000000000', '0000000000000000']);
 });
 
-test('a program is found by the PATH that it gets, also one that names no interpreter', async () => {
+test('a program is found by the PATH that it gets, even if it is a script that names no interpreter', async () => {
   await open();
   await mkdir(join(home, 'bin/probe'), { recursive: true });
   await writeFile(join(home, 'probe'), 'echo "$0 $1"', { mode: 0o755 });
@@ -689,7 +689,7 @@ test.runIf(asRoot)('a command runs as another user, with that user’s groups, h
   expect(stderr).toBe('error\n');
 });
 
-test('without a directory a command runs in the home of its user, relative ones start there', async () => {
+test('without a directory a command runs in the home of its user, and relative directories start there', async () => {
   await open();
   const homeOf = (await run({ command: 'echo $HOME', cwd: '/' })).stdout.toString().trim();
   expect((await run({ command: 'pwd -P', cwd: '' })).stdout.toString().trim()).toBe(homeOf);
@@ -1107,7 +1107,7 @@ test('after a crash of the agent, processes that removed the command’s variabl
   expect(await alive(await pidIn('main'))).toBe(false);
 });
 
-test('a line torn by a crash is ignored; a journal that cannot be read is set aside under a new id', async () => {
+test('a line torn by a crash is ignored; a journal that cannot be read is replaced by one with a new id', async () => {
   const id = newId('command');
   await open();
   const { journalId } = processes;
@@ -1163,16 +1163,16 @@ async function delegated(): Promise<string | undefined> {
 }
 
 test.runIf(asRoot)(
-  'processes that an agent may not signal are killed through their cgroup',
+  'processes that an agent has no right to signal are killed through their cgroup',
   async (context) => {
     const directory = await delegated();
-    if (!directory) return context.skip('no cgroup v2 here that may be written');
+    if (!directory) return context.skip('needs a writable cgroup v2');
     try {
       await chmod(home, 0o777);
       const setpriv = join(home, 'setpriv');
       await copyFile('/usr/bin/setpriv', setpriv);
       await chmod(setpriv, 0o4755);
-      // Like sudo, this makes the real, effective and saved user root. The user nobody may then not signal the process.
+      // Like sudo, this makes the real, effective and saved user root. Then the user nobody cannot signal the process.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
       const script = await fixture(`
       for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {

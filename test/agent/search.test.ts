@@ -50,7 +50,7 @@ const matches = (glob: string, name: string, ignoreCase = false): boolean =>
   compileGlob(glob, ignoreCase)(name);
 
 describe('searchFiles', () => {
-  test('refuses a file, and missing, outside and forbidden paths', async () => {
+  test('refuses a file, and paths that are missing, outside or forbidden', async () => {
     writeFileSync(path('file'), 'x');
     await expect(search({ at: path('file') })).rejects.toEqual(refused('not_a_directory'));
     await expect(search({ at: path('missing') })).rejects.toEqual(refused('file_not_found'));
@@ -202,7 +202,7 @@ describe('searchFiles', () => {
     },
   );
 
-  test('a line of many megabytes is reported once, with a kilobyte around the hit, wherever that is', async () => {
+  test('a line of many megabytes is reported once, with a kilobyte around the hit, wherever the hit is', async () => {
     const filler = (length: number): string => 'x'.repeat(length);
     // The second line contains the text across two chunks, and the third line at its very end.
     writeFileSync(path('a'), `one\n${filler(64 * 1024 - 8)}needle${filler(3_000_000)}needle\n`);

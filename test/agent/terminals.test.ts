@@ -217,7 +217,7 @@ test('opening a terminal twice with one id starts one shell', async () => {
   expect(await readFile(join(bench.home, 'ran'), 'utf8')).toBe(`${pids[0]}\n`);
 });
 
-test('a new size is set for the program and sent to other clients, and the last one counts', async () => {
+test('a new size is set for the program and sent to other clients, and the last size counts', async () => {
   const bench = await startBench();
   const id = newId('session');
   await bench
@@ -591,7 +591,7 @@ async function createFiles(pid: number | 'self'): Promise<string[]> {
   return Promise.all(fds.map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => 'closed')));
 }
 
-test('no program inherits a file of the agent, also not from a spawner that started later', async () => {
+test('no program inherits a file of the agent, not even through a spawner that started later', async () => {
   await (await startBench()).open().started();
   // The second spawner starts while the terminal is open.
   const bench = await startBench();

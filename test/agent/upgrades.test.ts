@@ -104,7 +104,7 @@ describe('the agent refuses', () => {
     ['another kind of package', owner.sign(bytes, { kind: 'deb' }), 'validation_failed', 'wrong_kind'],
     ['the version that runs', owner.sign(bytes, { version }), 'conflict', 'same_version'],
     [
-      'a new key that another than the old one signed',
+      'a new key that is not signed by the old key',
       stranger.sign(bytes, {}, [signKeyChange(stranger.raw, stranger.privateKey)]),
       'precondition_failed',
       'untrusted_key',
@@ -117,7 +117,7 @@ describe('the agent refuses', () => {
     expect(readdirSync(upgradePaths(directory).incoming)).toEqual([]);
   });
 
-  test('any package before a key is trusted, or without root’s unit, or if its owner accepts another version', async () => {
+  test('any package without a trusted key or root’s unit, or if the owner accepts only another version', async () => {
     const open = packageMessages(firstMessageFor(signed));
     const without = upgradesOf(machine(''));
     expect((await stage(without, open)).error).toEqual(refused('precondition_failed', 'no_trusted_key'));
@@ -274,7 +274,7 @@ describe('root’s unit', () => {
     }
   });
 
-  test('follows no link, opens no pipe, and takes a file that grows or a request that is none as wrong', async () => {
+  test('follows no link, opens no pipe, and refuses a package that grows and an invalid request', async () => {
     const secret = join(temporaryFolder('secret'), 'secret');
     writeFileSync(secret, bytes);
     const places = ['package', 'request'] as const;
@@ -324,7 +324,7 @@ describe('root’s unit', () => {
   });
 });
 
-test('trust-key takes a public key of this kind only, and names the key that it replaces', async () => {
+test('trust-key accepts only an Ed25519 public key, and names the key that it replaces', async () => {
   const folder = temporaryFolder('keys');
   const file = join(folder, 'key.pub');
   writeFileSync(file, owner.privateKey.export({ format: 'pem', type: 'pkcs8' }));
@@ -340,7 +340,7 @@ test('trust-key takes a public key of this kind only, and names the key that it 
 
 describe('after a rollback', () => {
   /**
-   * Puts a fake `systemctl` on the PATH. It reports a service that runs `version`, and `afterRestart` after a restart.
+   * Puts a fake `systemctl` on the PATH. It reports that the service runs `version`; after a restart, `afterRestart`.
    */
   function serviceOf(version: string, afterRestart = version) {
     const folder = temporaryFolder('systemctl');
@@ -368,7 +368,7 @@ printf 'ActiveState=active\\nStatusText=linked (%s)\\n' "$(cat ${running})"
     expect(restarts()).toEqual(['restart farhand-agent']);
   });
 
-  test('it is reported if the service does not run the restored version even then', async () => {
+  test('an error is returned if the service does not run the restored version even after a restart', async () => {
     const restarts = serviceOf('0.2.0');
     expect(await faultOfRestored('false', '0.1.0')).toMatch(/does not run the restored version 0\.1\.0/);
     expect(restarts()).toHaveLength(1);

@@ -155,7 +155,7 @@ describe('watchFiles', () => {
     expect(received).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
   });
 
-  test('too many changes at once are one overflow, after which changes are reported again', async () => {
+  test('too many changes at once are reported as one overflow, after which changes are reported again', async () => {
     mkdirSync(path('dir'));
     const watching = await watch(disk.root);
     // These calls are synchronous, so all of these changes wait in the queue.

@@ -46,7 +46,7 @@ test('a cookie whose name begins with unusual white space, which browsers do not
   expect(await statusWith(`\u00a0__Host-farhand=wrong; ${cookie}`)).toBe(200);
 });
 
-test('a file of a machine is neither a script nor a style of the console', async () => {
+test('a browser cannot load a file of a machine as a script or a style', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const { cookie } = await logIn(system);

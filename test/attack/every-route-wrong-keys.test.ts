@@ -50,7 +50,7 @@ async function strangers({ system }: Scene): Promise<Stranger[]> {
     ['no key', undefined],
     ['an unknown key', `Bearer service_apikey_${'0'.repeat(43)}`],
     ['another scheme', `Basic ${btoa(`user:${key}`)}`],
-    ['what is kept of a key', `Bearer service_apikey_${createHash('sha256').update(key).digest('hex')}`],
+    ['the stored form of a key', `Bearer service_apikey_${createHash('sha256').update(key).digest('hex')}`],
     ['the name of the local socket', 'Bearer key_local'],
     ['an expired key', `Bearer ${expired.key}`],
     ['a revoked key', `Bearer ${revoked.key}`],
@@ -245,7 +245,7 @@ function placesOf({
     'files.extract': { params: { query: { path: dirname(path) } } },
     // The table has the route that reads the file before the one that writes it.
     'files.read': { first: write },
-    // A login can be confirmed only with its own key, which is the first one.
+    // A login can be confirmed only with its own key, which is the broker's first key.
     'logins.confirm': { params: { key: system.key } },
     'files.removeAnywhere': { first: write },
     'maintenanceWindows.create': {
@@ -571,7 +571,7 @@ async function linkMessages({ system, there }: Scene): Promise<Record<string, [o
 
 const strangersKey = (): Buffer => rawPublicKey(generateKeyPairSync('ed25519').publicKey);
 
-test('the link refuses every client without a join token or a machine’s key, an admin key included', async () => {
+test('the link refuses every client without a join token or a machine’s key, even with an admin key', async () => {
   const scene = await startScene();
   const messages = await linkMessages(scene);
   const ring = await dialler(scene);

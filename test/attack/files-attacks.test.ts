@@ -101,7 +101,7 @@ test('an upload whose key is revoked meanwhile is not written', async () => {
   expect(readdirSync(folder)).not.toContain('a');
 });
 
-test('an Idempotency-Key with another content is idempotency_mismatch, not the first answer', async () => {
+test('a repeated Idempotency-Key with different content gets idempotency_mismatch, not the first answer', async () => {
   const { system, folder, files } = await onMachine();
   const upload = (content: string) =>
     fetch(`${system.url}/api/v1${files}/upload`, {

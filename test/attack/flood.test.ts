@@ -101,7 +101,7 @@ test('a new connection is cut if all others have open requests with keys; an idl
   await waitFor(async () => expect(await askOn(await dial(system), system, '/machines')).toBe(ok));
 });
 
-test('sixteen requests sent at once are answered in order; more end their connection', async () => {
+test('sixteen requests sent at once are answered in order; a connection that sends far more is closed', async () => {
   const system = await startFarhand();
   const one = (n: number) => `GET /healthz HTTP/1.1\r\nHost: b\r\nX-Request-Id: n${n}\r\n\r\n`;
   const breath = (count: number): string => Array.from({ length: count }, (_, n) => one(n)).join('');
@@ -134,7 +134,7 @@ test('connections that never read the reference page use little memory', async (
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
 });
 
-test('requests without a key begin 16 in a turn of the event loop, one with a key begins at once', async () => {
+test('16 requests without a key begin in each turn of the event loop; one with a key begins at once', async () => {
   const begun: string[] = [];
   const handle = async ({ url = '' }: IncomingMessage): Promise<void> => void begun.push(url);
   const begin = beginKeyedFirst(handle, ({ headers }) => headers.authorization !== undefined);
@@ -381,10 +381,10 @@ test('a connection without a key that sends compressed messages is cut before th
 });
 
 test.each([
-  ['a message that says it is longer than any may be', messageHead(0xffffffff), Buffer.alloc(0)],
+  ['a message whose head announces more than the limit', messageHead(0xffffffff), Buffer.alloc(0)],
   ['a message that is no protobuf', messageHead(4), Buffer.from('\xff\xff\xff\xff', 'latin1')],
-  ['a small message of somebody with a key that unpacks to 64 MiB', null, bomb()],
-])('%s is refused on its own', async (_what, head, body) => {
+  ['a small message that unpacks to 64 MiB, from a client with a key,', null, bomb()],
+])('%s is refused without effect on other clients', async (_what, head, body) => {
   const { system, standing } = await besieged();
   const session = connectHttp2(`https://${system.grpc}`, { rejectUnauthorized: false });
   onTestFinished(() => session.destroy());

@@ -71,7 +71,7 @@ test('sources take turns, however many connections one of them has', async () =>
     ['a1', 'a2', 'b1', 'a3'],
   ]) {
     const [last] = sockets.slice(-1);
-    // A handshake begins after the one before has ended: either its connection closes or it authenticates.
+    // The next handshake begins when the current connection has closed or has authenticated. This tests both.
     if (expected.length % 2 === 0) last?.destroy();
     else if (last) limiter.authenticate(last);
     await waitFor(() => expect(begun).toEqual(expected));

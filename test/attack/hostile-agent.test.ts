@@ -114,7 +114,7 @@ test('ids of another machine’s commands and sessions in a hello or a report ch
     .toBe('mine\n');
 });
 
-test('endless output is limited to its window, and the record has its start', async () => {
+test('endless output is limited to its window, and the record says where the stored output starts', async () => {
   const all = await bench();
   const { system, hostile, served } = all;
   await served();
@@ -281,7 +281,7 @@ const absurd: [what: string, answer: (agent: ScriptedAgent) => Buffer[]][] = [
     ],
   ],
   [
-    'a time that is none',
+    'an impossible time',
     (agent) => [
       agent.encode('ReadFile', {
         head: { ...fileOf(''), entry: { name: Buffer.from('a'), modified_at_ms: 1e300 } },
@@ -289,7 +289,7 @@ const absurd: [what: string, answer: (agent: ScriptedAgent) => Buffer[]][] = [
     ],
   ],
   [
-    'an etag with a line of its own',
+    'an etag with line breaks',
     (agent) => [agent.encode('ReadFile', { head: { ...fileOf(''), etag: '"\r\nX: y"' } })],
   ],
   ['bytes that are no message', () => [Buffer.from([0xff, 0xff, 0xff, 0xff, 0xff, 0xff])]],

@@ -152,7 +152,7 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
           ...plain,
           asked: `${name} as ${disguise} by ${who}`,
           target: disguise + query,
-          // The files of the reference page need no key, so a disguised path may only be unknown.
+          // The files of the reference page need no key. So a disguised path below /docs must be answered with 404.
           refused: /^\/docs\/[^/]+$/.test(disguise) ? [404] : refused,
         })),
         ...pretences.map((pretence) => ({

@@ -116,7 +116,7 @@ const waysByMount: Way[] = [
     },
   ],
   [
-    'a bind mount of what lies in it',
+    'a bind mount of a directory in it',
     ({ data, folder }) => {
       mkdirSync(join(folder, 'mount'));
       return `${mounted(join(data, 'processes'), join(folder, 'mount'))}/journal`;

@@ -1,4 +1,4 @@
-"""An agent in Python, by docs/agent-protocol.md and the protos; what it can do is in agent_methods.py.
+"""An agent in Python, written from docs/agent-protocol.md and the protos. Its methods are in agent_methods.py.
 
 Usage: PYTHONPATH=GENERATED agent.py BROKER DATA_DIR [JOIN_TOKEN]
 """
@@ -28,7 +28,7 @@ broker, data_dir = sys.argv[1:3]
 join_token = (sys.argv[3:] or [''])[0]
 
 VERSION = '0.1.0'
-# The capabilities that the owner allows. They may include some without a method here. This owner allows all of these.
+# The capabilities that the machine's owner allows. For some of them this agent has no method.
 CAPABILITIES = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user']
 REPLY_BYTES = 60 * 1024
 # The broker waits up to 10 s for the first part of an answer.
@@ -59,7 +59,7 @@ class Link:
     def __init__(self, identity):
         self.identity = identity
         self.outgoing, self.over = queue.SimpleQueue(), threading.Event()
-        self.calls = {}  # by call id: the stream of its answer, once it is open
+        self.calls = {}  # by call id: the stream of the answer, once the stream is open
         self.heard, self.silence, self.every = time.monotonic(), 10, None
         self.welcomed, self.wait, self.removed = False, None, False
 
@@ -188,7 +188,7 @@ class Link:
         finally:
             if stream.is_active():
                 send(None)
-            # Reads until the broker ends the stream, which it does last.
+            # The broker ends the stream after the agent has ended its side. Reads until then.
             for _ in stream:
                 pass
 

@@ -169,7 +169,7 @@ def write_file(requests):
                 os.fchown(handle, before.st_uid, before.st_gid)
             os.fchmod(handle, mode)
             os.fsync(handle)
-        # A rename replaces an existing file, and a hard link fails instead.
+        # If the path exists now, a rename replaces the file, and a hard link fails.
         (os.rename if commit.overwrite else os.link)(temporary, path)
         sync_directory(folder)
     finally:
@@ -197,11 +197,11 @@ def replaceable(path, opening, overwrite):
 
 
 def received(requests, file):
-    """Writes all chunks. Returns the commit after the end of the stream, because only then does it count."""
+    """Writes all chunks. Returns the commit only after the end of the stream, because it does not count before."""
     commit, digest = None, hashlib.sha256()
     for request in requests:
         if commit or not request.WhichOneof('part') in ('chunk', 'commit'):
-            raise Failure('invalid_request', 'chunks and then one commit follow open')
+            raise Failure('invalid_request', 'open must be followed by chunks and then by one commit')
         file.write(request.chunk)
         digest.update(request.chunk)
         commit = request.commit if request.HasField('commit') else None

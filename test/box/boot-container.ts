@@ -140,7 +140,7 @@ class Box implements Container {
     for (const directory of [upper, work, this.root]) mkdirSync(directory);
     const layers = `lowerdir=${base},upperdir=${upper},workdir=${work}`;
     const mounted = await execute('mount', ['-t', 'overlay', 'overlay', '-o', layers, this.root]);
-    // An overlay cannot be mounted on another overlay, as in a container. Then the base system is copied.
+    // An overlay cannot be mounted on an overlay, such as the file system of a container. Then copies the base system.
     if (mounted.code !== 0) await execute('cp', ['-a', `${base}/.`, this.root]);
     mkdirSync(this.#cgroup);
     return await this.#boot();

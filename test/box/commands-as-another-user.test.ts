@@ -46,7 +46,7 @@ async function machine() {
 }
 
 test.runIf(asRoot)(
-  'a directory that the user may not enter is refused, also behind a link of the user',
+  'a directory that the user has no right to enter is refused, also behind a link of the user',
   async () => {
     const { run } = await machine();
     const secret = temporaryFolder('secret');

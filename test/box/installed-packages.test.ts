@@ -97,7 +97,7 @@ async function received(child: ChildProcess, message: string): Promise<Record<st
       if (found.msg === message) return found;
     }
   }
-  throw new Error(`it ended before it said "${message}": ${text}`);
+  throw new Error(`the program ended before it logged "${message}": ${text}`);
 }
 
 describe('a broker from its package', () => {
@@ -116,7 +116,7 @@ describe('a broker from its package', () => {
     }
   });
 
-  test('serves its agent packages without a key, each as in SHA256SUMS, with 304 for a client that has it', async () => {
+  test('serves agent packages without a key, with the hashes of SHA256SUMS, and 304 if unchanged', async () => {
     const { url } = await anyBox();
     const sums = await (await fetch(`${url}/packages/SHA256SUMS`)).text();
     const [hash, name] = sums.trim().split(/\s+/);
@@ -178,7 +178,7 @@ describe('a broker from its package', () => {
   test.each([
     ['http://127.0.0.1:0', 'Run this on this machine'],
     ['https://farhand.example.org', 'Run this on the new machine'],
-  ])('with %s prints a line, and says for whom it is: %s', async (url, heading) => {
+  ])('with %s prints a line, and says on which machine to run it: %s', async (url, heading) => {
     const { farhand, dataDir } = await startBox(...(url.startsWith('https') ? ['--public-url', url] : []));
     const said = await farhand('join-tokens', 'create', '--data-dir', dataDir);
     expect(said).toContain(`\n${heading}`);
@@ -251,7 +251,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
   const asRoot = (line: string, options: string): string =>
     line.replace(/ \| sudo sh$/, ` | sh -s -- ${options}`);
 
-  test('refuses a token for other packages, one without their hash, and a changed agent', async () => {
+  test('refuses a token for other packages, a token without a hash of packages, and a changed agent', async () => {
     const packages = join(temporaryFolder('changed'), 'packages');
     cpSync(join(built, 'packages'), packages, { recursive: true });
     const { client, url } = await startBox('--packages', packages);

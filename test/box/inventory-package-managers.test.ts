@@ -61,7 +61,7 @@ function rootOf(manager: PackageManager, older: Packages, newer: Packages): Root
   return root;
 }
 
-/** Returns the updates that the package manager has installed, each with the newest version before. */
+/** Returns the updates that the package manager has installed, each with the newest version installed before. */
 function changes(before: string[], after: string[]) {
   const newest = new Map(before.map(partsOf));
   const added = after.filter((line) => !before.includes(line)).map(partsOf);

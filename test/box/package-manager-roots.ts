@@ -64,7 +64,7 @@ const apt: PackageManager = {
     '/var/lib/dpkg/status': '',
     '/var/lib/dpkg/info/format': '1\n',
     '/var/lib/dpkg/updates/.folder': '',
-    // Debian has pacman as a package. Its database exists here, but the inventory must still find dpkg in use.
+    // Debian also offers pacman. Its database exists here, but the inventory must still report the packages of dpkg.
     '/var/lib/pacman/local/ALPM_DB_VERSION': '9\n',
   },
   build(packages, folder) {
@@ -119,7 +119,7 @@ const rpm = {
     }
   },
   index: (folder: string) => void run(['createrepo_c', '--quiet', folder], folder),
-  // All packages of one name stay installed side by side, like kernels.
+  // All versions of a package stay installed side by side, as with kernels.
   install: 'rpm --install --nodeps "$@"',
   list: "rpm -qa --queryformat '%{NAME} %|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\n'",
 };
@@ -235,7 +235,7 @@ export class Root {
     for (const [name, text] of Object.entries(manager.files)) inFolder(this.path, name, text);
   }
 
-  /** The arguments that run the following command in this root. */
+  /** Arguments to put before a command, so that it runs in this root. */
   get under(): string[] {
     return ['unshare', '--mount', 'sh', '-c', enter, this.path, checkout, dirname(process.execPath)];
   }

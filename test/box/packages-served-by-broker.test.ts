@@ -77,7 +77,7 @@ test('a running broker serves rebuilt packages, and new tokens have their hash',
   expect((await call(`${system.url}/packages/farhand-agent-other.tar.gz`, 'GET')).body).toBe('x');
 });
 
-test('the install line accepts only https if the broker uses it', () => {
+test('the install line accepts only https if the broker uses https', () => {
   const line = (url: string) =>
     installLineFor('TOKEN', undefined, { url, grpc: '', publicGrpc: '', pin: '' }).install;
   expect(line('https://broker.example.org')).toContain(

@@ -44,7 +44,7 @@ function seenIn(file: string, directory: string): Seen[] {
 }
 
 /**
- * Returns a description of a call that gives users other than the owner rights to a path; undefined if it gives none.
+ * Returns a description of the call if it gives rights to a path to users other than its owner; otherwise undefined.
  * `known` has the paths that exist.
  */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {

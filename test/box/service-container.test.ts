@@ -49,7 +49,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     return stdout.split('\n').filter((path) => path !== '');
   };
-  /** Returns the pids, outside the container, of `sleep` processes with this argument in it. */
+  /** Returns the pids of `sleep SECONDS` processes of the container, as this machine numbers them. */
   const sleepers = (seconds: number): number[] =>
     readdirSync('/proc')
       .filter((pid) => /^\d+$/.test(pid))
@@ -114,7 +114,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
 
   test('installing a broker prints a command that logs in to it, with the pin of its own certificate', async () => {
     const { stdout } = await broker('install', '--tls');
-    // The broker has a key, so no first one is asked for.
+    // The broker already has a key, so install does not print how to create a first one.
     expect(stdout).not.toContain('create a first API key');
     const printed = /^Its API keys stay valid\..*: farhand (login https:.* --pin sha256\/\/.*)$/m.exec(
       stdout,
@@ -206,7 +206,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await property('farhand-agent', 'LimitNOFILE')).toBe('524288');
   });
 
-  test('commands run as that user, in a cgroup below the unit, without the environment that systemd set for the agent', async () => {
+  test('commands run as the agent’s user, in a cgroup below the unit, without variables of systemd', async () => {
     const { stdout } = await exec(
       'id -un; pwd; cat /proc/self/oom_score_adj; grep 0:: /proc/self/cgroup; env',
     );
@@ -253,7 +253,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     await box.run('systemctl', 'daemon-reload');
   });
 
-  test('a second install changes only its own settings, and a bad one leaves the old installation unchanged', async () => {
+  test('a second install changes only the settings that it gets, and a failed one changes nothing', async () => {
     const bad = await agent('install', '--allow', 'everything');
     expect(bad.code).toBe(78);
     const nowhere = await agent('install', '--root', '/none');

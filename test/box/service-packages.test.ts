@@ -35,7 +35,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     return (await box.run('find', ...places, '-name', `*${name}*`, ...carried)).stdout;
   };
 
-  test('the broker’s package becomes a service, and the agent’s is linked to it', async () => {
+  test('the broker’s package becomes a service, and an agent from its package links to the broker', async () => {
     buildPackages();
     for (const name of readdirSync(built).filter((one) => one.endsWith('.deb')))
       copyFileSync(join(built, name), join(box.root, 'root', name.replace(/_.*/, '.deb')));
@@ -64,7 +64,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await property('ExecStart')).toContain('path=/usr/bin/farhand-agent ;');
   });
 
-  test('its console works without Node on the machine and without another server', async () => {
+  test('the broker’s console works without Node on the machine and without a separate web server', async () => {
     expect((await box.run('which', 'node', 'npm')).stdout).toBe('');
     const page = await call(`http://${http}/console/`, 'GET', { headers: { Accept: 'text/html' } });
     expect([page.status, page.headers.get('content-security-policy')]).toEqual([
@@ -107,7 +107,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await machineId()).toBe(machine);
   });
 
-  test('a removed package leaves its data, a purged one nothing', async () => {
+  test('a removed package leaves its data, and a purged package leaves nothing', async () => {
     expect(await box.run('dpkg', '--remove', 'farhand-agent')).toMatchObject({ code: 0 });
     expect((await box.run('systemctl', 'is-active', 'farhand-agent')).stdout.trim()).toBe('inactive');
     expect(await traces('identity.json')).toBe('/var/lib/farhand-agent/identity.json\n');
@@ -127,7 +127,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await machineId()).toBe(machine);
     expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
     expect(await box.run('/usr/bin/farhand-agent', 'install')).toMatchObject({ code: 0 });
-    // Either of the two installed programs can uninstall the service, and that also removes the program in /opt.
+    // The program of the package can uninstall the service too, and then also removes the program in /opt.
     expect(await box.run('/usr/bin/farhand-agent', 'uninstall', '--keep-data')).toMatchObject({ code: 0 });
     expect((await box.run('ls', '/opt/farhand-agent', '/usr/local/bin/farhand-agent')).code).toBe(2);
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
@@ -136,7 +136,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect((await box.run('getent', 'passwd', 'farhand-agent')).code).toBe(2);
   });
 
-  test('the install line installs the agent, run again upgrades it, and uninstall leaves nothing', async () => {
+  test('the install line installs the agent, and upgrades it when run again; uninstall leaves nothing', async () => {
     const { install } = (await api('POST', '/join-tokens', { name: 'web-1' })).body.data;
     // Already root, and the container has no sudo.
     const line = install.replace('sudo sh', 'sh');

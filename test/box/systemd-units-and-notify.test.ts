@@ -45,9 +45,9 @@ describe('install refuses, before it changes anything,', () => {
 
   test.each([
     ['another data directory', ['--data-dir', '/x'], '--data-dir'],
-    ['what is for one start only', ['--new-history'], '--new-history'],
-    ['a check left out, which is for one start only,', ['--accept-state'], '--accept-state'],
-    ['what is for one start after a loss', ['--old-history'], '--old-history'],
+    ['a flag for one start only', ['--new-history'], '--new-history'],
+    ['a flag that skips a check for one start', ['--accept-state'], '--accept-state'],
+    ['a flag for one start after a loss', ['--old-history'], '--old-history'],
   ])('a broker with %s', async (_what, argv, part) => {
     const failure = brokerService('install', invocation(...argv), command);
     await expect(failure).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(part) });
@@ -68,7 +68,7 @@ describe('files that root stores for a service', () => {
   };
   const modeOf = (path: string): number => statSync(path).mode & 0o7777;
 
-  test('can be read by it whatever the umask of root', async () => {
+  test('can be read by the service whatever the umask of root', async () => {
     const file = join(temporaryFolder('etc'), 'farhand/agent.toml');
     const before = process.umask(0o077);
     await place(file, content).finally(() => process.umask(before));
@@ -129,7 +129,7 @@ describe('a unit', () => {
     },
   );
 
-  test('names its program as systemd reads it, and restarts slower and slower where systemd can', () => {
+  test('names its program as systemd reads it, and with systemd 254 or newer waits longer before each restart', () => {
     expect(units.broker).toContain(
       'ExecStart="/opt/some where/node" /opt/50%%/$$main --config /etc/farhand/x.toml\n',
     );
@@ -227,7 +227,7 @@ describe('an agent', () => {
     const stuck = Promise.withResolvers<never>();
     const stopping = new AbortController();
     const asked = Promise.withResolvers<void>();
-    // The agent uses no other option before it sends its hello.
+    // The agent uses only these options until it sends its hello.
     const options = {
       brokers: await BrokerAddresses.open(temporaryFolder('agent'), [system.grpc], quiet),
       identity,

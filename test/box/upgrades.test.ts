@@ -18,7 +18,7 @@ const box = containerOfFile();
 const broker = onePerFile(upgradingBroker);
 const [owner, successor, stranger] = [makeSigner(), makeSigner(), makeSigner()];
 
-/** Shell lines to insert at the start of a launcher. Only the service is started with --config. */
+/** Shell lines to insert at the start of a launcher. `--config*` matches only starts of the service. */
 const launchers = {
   good: '',
   crashing: 'case "$*" in --config*) exit 3 ;; esac',
@@ -209,7 +209,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
     });
 
     testOnce(
-      'refuses a wrong signature, also where a program of its user asks root without the agent',
+      'refuses a wrong signature, also if a program of the agent’s user sends the request to root',
       async () => {
         const pid = await property('MainPID');
         expect((await send(kind, '9.2.0', { signer: stranger })).end).toBe('untrusted_key');
@@ -282,7 +282,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
       },
     );
 
-    testOnce('goes back after a reboot while a version is tried that does not link', async () => {
+    testOnce('goes back if the machine reboots while it tries a version that does not link', async () => {
       const { id } = await send(kind, '9.5.0', { behaviour: 'unlinked', seconds: 20 });
       await waitFor(async () => expect((await agent('--version')).stdout).toBe('9.5.0\n'), {
         timeout: 90_000,
@@ -293,7 +293,7 @@ describe('in a container with systemd', { timeout: 180_000 }, () => {
     });
 
     testOnce(
-      'trusts a new key after an upgrade that the old key vouches for, and the old key no longer',
+      'after an upgrade with a new key that the old key has signed, trusts only the new key',
       async () => {
         const key_changes = [signKeyChange(successor.raw, owner.privateKey)];
         const first = await send(kind, '9.6.0', { signer: successor, signed: { key_changes } });

@@ -38,7 +38,7 @@ export async function upgradingBroker(): Promise<UpgradingBroker> {
   const authority = await loadAuthority(temporaryFolder('authority'), true);
   const { key, cert } = await authority.leaf();
   const shape = methods.get('StageUpgrade');
-  if (typeof key !== 'string' || typeof cert !== 'string' || !shape) throw new Error('there is no leaf');
+  if (typeof key !== 'string' || typeof cert !== 'string' || !shape) throw new Error('no leaf certificate');
   let control: ConnectStream | undefined;
   let hello: Hello__Output | undefined;
   let last: LastUpgrade__Output | null | undefined;

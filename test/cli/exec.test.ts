@@ -227,7 +227,7 @@ describe('farhand exec on several machines', () => {
     ]);
   });
 
-  test('starts no more machines after --max-failures', async () => {
+  test('starts the command on no further machine after --max-failures', async () => {
     const { system, farhand } = await startScene();
     await system.agent({ name: 'web-2', tags: 'web' });
     const flags = ['--concurrency', '1', '--max-failures', '0', '-o', 'json'];

@@ -151,7 +151,7 @@ describe('farhand files', () => {
 describe('farhand files touch', () => {
   const old = new Date('2001-02-03T04:05:06.789Z');
 
-  test('refuses paths that it may not create or change, and changes nothing', async () => {
+  test('refuses paths that the agent must not create or change, and changes nothing', async () => {
     const { system, agent, farhand, there, here } = await startScene();
     await system.agent({ name: 'rooted', flags: ['--root', there] });
     const [file, out] = [join(there, 'file'), join(here, 'out')];
@@ -212,8 +212,8 @@ describe('farhand files touch', () => {
     utimesSync(file, old, old);
     symlinkSync('file', join(there, 'link'));
     const linkTime = lstatSync(join(there, 'link')).mtimeMs;
-    // Half of all milliseconds are not exact as seconds in floating point. Node takes negative numbers for the present
-    // time.
+    // Half of all milliseconds are not exact as seconds in floating point. Node replaces negative times with the
+    // present time.
     for (const time of ['2026-11-21T10:00:00.123Z', '2026-11-21T10:00:00.001Z', '1969-12-31T23:59:58.997Z']) {
       const touched = await farhand.json('files touch', [
         `web-1:${join(there, 'link')}`,

@@ -117,7 +117,7 @@ describe('farhand login', () => {
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
-    // Waits for the end of the command, which arrives before the answer to its cancellation.
+    // Ctrl-C cancels the command. The end of the command arrives before the answer to the cancellation.
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');
@@ -210,7 +210,7 @@ describe('farhand doctor', () => {
     expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).not.toContain(system.key);
   });
 
-  test('warns of a key that signs packages on the broker’s machine, and of agents that trust none', async () => {
+  test('warns of a signing key on the broker’s machine, and of agents that trust no signing key', async () => {
     const system = await startFarhand();
     const farhand = createLine(system);
     const installation = { kind: 'PACKAGE_KIND_DEB' as const, upgrade_unit: true, trusted_key: '' };
@@ -232,7 +232,7 @@ describe('farhand doctor', () => {
     expect(out).toContain(join(farhand.home, 'build/plain.pem'));
   });
 
-  test('names agents older than the broker, and machines with another clock', async () => {
+  test('names agents older than the broker, and machines whose clock differs', async () => {
     const system = await startFarhand();
     await system.agent({ name: 'web-1' });
     const farhand = createLine(system);

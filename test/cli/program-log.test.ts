@@ -71,7 +71,7 @@ describe('the log of a program', () => {
   });
 
   test.each(['agent', 'broker'])(
-    'of the %s ends with an error of that priority in the journal',
+    'of the %s ends with an error of priority 3 in the journal',
     async (name) => {
       const main = `process.argv.push('--http', 'none', '--broker', 'none'); await import('./${name}/main.ts');`;
       expect(await logged(main, '<FILE>')).toMatch(new RegExp(`^<3>farhand-${name}: .*\n(<3>.*\n)*$`));

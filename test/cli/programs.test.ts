@@ -164,8 +164,8 @@ describe('the command line ends', () => {
   test.each([
     ['an unknown scope', ['auth', 'create-key', '--scopes', 'machines:read,root'], 'There is no scope root'],
     ['no scope at all', ['auth', 'create-key', '--scopes', ''], 'There is no scope'],
-    ['a time that is none', ['join-tokens', 'create', '--expires-in', 'soon'], "'soon' is invalid"],
-    ['a count that is none', ['join-tokens', 'create', '--uses', 'many'], "'many' is invalid"],
+    ['a time that is no duration', ['join-tokens', 'create', '--expires-in', 'soon'], "'soon' is invalid"],
+    ['a count that is no number', ['join-tokens', 'create', '--uses', 'many'], "'many' is invalid"],
   ])('with 2 for %s, and starts nothing', async (_what, args, part) => {
     const dataDir = temporaryFolder('broker');
     const { code, stdout, stderr } = await run('cli', [...args, '--data-dir', dataDir]);
@@ -174,10 +174,10 @@ describe('the command line ends', () => {
   });
 
   test.each<[string, Environment]>([
-    ['nothing', {}],
+    ['neither a URL nor a key', {}],
     ['a URL without a key', { FARHAND_URL: 'http://127.0.0.1:1' }],
     ['a key without a URL', { FARHAND_API_KEY: 'x' }],
-  ])('with 78 and a line that helps when %s says which broker', async (_what, env) => {
+  ])('with 78 and a line that helps when the environment has %s', async (_what, env) => {
     const { code, stdout, stderr } = await run('cli', ['auth', 'create-key'], env);
     expect([code, stdout, stderr.trimEnd().split('\n').length]).toEqual([78, '', 1]);
     for (const part of ['FARHAND_URL', 'FARHAND_API_KEY', '--data-dir']) expect(stderr).toContain(part);
@@ -208,7 +208,7 @@ describe('the command line ends', () => {
     }
   });
 
-  test('in failure with the way to recover when the broker’s state is damaged', async () => {
+  test('with an error that says how to recover when the broker’s state is damaged', async () => {
     const dataDir = temporaryFolder('broker');
     await createKey(dataDir);
     truncateSync(join(dataDir, 'state.json'));
@@ -463,7 +463,7 @@ test('broker.sock can be used only by its owner, and is removed when the broker 
 // ---- The end of programs
 
 describe('SIGTERM ends the broker with 0 within 10 s', () => {
-  test('and the agent, also with a request that waits for a command, which is answered first', async () => {
+  test('and the agent too, although a request waits for a command; that request is answered first', async () => {
     const broker = await startBroker();
     const agent = await startAgent(broker);
     const { key } = await createKey(broker.dataDir);

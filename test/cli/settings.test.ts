@@ -39,7 +39,7 @@ function failureOf(read: () => unknown): Error {
   } catch (error) {
     if (error instanceof Error) return error;
   }
-  throw new Error('this was accepted');
+  throw new Error('read() threw no error');
 }
 
 describe('wrong usage is a UsageError', () => {
@@ -56,7 +56,7 @@ describe('wrong usage is a UsageError', () => {
   });
 });
 
-describe('a bad value is refused by the name of its flag', () => {
+describe('a bad value is refused with an error that names its flag', () => {
   test.each([
     ['--http', 'localhost', 'HOST:PORT'],
     ['--http', '8420', 'HOST:PORT'],
@@ -116,7 +116,7 @@ describe('a bad value is refused by the name of its flag', () => {
     }
   });
 
-  test('and a missing value that is required, by its flag and its variable', () => {
+  test('and so is a missing value, with the names of its flag and its variable', () => {
     const error = failureOf(() => readSettings(agentSettings, { argv: [], env: {} }));
     expect(error).toMatchObject({ name: 'StartError', exitCode: 78 });
     expect(error.message).toContain('--broker');
@@ -492,7 +492,7 @@ async function startImpostor(): Promise<Impostor> {
   return impostor;
 }
 
-describe('an agent whose broker has another authority than its join token pins', () => {
+describe('an agent whose broker does not have the authority that the join token pins', () => {
   test('ends with 78, and has sent nothing and stored nothing', async () => {
     const system = await startFarhand();
     const impostor = await startImpostor();

@@ -91,7 +91,7 @@ describe('over an attach', () => {
   });
 
   needs('top')(
-    'top draws its table over all of the window, before and after a change of its size',
+    'top draws its table over the whole window, before and after the window is resized',
     async () => {
       const { terminal, screen, sees } = await startScreen(await startScene(), ['top', '-d', '1']);
       const table = (lines: string[]): void => {
@@ -296,7 +296,7 @@ async function restored(tmux: ReturnType<typeof startTmux>): Promise<void> {
 
 describe('in tmux, farhand shell', () => {
   needs('tmux', 'vim')(
-    'draws the screen of vim, follows the window, keeps wide characters, and ends with its code',
+    'draws vim, follows the window size, keeps wide characters, and exits with the code of the shell',
     async () => {
       const { system } = await startScene();
       const file = join(temporaryFolder('vim'), 'text');
@@ -404,7 +404,7 @@ describe('in tmux, farhand shell', () => {
     ['the broker stops', 'stop', /the broker is stopping, or another one .*; the session stays open/],
     ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
-  ])('puts the terminal back when %s and the user leaves (needs tmux, vim)', async (_what, how, received) => {
+  ])('restores the terminal when %s and the user leaves (needs tmux, vim)', async (_what, how, received) => {
     const { system, tmux, proxy } = await vimBehindProxy();
     if (how === 'kill') process.kill(tmux.child(), 'SIGTERM');
     else {

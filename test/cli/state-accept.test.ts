@@ -16,7 +16,7 @@ function accept(dataDir: string) {
   return spawnSync(process.execPath, args, { encoding: 'utf8', env: { PATH: process.env.PATH } });
 }
 
-test('state accept refuses a running broker, a folder without one, and a file that is no state', async () => {
+test('state accept refuses a running broker, a folder without a broker’s data, and an invalid state', async () => {
   const system = await startFarhand();
   const edited = textIn(system.dataDir).replace('"version":2', '"version":"2"');
   expect(accept(system.dataDir)).toMatchObject({

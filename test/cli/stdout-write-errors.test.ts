@@ -59,7 +59,7 @@ test.each([
   expect([code, err]).toEqual([141, '']);
 });
 
-test('events, a list and the output of a command end in the same way', async () => {
+test('events and commands output also end quietly with 141 when their reader leaves', async () => {
   const { system, farhand } = await startScene();
   const { id } = await system.client.commands.create({
     machine_id: (await system.client.machines.list()).items[0]?.id ?? '',

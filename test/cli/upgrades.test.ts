@@ -18,7 +18,7 @@ test('packages are uploaded with the signature beside them, listed and deleted',
   expect(await farhand.json('packages delete', [file, '--yes'])).toEqual({ deleted: true });
 });
 
-test('machines upgrade prints its progress, and exits with 1 after a failure with its message', async () => {
+test('machines upgrade prints its progress, and after a failure prints the message and exits with 1', async () => {
   const system = await startUpgradeSystem();
   const farhand = createLine(system);
   await system.upload('9.0.0');
@@ -46,7 +46,7 @@ test('machines upgrade prints its progress, and exits with 1 after a failure wit
   );
 });
 
-test('a signal ends machines upgrade and not the upgrade, which upgrades cancel ends', async () => {
+test('a signal ends only the verb machines upgrade; the verb upgrades cancel ends the upgrade itself', async () => {
   const system = await startUpgradeSystem();
   const farhand = createLine(system);
   await system.upload('9.0.0');

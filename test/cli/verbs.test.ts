@@ -442,7 +442,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(await farhand.json('schedules history', ['backup'])).toEqual([
     expect.objectContaining({ command_id, schedule_id: backup.id }),
   ]);
-  // A key that may not read schedules can remove one by its id.
+  // A key without the scope schedules:read can remove a schedule by its id.
   const { key } = await system.keyed(['schedules:write', 'commands:execute']);
   const [blind, byName] = [
     await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),

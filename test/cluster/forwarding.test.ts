@@ -78,8 +78,8 @@ test('a request is answered although its owner stalls for 10 seconds, the length
   const running = () => owner.client.commands.list({ status: 'running' });
   await waitFor(async () => expect((await running()).items).toHaveLength(1));
   proxy.stall();
-  // In the first five seconds the front broker starts to check its connection. That check must not give up in the other
-  // five.
+  // In the first five seconds the front broker starts to check its connection. That check must not give up in the five
+  // seconds after that.
   for (const ms of [5_000, 5_000]) clock.leap(ms);
   proxy.resume();
   open();
@@ -172,7 +172,7 @@ test('an upload whose client leaves changes nothing on the machine', async () =>
 test('a stream whose client leaves ends at the owner', async () => {
   const { front, key, machineId } = await brokers();
   const folder = temporaryFolder('watch');
-  // The machine may not have that many streams open at once, so each of them must have ended.
+  // At most 32 watches of a machine can be open. So 40 requests succeed only if earlier streams have ended.
   for (let n = 0; n < 40; n += 1) {
     await waitFor(async () => {
       const left = new AbortController();

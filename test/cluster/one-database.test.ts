@@ -1,5 +1,5 @@
-// Two brokers on one PostgreSQL database: requests about a command, session or schedule on a machine of the other
-// broker.
+// Two brokers on one PostgreSQL database: one broker gets requests about a command, session or schedule on a machine of
+// the other broker.
 import { copyFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -28,7 +28,7 @@ async function startOnOneDatabase() {
 const system = shared(startOnOneDatabase);
 
 withPostgres('at the broker that does not own the machine', () => {
-  test('a WebSocket with a wrong ticket, of another page or for no session is refused', async () => {
+  test('a WebSocket with a wrong ticket, also from another origin or for an unknown session, is refused', async () => {
     const { front, machineId: machine_id } = await system();
     const { id } = await front.client.sessions.create({ machine_id, shell: '/bin/sh' });
     const statusOf = (path: string, origin?: string) =>

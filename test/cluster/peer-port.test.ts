@@ -54,7 +54,7 @@ test('a request of a broker is refused if it describes no client, or a key that 
 
 test('a broker does not send requests to a server that is not a broker', async () => {
   const { call, machineId, owner, urls } = await startTwoBrokers();
-  // The server there, the port for agents, has a certificate of the same authority but is no peer port.
+  // This is the owner's port for agents. Its certificate has the same authority, but it is no peer port.
   urls.set('owner', `https://${owner.grpc}`);
   const { status } = await call('GET', `/machines/${machineId}/files/stat?path=/etc`);
   expect(status).toBe(503);

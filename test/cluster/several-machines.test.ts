@@ -140,7 +140,7 @@ withPostgres('a batch on machines of two brokers', () => {
     }
   });
 
-  test('runs at most as many commands at once as it may, and none after too many failures', async () => {
+  test('runs at most `concurrency` commands at once, and none after more than `max_failures` failures', async () => {
     const { one, two, near, far } = await asked();
     const more = await Promise.all([
       one.agent({ name: 'c' }),

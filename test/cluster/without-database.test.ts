@@ -49,7 +49,7 @@ withPostgres('a broker without the database', () => {
     { what: 'loses every packet', cutOff: 'stall', bring: 'resume' },
     { what: 'refuses connections', cutOff: 'forbid', bring: 'allow' },
   ] as const)(
-    'hands its agents over to one that has it, and takes agents once it is back, if its network $what',
+    'hands its agents over if its network $what, and takes agents again when it reaches the database again',
     async ({ cutOff, bring }) => {
       const { other, toDatabase, client, toOther, agent, machine_id } = await startBoth();
       const { wait, open } = gate();
@@ -147,12 +147,12 @@ withPostgres('a broker without the database', () => {
     await soon(() => client.commands.cancel({ command_id })).toMatchObject({ status: 'cancelled' });
   }, 60_000);
 
-  test('keeps its agents while no broker reaches the database, and also if it reaches the database later than others', async () => {
+  test('keeps its agents if no broker reaches the database, or if the other broker reaches it first', async () => {
     const { server, other, toDatabase, cut, client, agent, machine_id } = await startBoth();
     const lost = vi.fn();
     void agent.linked(false).then(lost);
     await server.stop('SIGKILL');
-    // Each time that `cut` finds its lease over, it asks whether another broker reaches the database.
+    // Each time that `cut` finds that its lease has ended, it asks whether another broker reaches the database.
     for (let n = 0; n < 5; n += 1) await cut.line(leaseIsOver);
     toDatabase.forbid();
     await server.start();

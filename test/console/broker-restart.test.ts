@@ -41,7 +41,7 @@ browserTest(
   'every page says that the broker is away, and heals within 10 s without doing anything twice',
   async () => {
     const { system, paths: all } = await filledSystem();
-    // The last test below covers the page of the terminal.
+    // The end of this test covers the page of the terminal.
     const paths = all.filter((path) => !path.endsWith('/terminals'));
     const machine_id = (await system.client.machines.list()).items[0]?.id ?? '';
     const command = 'i=0; while :; do i=$((i+1)); echo "line-$i."; sleep 0.2; done';

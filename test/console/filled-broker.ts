@@ -16,7 +16,7 @@ interface FilledSystem {
 export async function filledSystem(): Promise<FilledSystem> {
   const system = await startWithConsole();
   const { client } = system;
-  // Any value opens this alert, so the first report of the machine does.
+  // Every value is above 0, so the first report of the machine opens an alert.
   await client.alertRules.create({ name: hostile, kind: 'memory', above: 0, for: 0 });
   await client.alertRules.create({ name: 'gone', kind: 'offline', tags: ['<b>x</b>'], enabled: false });
   const machine_id = await startMachine(system, hostile, '<b>x</b>');

@@ -67,7 +67,7 @@ browserTest('a revoked key ends the login, and the page asks for another', async
   await window.page.getByRole('link', { name: 'web-1' }).waitFor();
 });
 
-browserTest('after 15 minutes a new key needs the key again, and the request then goes on', async () => {
+browserTest('creating a key 15 minutes after login needs the API key again, and then succeeds', async () => {
   const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
   const system = await startWithConsole();
   const { page, open, faults } = await newLogin(system);

@@ -28,7 +28,7 @@ browserTest('machines appear, change and go offline by themselves', async () => 
   expect(faults).toEqual([]);
 });
 
-browserTest('search, filters and order stand in the address and survive a reload', async () => {
+browserTest('search, filters and order are in the address and survive a reload', async () => {
   const { page } = await newLogin(await fleet());
   await page.getByRole('link', { name: 'db-1' }).waitFor();
   await page.keyboard.press('/');
@@ -73,7 +73,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
   await open('/machines');
   await page.getByRole('link', { name: 'web-1' }).waitFor();
   await expect.poll(() => types.size).toBe(6);
-  // Of the six connections one is the live stream, which also carries its data.
+  // One of the six requests is the live stream. It also carries changed data, so changes cause no further request.
   const [machine] = (await system.client.machines.list({ name: 'needle-7' })).items;
   const machine_id = machine?.id ?? '';
   await system.client.machines.update({ machine_id, name: 'renamed' });
@@ -85,7 +85,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
   expect(sizes.Stylesheet).toBeLessThan(10_000);
 });
 
-browserTest('selected machines are where a command runs, and its output arrives', async () => {
+browserTest('a command runs on the selected machines, and its output arrives', async () => {
   const { page, faults } = await newLogin(await fleet());
   await page.getByLabel('Select web-1').check();
   await page.getByLabel('Select db-1').check();

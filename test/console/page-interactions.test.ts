@@ -34,7 +34,7 @@ browserTest('cards and columns survive a reload, and cards select machines', asy
   expect(faults).toEqual([]);
 });
 
-browserTest('select all is every machine that matches, also those that are not loaded', async () => {
+browserTest('select all selects every machine that matches, also those that are not loaded', async () => {
   const system = await startWithConsole();
   const names = Array.from({ length: 130 }, (_, n) => `${n < 120 ? 'web' : 'db'}-${n}`);
   for (let n = 0; n < names.length; n += 10)
@@ -194,7 +194,7 @@ browserTest('a batch has a live card per machine, and runs again where it failed
   expect(faults).toEqual([]);
 });
 
-browserTest('a command that waits for its machine appears by itself, and errors are jumped to', async () => {
+browserTest('a command that waits for its machine appears by itself; a button leads to errors', async () => {
   const system = await startWithConsole();
   const online = await startMachine(system, 'web-1');
   const { machineId: machine_id } = await joinScripted(system, 'web-2');

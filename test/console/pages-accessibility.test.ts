@@ -105,7 +105,7 @@ for (const width of [375, 1440] as const) {
   });
 }
 
-browserTest('the pages of these tests are all that there are', async () => {
+browserTest('these tests open every page of the console', async () => {
   const table = readFileSync(join(import.meta.dirname, '../../broker/console/pages.tsx'), 'utf8');
   const patterns = [...table.matchAll(/pattern: '([^']+)'/g)].map(([, pattern = '']) => pattern);
   expect(patterns.length).toBeGreaterThan(10);

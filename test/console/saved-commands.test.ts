@@ -56,7 +56,7 @@ browserTest('a saved command is made with typed parameters, run on tags, and del
   expect(faults).toEqual([]);
 });
 
-browserTest('the form changes nothing that it was not asked to change', async () => {
+browserTest('the form changes only the fields that the user has edited', async () => {
   const system = await startWithConsole();
   const argv = [
     'env',

@@ -54,7 +54,7 @@ browserTest(
   },
 );
 
-browserTest('the settings change tags to a machine, and a saved command to a line', async () => {
+browserTest('the settings replace tags by a machine, and a saved command by a command line', async () => {
   const system = await startWithConsole();
   const { client } = system;
   const machine_id = await startMachine(system, 'web-1', 'web');
@@ -78,7 +78,7 @@ browserTest('the settings change tags to a machine, and a saved command to a lin
   expect(faults).toEqual([]);
 });
 
-browserTest('a schedule of tags keeps the rights of its key until it is asked to have mine', async () => {
+browserTest('a schedule of tags keeps the rights of its key until a user replaces them', async () => {
   const system = await startWithConsole();
   const other = await system.keyed([
     'schedules:write',
@@ -104,7 +104,7 @@ browserTest('a schedule of tags keeps the rights of its key until it is asked to
   expect(faults).toEqual([]);
 });
 
-browserTest('a schedule runs when a path changes, and its settings change that to a time', async () => {
+browserTest('a schedule runs when a path changes, and in its settings a time replaces the path', async () => {
   const system = await startWithConsole();
   const { client } = system;
   await startMachine(system, 'web-1');

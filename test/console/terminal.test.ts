@@ -4,7 +4,7 @@ import { browserTest, newLogin, oneMachine, type Page } from './browser.ts';
 
 const screen = (page: Page) => page.locator('.xterm-rows');
 
-browserTest('a terminal echoes, colours under the policy, and says how it ended', async () => {
+browserTest('a terminal echoes, displays colours despite the policy, and says how it ended', async () => {
   const { system, machine } = await oneMachine();
   const { page, faults, open } = await newLogin(system);
   await open(`/machines/${machine}/terminals`);
@@ -42,7 +42,7 @@ browserTest('markup in output and titles is text, and a second window watches', 
   expect([...faults, ...other.faults]).toEqual([]);
 });
 
-browserTest('text that no key produces is typed, and screen readers get the output', async () => {
+browserTest('text that no single key produces can be typed, and screen readers get the output', async () => {
   const { system, machine } = await oneMachine();
   const { page, faults, open } = await newLogin(system);
   const { session_id } = await system.client.sessions.create({ machine_id: machine });

@@ -46,7 +46,7 @@ browserTest('a thousand files in folders arrive byte for byte', async () => {
   expect(window.faults).toEqual([]);
 });
 
-browserTest('progress is true to 2 %, and cancelling leaves nothing on the machine', async () => {
+browserTest('progress is exact to 2 %, and cancelling leaves nothing on the machine', async () => {
   const [source, folder] = [join(temporaryFolder('source'), 'large'), temporaryFolder('files')];
   const bytes = 2 * 1024 ** 3;
   writeFileSync(source, '');
@@ -90,7 +90,7 @@ browserTest('a folder that exists is replaced only after a question', async () =
   expect(window.faults).toEqual([]);
 });
 
-browserTest('a file that appeared since the listing is not replaced unasked', async () => {
+browserTest('a file that appeared since the listing is not replaced without a question', async () => {
   const [source, folder] = [join(temporaryFolder('source'), 'a'), temporaryFolder('files')];
   writeFileSync(source, 'new');
   const window = await newFolderPage(folder);

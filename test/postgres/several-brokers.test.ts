@@ -210,8 +210,8 @@ withPostgres('two brokers', () => {
     onTestFinished(() => blocker.end());
     await blocker.query('BEGIN; LOCK TABLE commands IN ACCESS EXCLUSIVE MODE');
     const lists = Array.from({ length: 8 }, () => two.call('GET', '/commands'));
-    // Four of these are all reading connections of the second broker. One more belongs to the first broker, which reads
-    // the commands of batches.
+    // Four of these statements are on the second broker, which has only four connections for reading. A fifth is on the
+    // first broker, which reads the commands of batches.
     await soon(async () => (await query(waitingFor('commands'), database)).length).toBeGreaterThanOrEqual(5);
     await one.client.keys.remove({ key_id });
     await expectRefused(atTwo, 1_000);
@@ -317,7 +317,7 @@ withPostgres('two brokers', () => {
     const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 1 })).token);
     const machine_id = await enroll(one, secret, 'new-host');
     const listed = async () => (await two.client.machines.list()).items.map(({ hostname: name }) => name);
-    // The poll ends sooner than the 15 s after which brokers read the reports of each other's machines.
+    // Brokers read the reports of each other's machines only every 15 s. The name must arrive sooner: the poll ends after 5 s.
     await expect.poll(listed, { timeout: 5_000 }).toEqual(['new-host']);
     await one.client.machines.remove({ machine_id });
     expect((await two.call('GET', `/commands?machine_id=${machine_id}`)).status).toBe(200);
@@ -587,7 +587,7 @@ withPostgres('when the owner of a machine', () => {
       .toBe('machine_offline');
   }, 60_000);
 
-  test('is killed, its running command ends at the next one: once, with its whole output', async () => {
+  test('is killed, its running command continues at the next owner, and ends once with its whole output', async () => {
     const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
     const { wait, open } = gate();
     const counter = join(temporaryFolder('counter'), 'runs');
