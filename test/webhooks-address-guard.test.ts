@@ -239,7 +239,7 @@ test('the broker’s own listeners are refused when a webhook is created or chan
       expect([url, status, body.error?.details.issues]).toEqual([
         url,
         422,
-        [{ path: 'url', message: 'webhooks must not call this broker itself' }],
+        [{ path: 'url', message: 'webhooks and alert channels must not call this broker itself' }],
       ]);
     }
   }
@@ -261,7 +261,7 @@ test('the broker’s own listeners are refused at the delivery, even if --webhoo
       const { status_code, error } = await system.client.webhooks.test({ webhook_id: id });
       expect([url, address, status_code, error]).toEqual([
         ...[url, address, null],
-        'webhooks must not call this broker itself',
+        'webhooks and alert channels must not call this broker itself',
       ]);
     }
   }
@@ -274,7 +274,9 @@ test('a connection to a listener of the broker itself is destroyed, whatever the
   const guard = guardOf();
   guard.refuseSelf(socket);
   guard.protect([Number(port)]);
-  expect(() => guard.refuseSelf(socket)).toThrow('webhooks must not call this broker itself');
+  expect(() => guard.refuseSelf(socket)).toThrow(
+    'webhooks and alert channels must not call this broker itself',
+  );
   expect(socket.destroyed).toBe(true);
 });
 

@@ -277,7 +277,7 @@ const again = (session_id: string): string =>
 const endings = {
   detached: 'this client was detached',
   forbidden: 'the API key may no longer use this session',
-  fell_behind: 'this client read the output too slowly',
+  fell_behind: 'this client read the output too slowly, or the machine accepted no input for 25 s',
   stopping: 'the broker is stopping, or another one takes the machine over',
 };
 

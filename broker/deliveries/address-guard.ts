@@ -17,7 +17,7 @@ export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';
 }
 
-const notItself = 'webhooks must not call this broker itself';
+const notItself = 'webhooks and alert channels must not call this broker itself';
 
 /** The metadata host of Azure, which has a public address but is internal. */
 const metadata = ['168.63.129.16'];

@@ -75,7 +75,8 @@ export class Sessions {
         throw new AppError('client_not_found', message, { client_id });
       }
       const client_ids = found.map(({ attached }) => attached.client_id);
-      const message = `this key has ${found.length} clients attached to session ${session_id}: set client_id to the id of the client to detach`;
+      const count = client ? `${found.length} clients` : 'no client';
+      const message = `this key has ${count} attached to session ${session_id}: set client_id to the id of the client to detach`;
       throw new AppError('invalid_request', message, { client_ids });
     },
     end: async ({ session_id }, caller) => {

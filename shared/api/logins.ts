@@ -37,7 +37,7 @@ export const logins = {
   list: list('/logins', 'any key', {
     summary: 'List logins',
     description:
-      'Lists the logins of this request’s key; with the scope `admin` also those of keys with fewer rights.',
+      'Lists the logins of this request’s key; with the scope `admin` also those of all keys that reach no further machines.',
     sort: ['created_at', 'last_used_at'],
     reply: login,
   }),

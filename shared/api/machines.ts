@@ -209,7 +209,8 @@ export const machines = {
   }),
   update: single('PATCH', '/machines/{machine_id}', 'machines:write', {
     summary: 'Rename or retag a machine, or set what upgrades may install on it',
-    description: 'A change of tags needs the scope `admin` while any API key is limited by tags.',
+    description:
+      'A change of tags needs the scope `admin` if any API key is limited by tags, or if a schedule uses a tag that is added or removed. A key that is limited to some machines cannot change tags.',
     body: z.strictObject({
       name: label(1, 100).optional().describe('New name'),
       tags: tags.optional().describe('New tags, which replace all old ones'),

@@ -38,7 +38,7 @@ function modes(dataDir: string, open: string[]): Finding {
 
 function owners(dataDir: string, foreign: string[]): Finding[] {
   if (foreign.length === 0) return [];
-  const what = `${foreign.join(', ')} belongs to another user than ${dataDir}`;
+  const what = `the owner of ${dataDir} does not own ${foreign.join(', ')}`;
   return [fail('owner', what, `run chown -R --reference=${dataDir} ${dataDir}`)];
 }
 

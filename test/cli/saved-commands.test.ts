@@ -63,7 +63,7 @@ test('saved commands are created, listed, run on machines, used by schedules and
   ]);
   expect(schedule).toMatchObject({ tags: ['web'], command: null, parameters: { word: 'one' } });
   const used = await farhand('saved-commands delete', ['greet', '--yes']);
-  expect([used.code, used.err]).toEqual([1, expect.stringContaining('use this saved command')]);
+  expect([used.code, used.err]).toEqual([1, expect.stringContaining('1 schedule uses this saved command')]);
   await farhand('schedules delete', ['job', '--yes']);
   expect((await farhand('saved-commands delete', ['greet', '--yes'])).code).toBe(0);
 });

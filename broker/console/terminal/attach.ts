@@ -86,7 +86,10 @@ function endOf(end: Ending): Phase {
   if (end.why === 'detached')
     return { name: 'ended', text: 'You were detached. Open the terminal again to go on.' };
   if (end.why === 'fell_behind')
-    return { name: 'behind', text: 'Some output was skipped: there was too much of it. Connecting again…' };
+    return {
+      name: 'behind',
+      text: 'Too much output was waiting, or the machine accepted no input. Connecting again…',
+    };
   return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
 }
 
