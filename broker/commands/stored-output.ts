@@ -135,7 +135,7 @@ type Ended = Record<Stream, Buffer> & Record<`${Stream}_bytes`, number> & { id: 
 
 /** The directory of all output. Each command that needs files has a directory in it. */
 export class OutputDirectory {
-  /** The data directory. A sync of output files includes all directories between it and the files. */
+  /** The data directory. A sync of an output file also syncs the directories on the path from here to the file. */
   readonly root: string;
   readonly log: Logger;
   readonly #directory: string;

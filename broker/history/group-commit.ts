@@ -4,7 +4,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './database-interface.ts';
 
-/** Returns the error of requests while the database does not answer. */
+/** Returns the error with which requests are refused while the database does not answer. */
 export function databaseUnavailable(cause?: unknown): AppError {
   const message = 'the broker’s database does not answer; try again later';
   return new AppError('unavailable', message, {}, cause === undefined ? {} : { cause });

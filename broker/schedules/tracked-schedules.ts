@@ -163,7 +163,7 @@ export class TrackedSchedules {
     await this.#load([...this.all()].filter(({ machine_id }) => owned.has(machine_id)));
   }
 
-  /** Reads up to which due times other brokers have handled these schedules. */
+  /** Reads, for each schedule, the last due time that another broker has handled. */
   async #load(some: readonly Tracked[]): Promise<void> {
     for (const tracked of some) tracked.loaded = false;
     const marks = latestOf(

@@ -109,8 +109,8 @@ function jsonIn(bytes: Buffer, file: string): unknown {
 function mustHaveOne(data: Documents, file: string): boolean {
   // Version 0.1.0 of the broker wrote format version 1 without a checksum.
   if (data.version !== 1) return true;
-  // A state.json.last with a checksum was written by a newer broker, which would also have written a checksum to this
-  // file.
+  // Brokers that write a checksum to state.json.last also write one to state.json. So if only state.json.last has a
+  // checksum, state.json was edited or replaced.
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';
 }
 

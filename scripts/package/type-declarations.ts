@@ -4,7 +4,7 @@ import { dirname, join, relative } from 'node:path';
 import { root, run } from './shared-by-packaging-steps.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
-/** Declarations of the types of gRPC's libraries that the types of the protos use. They replace these libraries. */
+/** Types that the generated types of the protos import from gRPC's libraries. The package has these instead of the libraries. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;

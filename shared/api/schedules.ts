@@ -91,7 +91,7 @@ const detailed = listed
       'Whether a run starts while the previous one is in progress: `skip` or `allow`',
     ),
     catch_up: catchUp.describe(
-      'Which missed runs start after the broker was down; with `on_change`, whether a change during that time starts a run',
+      'Which of the runs that were missed while the broker was down are started later; with `on_change`, whether a change while it was down starts a run',
     ),
     catch_up_window: z.number().describe('Milliseconds after which a missed run no longer starts'),
     user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),

@@ -214,7 +214,7 @@ class OutputBuffer {
     this.#stream = new ReadableStream({ start }, limit);
   }
 
-  /** Sets the offset of the bytes that are added next, in the session's output. */
+  /** Sets where in the session's output the next added bytes begin. */
   startAt(offset: number): void {
     this.#next = offset;
     if (this.#controller?.desiredSize === maxUnreadOutput) this.offset = offset;
