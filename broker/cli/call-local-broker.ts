@@ -134,7 +134,9 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
  * must not become a data directory.
  */
 function assertData(dataDir: string, mayCreate: boolean): void {
-  if (existsSync(join(dataDir, 'state.json'))) return;
+  // The state of a broker with a database is there, and not in the data directory.
+  const file = process.env.FARHAND_DATABASE_URL === undefined ? 'state.json' : 'authority.json';
+  if (existsSync(join(dataDir, file))) return;
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)
     throw new StartError(`${dataDir} does not contain a broker’s data; check --data-dir`);

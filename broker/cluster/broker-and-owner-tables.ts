@@ -80,8 +80,12 @@ export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_tim
  */
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
-/** Each broker runs this statement once a minute. */
-export const expiringTokens = 'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()';
+/** Each broker runs these statements once a minute. The second one deletes brokers that were started again. */
+export const expiring = [
+  'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()',
+  `DELETE FROM brokers b WHERE lease_until < clock_timestamp() AND EXISTS (SELECT 1 FROM brokers other
+    WHERE other.directory_id = b.directory_id AND other.lease_until > clock_timestamp())`,
+];
 
 /** Statements that delete rows that are no longer needed. Each broker runs them once an hour. */
 export const pruning = [

@@ -2,13 +2,13 @@
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { expiringTokens, pruning } from './broker-and-owner-tables.ts';
+import { expiring, pruning } from './broker-and-owner-tables.ts';
 
 const pruneMs = 3_600_000;
 const expireMs = 60_000;
 
 /**
- * Deletes outdated rows about brokers every hour, and expired tokens every minute. Rows that could not be deleted are
+ * Deletes outdated rows about owners every hour, and expired tokens and restarted brokers every minute. Rows that could not be deleted are
  * deleted the next time. Call the returned function to stop.
  */
 export function deleteOutdatedRows(connection: PostgresListener, log: Logger): () => void {
@@ -21,7 +21,7 @@ export function deleteOutdatedRows(connection: PostgresListener, log: Logger): (
         log.error({ err }, 'outdated rows about brokers and tokens could not be deleted; trying again later');
     }
   };
-  const stops = [every(pruneMs, () => void run(pruning)), every(expireMs, () => void run([expiringTokens]))];
+  const stops = [every(pruneMs, () => void run(pruning)), every(expireMs, () => void run(expiring))];
   return () => {
     isStopped = true;
     for (const stop of stops) stop();

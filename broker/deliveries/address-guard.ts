@@ -155,11 +155,22 @@ function innermost(address: Address): Address {
 function isHere(text: string): boolean {
   const address = addressOf(text);
   if (!address) return false;
-  const interfaces = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
   return (
     ['loopback', 'unspecified'].includes(address.range()) ||
-    interfaces.some((one) => addressOf(one.address)?.toString() === address.toString())
+    ownAddresses().some((one) => addressOf(one)?.toString() === address.toString())
   );
+}
+
+/**
+ * Returns the addresses of this computer. Returns none if a sandbox forbids the netlink socket with which they are read;
+ * refuseSelf() then refuses the connections.
+ */
+function ownAddresses(): string[] {
+  try {
+    return Object.values(networkInterfaces()).flatMap((some = []) => some.map(({ address }) => address));
+  } catch {
+    return [];
+  }
 }
 
 function isPublic(address: Address | undefined): boolean {

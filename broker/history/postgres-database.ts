@@ -30,6 +30,8 @@ const tables = [
   CREATE TABLE removed_documents (collection TEXT NOT NULL, id TEXT NOT NULL, generation BIGINT NOT NULL,
     PRIMARY KEY (collection, id)) WITHOUT ROWID;
   CREATE INDEX removed_documents_by_generation ON removed_documents (generation)`,
+  // The fingerprint of the certificate authority that all brokers on the database must have.
+  'ALTER TABLE installation ADD COLUMN authority TEXT',
 ];
 
 export class PostgresDatabase implements Database {

@@ -41,7 +41,8 @@ const keepAlive = '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp
 
 /** Parses --database-url. Throws StartError, with a message that never contains the password. */
 export function addressOf({ database_url, database_password_file }: PostgresSettings): PostgresAddress {
-  const form = '--database-url must be postgres://USER@HOST:5432/DATABASE';
+  const form =
+    '--database-url must be postgres://USER@HOST:5432/DATABASE; in a password, replace each special character by % and its code, or use --database-password-file';
   if (!/^postgres(ql)?:\/\//.test(database_url) || !URL.canParse(database_url)) throw new StartError(form);
   const url = new URL(database_url);
   const given = Object.fromEntries(url.searchParams);

@@ -1,7 +1,7 @@
 // Copies both stores of a broker, state and history, from files to a PostgreSQL database or back. The
 // originals are not changed before the copy is complete.
 import { existsSync } from 'node:fs';
-import { mkdir, rename, rm } from 'node:fs/promises';
+import { copyFile, mkdir, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { iso, monotonic } from '../../shared/clock.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
@@ -12,6 +12,7 @@ import { History, type HistoryTransaction } from '../history/history.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
 import { PostgresDatabase } from '../history/postgres-database.ts';
 import { copyMarkOf, setCopyMark } from '../history/unfinished-copy-mark.ts';
+import { authorityFiles } from '../link/certificate-authority.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { startBroker } from '../start/index.ts';
 import { type Documents, names } from '../state/document-types.ts';
@@ -204,7 +205,11 @@ async function createTables(
   });
   const folder = join(settings.data_dir, scratch);
   await rm(folder, { recursive: true, force: true });
+  await mkdir(folder, { mode: 0o700 });
   try {
+    // The first broker stores the fingerprint of its certificate authority in the database.
+    const [authority] = authorityFiles;
+    await copyFile(join(settings.data_dir, authority), join(folder, authority));
     await startAndStop({ ...settings, data_dir: folder }, log);
   } finally {
     await rm(folder, { recursive: true, force: true });

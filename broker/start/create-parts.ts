@@ -48,7 +48,7 @@ import type { Declared, Schedule, State } from '../state/in-memory-state.ts';
 import { Upgrades } from '../upgrades/index.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
-import { createStores } from './open-state-and-history.ts';
+import { assertAuthority, createStores } from './open-state-and-history.ts';
 import { createPeerClients } from './peer-clients.ts';
 
 /**
@@ -110,10 +110,12 @@ const maxContents = 64 * 1024 * 1024;
 /** Creates all parts. Throws StartError if the data directory cannot be used. */
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
-  const { state, history, untouched, cluster, countTogether, started } = await createStores(opening);
+  const stored = await createStores(opening);
+  const { state, history, untouched, cluster, countTogether, started } = stored;
   const remedy =
     settings.peer_listen && 'get the missing file from another broker with farhand-broker cluster join';
   const authority = await loadAuthority(settings.data_dir, untouched, remedy);
+  await assertAuthority(authority, stored);
   const events = await Events.open(history, settings.keep_events);
   const deliveries = await deliveriesOf(opening, history);
   const webhooks = webhooksOf(opening, { state, history, events, claims: cluster?.claims }, deliveries);

@@ -26,7 +26,7 @@ export function reportAlive(url: string, ms: number, { sender, alive, log }: Hea
     failing = !delivered;
     // Only the origin is logged, because the path of such a URL is often a secret.
     const what = { origin: new URL(url).origin, status_code, reason: error };
-    if (failing) log.warn(what, '--heartbeat-url does not answer; trying again');
+    if (failing) log.warn(what, '--heartbeat-url cannot be reached, or answers with an error; trying again');
     else log.info(what, '--heartbeat-url answers again');
   };
   // Neither alive() nor send() rejects.

@@ -7,6 +7,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { History } from '../history/history.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
+import type { Authority } from '../link/certificate-authority.ts';
 import type { CountTogether } from '../request-checks/rate-limits.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
@@ -33,6 +34,11 @@ interface OpenedStores {
   countTogether?: CountTogether;
   /** Lets other brokers start. Must be called as soon as all tables exist. */
   started?: () => Promise<void>;
+  /**
+   * The fingerprint of the certificate authority of the brokers on the database; null until a broker has stored its
+   * own. Undefined without a database.
+   */
+  knownAuthority?: string | null;
 }
 
 /** Opens the stores, and registers how they are closed. Throws StartError. */
@@ -70,7 +76,7 @@ async function createInDatabase(
   const file = join(data_dir, 'state.json');
   if (existsSync(file))
     throw new StartError(
-      `${file} has the state of a broker without --database-url: use an empty data directory, or leave out --database-url`,
+      `${file} has the state of a broker without --database-url: copy it to the database with farhand-broker migrate --to URL, or leave out --database-url`,
     );
   // These modules are loaded only here, because a broker without a database does not need them.
   const [{ PostgresDatabase }, { addressOf }, { PostgresStore }, { refuseMarked }] = await Promise.all([
@@ -89,7 +95,12 @@ async function createInDatabase(
   const state = new State(await PostgresStore.open(history));
   closers.push(() => state.close());
   await database.writer.claim();
-  const stores = { state, history, untouched: state.generation === 1 };
+  const row = await history.get('SELECT authority FROM installation');
+  const knownAuthority = typeof row?.authority === 'string' ? row.authority : null;
+  const stores = {
+    ...{ state, history, knownAuthority },
+    untouched: state.generation === 1 && knownAuthority === null,
+  };
   if (!several || brokerId === undefined) return stores;
   const { dataDirectoryId } = await import('../cluster/data-directory-id.ts');
   const directoryId = await dataDirectoryId(data_dir);
@@ -103,11 +114,33 @@ async function createInDatabase(
 }
 
 /**
+ * Throws StartError if the brokers on the database have another certificate authority, because agents and other brokers
+ * would not trust this broker. The first broker stores the fingerprint of its authority.
+ */
+export async function assertAuthority(
+  { fingerprint }: Pick<Authority, 'fingerprint'>,
+  { history, knownAuthority: known }: Pick<OpenedStores, 'history' | 'knownAuthority'>,
+): Promise<void> {
+  if (known === null)
+    await history.write((transaction) =>
+      transaction.run('UPDATE installation SET authority = ?', fingerprint),
+    );
+  else if (known !== undefined && known !== fingerprint)
+    throw new StartError(
+      'authority.json is not that of the other brokers on this database: copy the file from one of them, or run farhand-broker cluster join with an empty data directory',
+    );
+}
+
+/**
  * Returns the URL that other brokers get for the peer port at first. When the port listens, the URL with the actual
  * port number replaces this one.
  */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};
+  if (!peer_url && ['0.0.0.0', '::'].includes(host))
+    throw new StartError(
+      `--peer-listen ${host} is no address to which other brokers can connect: set --peer-url to https://HOST:PORT of this broker`,
+    );
   return peer_url ?? `https://${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 

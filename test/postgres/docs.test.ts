@@ -108,7 +108,8 @@ async function createBox() {
 withPostgres('docs/postgresql.md', () => {
   test('its commands start, move, check, back up and restore a broker', { timeout: 120_000 }, async () => {
     const { dataDir, settings, run, names, create } = await createBox();
-    const [database, password, doctor, ...others] = commands('## Start');
+    // The installation is left out, because this box has a broker already.
+    const [database, , password, doctor, ...others] = commands('## Start');
     expect(others).toEqual([]);
     await run('systemctl start farhand-broker');
     await create('one');

@@ -6,7 +6,7 @@ import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { enrollWith } from '../../agent/link/dial.ts';
-import { expiringTokens, pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
+import { expiring, pruning } from '../../broker/cluster/broker-and-owner-tables.ts';
 import { commitLock } from '../../broker/history/postgres-write-connection.ts';
 import { parseJoinToken } from '../../shared/join-token.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
@@ -102,6 +102,32 @@ async function whileFrozen(pids: Iterable<number>, work: () => Promise<void>): P
 }
 
 withPostgres('two brokers', () => {
+  test('with two certificate authorities are not started on one database', async () => {
+    const url = await (await server()).createDatabase();
+    const flags = ['--database-url', url, ...peer];
+    await startFarhand({ flags });
+    await expect(startFarhand({ flags })).rejects.toThrow('farhand-broker cluster join');
+    const other = await startFarhand({ flags: [] });
+    await expect(startFarhand({ flags, dataDir: copyOf(other.dataDir) })).rejects.toThrow(
+      'authority.json is not that of the other brokers on this database',
+    );
+  });
+
+  test('cannot listen for each other on 0.0.0.0 without --peer-url', async () => {
+    const url = await (await server()).createDatabase();
+    const flags = ['--database-url', url, '--peer-listen', '0.0.0.0:0'];
+    await expect(startFarhand({ flags })).rejects.toThrow('set --peer-url to https://HOST:PORT');
+  });
+
+  test('are listed once each, also after one of them was killed and started again', async () => {
+    const { database } = await startTwo(await server());
+    const { query } = await server();
+    const killed = `INSERT INTO brokers SELECT id || '0', url, now() - interval '1 s', directory_id FROM brokers`;
+    await query(`${killed} ORDER BY id LIMIT 1`, database);
+    for (const statement of expiring) await query(statement, database);
+    expect(await query('SELECT 1 FROM brokers', database)).toHaveLength(2);
+  });
+
   test('are refused unless both are started with --peer-listen, which needs --database-url', async () => {
     await expect(startFarhand({ flags: peer })).rejects.toThrow('they need --database-url');
     const url = await (await server()).createDatabase();
@@ -446,7 +472,7 @@ withPostgres('two brokers', () => {
       database,
     );
     await soon(atTwo).toBe(401);
-    for (const statement of [...pruning, expiringTokens]) await query(statement, database);
+    for (const statement of [...pruning, ...expiring]) await query(statement, database);
     const left = async (table: string) => (await query(`SELECT 1 FROM ${table}`, database)).length;
     const tables = ['brokers', 'owners', 'removed_documents', 'broker_tokens'];
     expect(await Promise.all(tables.map(left))).toEqual([2, 0, 0, 1]);

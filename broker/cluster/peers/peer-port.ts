@@ -65,7 +65,11 @@ export async function listenForPeers(options: PeerPortOptions) {
     if (refusals.take('', refusal)) log.warn(refusal, text);
     socket.destroy();
   };
-  server.on('tlsClientError', (error, socket) => refuse(socket, error.message));
+  server.on('tlsClientError', (error: NodeJS.ErrnoException, socket) => {
+    // A connection that breaks during the handshake says nothing about the certificate.
+    if (error.code === 'ECONNRESET') socket.destroy();
+    else refuse(socket, error.message);
+  });
   logAcceptErrors(server, log);
   server.listen(port, host);
   await once(server, 'listening');
