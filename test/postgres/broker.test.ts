@@ -9,6 +9,7 @@ import { SubjectAlternativeNameExtension, X509CertificateGenerator } from '@pecu
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
+import { createLine } from '../cli-fixture.ts';
 import { shared } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { type PostgresServer, serverUser } from '../start-postgres.ts';
@@ -191,6 +192,20 @@ withPostgres('over TLS', () => {
 });
 
 withPostgres('a broker on PostgreSQL', () => {
+  test('that has stopped is used by commands with --data-dir, but no other directory becomes its own', async () => {
+    const url = await (await server()).createDatabase();
+    const { broker, dataDir } = await start(url);
+    await broker.close();
+    const farhand = createLine();
+    const env = { FARHAND_DATABASE_URL: url };
+    const listed = await farhand('auth list-keys', ['--data-dir', dataDir, '-o', 'json'], { env });
+    expect([listed.code, JSON.parse(listed.out)]).toMatchObject([0, [{ name: 'test' }]]);
+    const other = join(temporaryFolder('other'), 'data');
+    const made = await farhand('auth create-key', ['--data-dir', other], { env });
+    expect([made.code, made.out]).toEqual([1, '']);
+    expect(made.err).toContain('authority.json is missing');
+  });
+
   test('has all data after a restart, and writes neither state.json nor history.db', async () => {
     const { broker, dataDir, databaseUrl, client, agent, key } = await startOn(await server());
     const { machineId: machine_id } = await agent({ name: 'web-1', tags: 'prod' });
