@@ -125,6 +125,16 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await broker('install', '--no-tls')).stdout).toContain(`farhand login http://${http}\n`);
   });
 
+  test('the service reads the addresses of its machine, so that webhooks with its own port are checked', async () => {
+    expect(await broker('install', '--webhook-allow', '192.0.2.0/24')).toMatchObject({ code: 0 });
+    const port = http.split(':').at(-1);
+    // No packet is sent to this address, because a disabled webhook sends nothing.
+    const webhook = { url: `http://192.0.2.1:${port}/`, events: ['*'], enabled: false };
+    expect(await api('POST', '/webhooks', webhook)).toMatchObject({ status: 201 });
+    const itself = await api('POST', '/webhooks', { ...webhook, url: `http://localhost:${port}/` });
+    expect(itself).toMatchObject({ status: 422 });
+  });
+
   test('the log in the journal is text with levels, and both services may open many files', async () => {
     const { stdout } = await box.run('journalctl', '--unit=farhand-broker', '--output=json', '--no-pager');
     const entries = stdout
