@@ -138,18 +138,23 @@ test('an address other than loopback needs TLS or --insecure-http', async () => 
   for (const flags of [['--tls'], ['--insecure-http']]) await (await start(...flags)).close();
 });
 
-test('a missing key, a wrong key, a file without PEM and a missing file end with code 78 and a message that says which', async () => {
+test('a missing key, a wrong key, and a file that is empty, missing or without PEM end with code 78 and a message that says which', async () => {
   const folder = temporaryFolder('pair');
   const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
-  const nonsense = join(folder, 'nonsense');
+  const [nonsense, empty] = [join(folder, 'nonsense'), join(folder, 'empty.pem')];
   writeFileSync(nonsense, 'nonsense');
+  writeFileSync(empty, '');
   const received: [flags: string[], text: RegExp][] = [
     [['--tls-cert', one.cert], /--tls-cert also needs --tls-key/],
     [['--tls-key', one.key], /--tls-key also needs --tls-cert/],
     [['--tls', '--tls-cert', one.cert, '--tls-key', one.key], /choose one/],
     [['--tls-cert', one.cert, '--tls-key', two.key], /does not belong/],
     [['--tls-cert', nonsense, '--tls-key', one.key], /not a PEM file/],
-    [['--tls-cert', join(folder, 'nothing'), '--tls-key', one.key], /ENOENT.*nothing/],
+    [['--tls-cert', one.cert, '--tls-key', nonsense], /nonsense has no private key in PEM; set --tls-key/],
+    [['--tls-cert', one.cert, '--tls-key', one.cert], /one\.crt has no private key in PEM/],
+    [['--tls-cert', one.cert, '--tls-key', empty], /: \S+empty\.pem is empty$/],
+    [['--tls-cert', empty, '--tls-key', one.key], /: \S+empty\.pem is empty$/],
+    [['--tls-cert', join(folder, 'nothing.pem'), '--tls-key', one.key], /: ENOENT.*nothing/],
   ];
   for (const [flags, message] of received) {
     const error = await startSecure(flags).catch((thrown: unknown) => thrown);

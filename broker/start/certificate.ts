@@ -81,7 +81,7 @@ function namesOf({ public_url, http }: BrokerSettings): string[] {
 async function fromFiles(files: Pair, lookMs: number, log: Logger) {
   let version = await versionOf(files);
   const context = await read(files).catch((error: unknown) => {
-    throw new StartError(`--tls-cert ${files.cert}, --tls-key ${files.key}: ${reasonOf(error)}`, 78, {
+    throw new StartError(`--tls-cert ${files.cert}, --tls-key ${files.key}: ${reasonOf(error, files)}`, 78, {
       cause: error,
     });
   });
@@ -99,7 +99,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
       };
       const failed = (error: unknown): void =>
         log.error(
-          { ...files, reason: reasonOf(error) },
+          { ...files, reason: reasonOf(error, files) },
           'the new TLS certificate cannot be used, so the old one stays in use until these files are corrected',
         );
       return every(lookMs, () => void check().catch(failed));
@@ -110,6 +110,9 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
 /** Reads a certificate and its key. Throws if they do not belong together. */
 async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
   const context = { cert: await readFile(cert, 'utf8'), key: await readFile(key, 'utf8') };
+  // Node ignores an empty certificate or key.
+  if (context.cert === '') throw new Error(`${cert} is empty`);
+  if (context.key === '') throw new Error(`${key} is empty`);
   createSecureContext(context);
   return context;
 }
@@ -127,11 +130,14 @@ async function versionOf({ cert, key }: Pair): Promise<string> {
 }
 
 /** Returns a clear message for a common mistake, otherwise the message of OpenSSL or of the system. */
-function reasonOf(error: unknown): string {
+function reasonOf(error: unknown, { key }: Pair): string {
   const text = error instanceof Error ? error.message : String(error);
   if (errnoOf(error) === 'EACCES')
     return `the broker’s user, ${userInfo().username}, must be able to read the certificate and its key (${text})`;
   if (/key values mismatch/.test(text)) return 'the key does not belong to the certificate';
-  if (/no start line|PEM/i.test(text)) return `the certificate or the key is not a PEM file (${text})`;
+  if (/DECODER routines::unsupported/.test(text))
+    return `${key} has no private key in PEM; set --tls-key to the file with the certificate’s key`;
+  if (/no start line|PEM routines/.test(text))
+    return `the certificate or the key is not a PEM file (${text})`;
   return text;
 }
