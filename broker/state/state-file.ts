@@ -100,7 +100,9 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   try {
     return JSON.parse(bytes.toString());
   } catch (cause) {
-    const damage = bytes.length > 0 ? 'damaged' : 'empty';
+    // The message names line and column, or has the text around the error.
+    const where = cause instanceof SyntaxError ? cause.message.replace(/\s+/g, ' ') : '';
+    const damage = bytes.length > 0 ? `damaged: ${where}` : 'empty';
     throw new StartError(`${file} is ${damage}; ${recoveryOf(file)}`, 78, { cause });
   }
 }

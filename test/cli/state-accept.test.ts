@@ -36,6 +36,17 @@ test('state accept refuses a running broker, a folder without a broker’s data,
   });
 });
 
+test('state accept names line and column of an error in the JSON', async () => {
+  const system = await startFarhand();
+  await system.broker.close();
+  const edited = textIn(system.dataDir).replace('"version":2,', '\n"version":2,,');
+  writeFileSync(fileIn(system.dataDir), edited);
+  const { status, stderr } = accept(system.dataDir);
+  expect(status).not.toBe(0);
+  expect(stderr).toMatch(/state\.json is damaged: .*\(line 2 column 13\); /);
+  expect(textIn(system.dataDir)).toBe(edited);
+});
+
 test('state accept makes a broker start with a state.json that was edited by hand', async () => {
   const system = await startFarhand();
   const { id: key_id } = await system.client.keys.create({ name: 'before', scopes: ['files:read'] });
