@@ -1,6 +1,6 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { dirname } from 'node:path';
-import { unitState } from '../shared/doctor/agent-checks.ts';
+import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-checks.ts';
 import { findingsText } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
 import { examineSigningKeys } from '../shared/doctor/stray-signing-keys.ts';
@@ -22,11 +22,12 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   const settings = readSettings(brokerSettings, { argv: withSettingsOf(name, argv), env });
   const stored = ['state.json', 'history.db', 'authority.json', 'rest-key.json', 'webhooks.key'];
   const findings = await examineDirectory(settings.data_dir, stored);
-  if (settings.database_url !== undefined) {
+  if (settings.database_url === undefined) findings.push(...uncheckedDatabase(settings.data_dir));
+  else {
     const { examineDatabase } = await import('./history/doctor-checks.ts');
     findings.push(...(await examineDatabase({ ...settings, database_url: settings.database_url })));
   }
   const { config: file = settingsOf({ name }) } = settings;
   findings.push(await examineSigningKeys(settings.data_dir, dirname(file)));
-  return findingsText([...findings, ...(await unitState(name))]);
+  return findingsText([...findings, ...(await brokerUnit())]);
 }

@@ -5,7 +5,8 @@ import { StartError } from '../errors.ts';
 import { identityFile, readIdentity } from '../identity-file.ts';
 import { hostPort } from '../read-settings.ts';
 import { clean } from '../sanitize-text.ts';
-import { stateOf } from '../systemd/control.ts';
+import { type State, stateOf } from '../systemd/control.ts';
+import { dataOf, unitOf } from '../systemd/install.ts';
 import { type Finding, fail, ok, reason, warn } from './check-result.ts';
 import { examineDirectory } from './directory-checks.ts';
 import { reachBroker } from './reachable-port.ts';
@@ -17,12 +18,25 @@ import { reachBroker } from './reachable-port.ts';
 export async function examineAgent(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
   const directory = await examineDirectory(dataDir, ['identity.json']);
   if (directory.some(({ state }) => state === 'fail')) return directory;
-  return [...directory, ...(await joined(dataDir, brokers)), ...(await unitState('farhand-agent'))];
+  const unit = await unitState(agent.name, 'its configuration is wrong, or the machine was removed');
+  return [...directory, ...(await joined(dataDir, brokers)), ...unit];
 }
 
-const joinAnew = 'farhand join-tokens create, then farhand-agent --join-token-file FILE --broker HOST:PORT';
+const agent = { name: 'farhand-agent' };
+
+/** True if the directory is the one of an agent that is installed as a service. */
+const isOfService = (dataDir: string): boolean => dataDir === dataOf(agent) && existsSync(unitOf(agent));
+
+/** Returns how to join a broker. The account of a service owns its data, so only `install` can join it. */
+export function joinAdvice(isService: boolean): string {
+  const how = isService
+    ? 'sudo farhand-agent install --join-token-file FILE'
+    : 'farhand-agent --join-token-file FILE --broker HOST:PORT';
+  return `farhand join-tokens create, then ${how}`;
+}
 
 async function joined(dataDir: string, brokers: readonly string[]): Promise<Finding[]> {
+  const joinAnew = joinAdvice(isOfService(dataDir));
   try {
     const machine = await readIdentity(dataDir);
     if (!machine?.machine_id)
@@ -54,17 +68,30 @@ async function reached(broker: string, ca: string): Promise<Finding> {
   }
 }
 
-/** Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. */
-export async function unitState(name: string): Promise<Finding[]> {
+/**
+ * Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. `refused`: what
+ * exit code 78 of this program means.
+ */
+export async function unitState(name: string, refused: string): Promise<Finding[]> {
   // systemd makes this directory when it boots a machine (sd_booted(3)).
   if (!existsSync('/run/systemd/system')) return [];
   const state = await stateOf(name).catch(() => undefined);
   if (!state)
     return [warn('service', 'systemctl does not answer', `run systemctl status ${name} to see why`)];
-  const { installed, active, status, exitStatus, result } = state;
-  if (!installed) return [warn('service', `${name} is not installed`, `${name} install`)];
-  const what = clean([`${name} is ${active}`, status].filter(Boolean).join(': '));
-  if (active === 'active') return [ok('service', what)];
-  const why = exitStatus === 78 ? 'its configuration is wrong, or the machine was removed' : result;
-  return [fail('service', `${what}: ${why}`, `see journalctl -u ${name} -n 50`)];
+  return [ofUnit(name, state, refused)];
+}
+
+type UnitState = Pick<State, 'installed' | 'active' | 'status' | 'exitStatus' | 'result'>;
+
+export function ofUnit(
+  name: string,
+  { installed, active, status, exitStatus, result }: UnitState,
+  refused: string,
+): Finding {
+  if (!installed) return warn('service', `${name} is not installed`, `${name} install`);
+  const isActive = active === 'active';
+  const why = isActive ? '' : ` (${exitStatus === 78 ? refused : result})`;
+  // The status is last, because it can end with a command to copy.
+  const what = clean([`${name} is ${active}${why}`, status].filter(Boolean).join(': '));
+  return isActive ? ok('service', what) : fail('service', what, `see journalctl -u ${name} -n 50`);
 }

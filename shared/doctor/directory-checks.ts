@@ -1,8 +1,8 @@
 // The doctor's checks of a data directory: access, owner, modes, and free disk space.
-import { accessSync, constants, statSync } from 'node:fs';
+import { accessSync, constants, Stats, statSync } from 'node:fs';
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
-import { errnoOf, StartError } from '../errors.ts';
+import { errnoOf, isErrno, StartError } from '../errors.ts';
 import { userName } from '../program-start-and-end.ts';
 import { reasonOf } from '../system-errors.ts';
 import { type Finding, fail, ok, warn } from './check-result.ts';
@@ -14,8 +14,11 @@ export async function examineDirectory(dataDir: string, files: string[]): Promis
   const refused = refusedIn(dataDir);
   if (refused)
     return [fail('directory', refused, 'run the same command with sudo, or as the owner of the directory')];
-  const there = await stat(dataDir).catch((error: unknown) => reasonOf(error));
-  if (typeof there === 'string') return [fail('directory', there, 'check the path in --data-dir')];
+  const there = await stat(dataDir).catch((error: unknown) => error);
+  if (!(there instanceof Stats)) {
+    const first = isErrno(there, 'ENOENT') ? '; if it is right, the first start creates the directory' : '';
+    return [fail('directory', reasonOf(there), `check the path in --data-dir${first}`)];
+  }
   const open: string[] = [];
   const foreign: string[] = [];
   for (const name of ['', ...files]) {

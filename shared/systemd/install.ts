@@ -63,8 +63,8 @@ export interface Report extends State {
 const settleMs = 30_000;
 const mostRestarts = 3;
 
-export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;
-const unitOf = ({ name }: Pick<Service, 'name'>): string => `/etc/systemd/system/${name}.service`;
+export const dataOf = ({ name }: Pick<Service, 'name'>): string => `/var/lib/${name}`;
+export const unitOf = ({ name }: Pick<Service, 'name'>): string => `/etc/systemd/system/${name}.service`;
 const unitsOf = ({ helper }: Service): string[] =>
   helper ? [unitOf(helper), unitOf(helper).replace(/service$/, 'path')] : [];
 export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>

@@ -14,7 +14,10 @@ import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { doctor as brokerDoctor } from '../../broker/doctor.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
+import { startAdvice } from '../../shared/doctor/broker-checks.ts';
+import { fail } from '../../shared/doctor/check-result.ts';
 import { createLine, open } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
@@ -189,6 +192,26 @@ describe('farhand doctor', () => {
     ];
     for (const [at, { code, out }] of answers.entries())
       expect([code, out]).toEqual([1, expect.stringMatching(says[at] ?? /x/)]);
+  });
+
+  test('warns of a directory without state.json, whose broker may have its state in a database', async () => {
+    const [directory, line] = [temporaryFolder('postgres'), createLine()];
+    await loadAuthority(directory, true);
+    const warning = /^warn +database +not checked: set --database-url.*PostgreSQL.*FARHAND_DATABASE_URL/ms;
+    const { code, out } = await line('doctor', ['--data-dir', directory]);
+    expect([code, out]).toEqual([0, expect.stringMatching(warning)]);
+    const argv = ['--data-dir', directory];
+    const own = await brokerDoctor({ argv, env: {} });
+    expect(own).toEqual({ code: 0, text: expect.stringMatching(warning) });
+    writeFileSync(join(directory, 'state.json'), '{}', { mode: 0o600 });
+    expect((await brokerDoctor({ argv, env: {} })).text).not.toContain('database');
+  });
+
+  test('names first what a failed service of the broker says, and then the command that starts it', () => {
+    expect(startAdvice([])).toMatch(/^run systemctl start farhand-broker, or/);
+    expect(startAdvice([fail('service', 'farhand-broker is failed', 'see journalctl')])).toMatch(
+      /^correct what the finding “service” names, then run systemctl start farhand-broker$/,
+    );
   });
 
   test('finds nothing wrong with a broker that works, and warns of offline machines', async () => {

@@ -2,7 +2,8 @@
 // doctor.
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
-import { examineAgent, unitState } from '../../../shared/doctor/agent-checks.ts';
+import { examineAgent } from '../../../shared/doctor/agent-checks.ts';
+import { brokerUnit, startAdvice, uncheckedDatabase } from '../../../shared/doctor/broker-checks.ts';
 import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/check-result.ts';
 import { examineDirectory } from '../../../shared/doctor/directory-checks.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
@@ -70,13 +71,14 @@ function configured(): Where | Finding {
 async function examineDataDir(dataDir: string): Promise<Finding[]> {
   const found = await examineDirectory(dataDir, ['state.json', 'history.db', 'authority.json']);
   if (found.some(({ state }) => state === 'fail')) return found;
+  const unit = await brokerUnit();
   if (await answers(reachSocketFile(join(dataDir, 'broker.sock'))))
     found.push(ok('broker here', 'a broker runs with this directory'));
   else {
-    const start = 'run systemctl start farhand-broker, or farhand-broker --data-dir DIR';
+    const start = startAdvice(unit);
     found.push(warn('broker here', 'no broker runs with this directory', start), await freePorts());
   }
-  return [...found, await examineSigningKeys(dataDir), ...(await unitState('farhand-broker'))];
+  return [...found, ...uncheckedDatabase(dataDir), await examineSigningKeys(dataDir), ...unit];
 }
 
 /** Checks the default ports, because a broker cannot start while they are in use. */

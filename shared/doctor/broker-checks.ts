@@ -1,0 +1,31 @@
+// The checks that `farhand-broker doctor` and `farhand doctor --data-dir` share: service and place of the state.
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { unitState } from './agent-checks.ts';
+import { type Finding, warn } from './check-result.ts';
+
+const name = 'farhand-broker';
+
+export const brokerUnit = (): Promise<Finding[]> =>
+  unitState(name, 'it refuses its settings or a file of its data directory');
+
+/** Returns how to start the broker. `unit`: the findings of brokerUnit(). */
+export function startAdvice(unit: readonly Finding[]): string {
+  return unit.some(({ state }) => state === 'fail')
+    ? `correct what the finding “service” names, then run systemctl start ${name}`
+    : `run systemctl start ${name}, or ${name} --data-dir DIR`;
+}
+
+/** Returns a warning for a directory whose broker has its state in a database that was not checked. */
+export function uncheckedDatabase(dataDir: string): Finding[] {
+  const has = (file: string): boolean => existsSync(join(dataDir, file));
+  if (!has('authority.json') || has('state.json')) return [];
+  const set = `run ${name} doctor with --database-url URL, or set FARHAND_DATABASE_URL`;
+  return [
+    warn(
+      'database',
+      `not checked: set --database-url, because ${dataDir} has no state.json`,
+      `if the broker uses PostgreSQL, ${set}; if not, put state.json back from a backup`,
+    ),
+  ];
+}
