@@ -5,10 +5,16 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { flag, type Invocation, readSettings, type Settings } from '../shared/read-settings.ts';
+import {
+  flag,
+  givenSettings,
+  type Invocation,
+  readSettings,
+  type Settings,
+} from '../shared/read-settings.ts';
 import { needSystemd, noService, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
-import { linkIn } from '../shared/systemd/link-status-text.ts';
+import { type LinkState, linkIn } from '../shared/systemd/link-status-text.ts';
 import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
 import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { checkRoots } from './files/index.ts';
@@ -71,7 +77,7 @@ function isLinked({ active, status }: State): boolean {
 }
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
-  const { settled, user, log } = await installCommand(
+  const { settled, user, log, status, settings } = await installCommand(
     agent,
     installSettings,
     from,
@@ -80,12 +86,21 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
   );
   if (user === 'root')
     say('The agent runs as root: every API key that may run commands is root on this machine.');
+  const warning =
+    'broker' in givenSettings(installSettings, from) && unusedBroker(linkIn(status), settings.broker);
+  if (warning) process.stderr.write(`${agent.name}: ${warning}\n`);
   if (settled) return 0;
   say(
     'The agent is not linked to the broker yet; it goes on trying. Its last log lines:',
     ...log.map((line) => `  ${line}`),
   );
   return 1;
+}
+
+/** Returns a warning if the agent is linked to another address than those of --broker; undefined otherwise. */
+export function unusedBroker(link: LinkState | undefined, given: readonly string[]): string | undefined {
+  if (!link?.machineId || given.includes(link.broker)) return undefined;
+  return `linked by a stored address, ${link.broker}, which a broker has sent; ${given.join(', ')} of --broker was not used: check that it is right`;
 }
 
 async function planAgent(

@@ -7,7 +7,9 @@ import { text as read } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
 import { doctor } from '../../agent/doctor.ts';
 import { loadIdentity } from '../../agent/identity.ts';
+import { unusedBroker } from '../../agent/systemd-service.ts';
 import { setClock } from '../../shared/clock.ts';
+import { joinAdvice, ofUnit } from '../../shared/doctor/agent-checks.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
 
@@ -32,6 +34,11 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
       system.grpc,
       /^fail {2}identity +this machine has not joined .*join-tokens create/ms,
     ],
+    [
+      join(open, 'new'),
+      system.grpc,
+      /^fail {2}directory .*check the path in --data-dir; if it is right, the first start creates/ms,
+    ],
     [damaged, system.grpc, /^fail {2}identity +\S+ is damaged; remove it and join the broker again/ms],
     [
       removed.dataDir,
@@ -47,6 +54,32 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
   ];
   for (const [dataDir, broker, text] of cases)
     expect(await examine(dataDir, broker)).toEqual({ code: 1, text: expect.stringMatching(text) });
+});
+
+test('advises to join anew by install if the agent is a service, and by a start by hand if not', () => {
+  expect(joinAdvice(true)).toMatch(/then sudo farhand-agent install --join-token-file FILE$/);
+  expect(joinAdvice(false)).toMatch(/then farhand-agent --join-token-file FILE --broker HOST:PORT$/);
+});
+
+test('says of a failed service what its exit code means, with the status of the service at the end', () => {
+  const failed = {
+    installed: true,
+    active: 'failed',
+    status: 'a: wrong',
+    exitStatus: 78,
+    result: 'exit-code',
+  };
+  const what = (change = {}) => ofUnit('farhand-x', { ...failed, ...change }, 'it was removed').what;
+  expect(what()).toBe('farhand-x is failed (it was removed): a: wrong');
+  expect(what({ exitStatus: 1, status: '' })).toBe('farhand-x is failed (exit-code)');
+  expect(what({ active: 'active', status: 'linked' })).toBe('farhand-x is active: linked');
+});
+
+test('install warns if the agent is linked by a stored address instead of those of --broker', () => {
+  const link = { broker: 'a:1', machineId: 'mach_1' };
+  expect(unusedBroker(link, ['b:7777'])).toMatch(/^linked by a stored address, a:1, .*b:7777 .*was not used/);
+  expect(unusedBroker(link, ['b:7777', 'a:1'])).toBeUndefined();
+  expect(unusedBroker({ ...link, machineId: undefined }, ['b:7777'])).toBeUndefined();
 });
 
 test('finds nothing wrong with a linked agent when run as `farhand-agent doctor`', async () => {
