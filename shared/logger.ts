@@ -1,7 +1,8 @@
 // Writes a program's log to standard error: JSON lines, or text lines with a priority for systemd's journal.
 import { fstatSync } from 'node:fs';
-import { destination, type Logger as PinoLogger, pino, stdTimeFunctions } from 'pino';
+import { destination, type Logger as PinoLogger, pino, stdSerializers, stdTimeFunctions } from 'pino';
 import { after } from './clock.ts';
+import { AppError } from './errors.ts';
 import { clean } from './sanitize-text.ts';
 
 export type Logger = PinoLogger;
@@ -70,9 +71,20 @@ export function createLogger(program: string, level: LogLevel, journal = false):
     },
   };
   return pino(
-    { name: program, level, timestamp: stdTimeFunctions.isoTime, base: { name: program } },
+    {
+      ...{ name: program, level, timestamp: stdTimeFunctions.isoTime, base: { name: program } },
+      serializers: { err: describeError },
+    },
     journal ? readable : stderr,
   );
+}
+
+/** Describes an error for the log. Expected errors, such as a database that does not answer, have no stack there. */
+function describeError(error: Error): object {
+  const description = stdSerializers.err(error);
+  if (!(error instanceof AppError) || error.code === 'internal_error') return description;
+  const { stack: _, ...rest } = description;
+  return rest;
 }
 
 /** Prefixes each line with a syslog priority for systemd's journal (sd-daemon(3)). The journal adds the time. */

@@ -204,7 +204,7 @@ export class OpenCommand {
     if (neverRan && (await this.#requeue())) return;
     this.#followed = false;
     if (this.end) return;
-    if (neverRan) await this.finish(neverRan);
+    if (neverRan) await this.finish(this.record.cancel ? { status: 'cancelled' } : neverRan);
     // The reports ended before the command did, because the machine has a newer link or was slow: they are read again.
     else after(retryMs, () => this.resume());
   }

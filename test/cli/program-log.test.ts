@@ -55,6 +55,18 @@ describe('the log of a program', () => {
     expect(lines.filter((line) => !/^<\d>/.test(line))).toEqual([]);
   });
 
+  test('has the stack of an unexpected error, but not of an expected one', async () => {
+    const source = `import { createLogger } from './shared/logger.ts';
+      import { AppError } from './shared/errors.ts';
+      const log = createLogger('x', 'info');
+      for (const code of ['unavailable', 'internal_error']) log.error({ err: new AppError(code, 'no') }, code);`;
+    const [expected = '', unexpected = ''] = (await logged(source, undefined)).trim().split('\n');
+    expect(JSON.parse(expected).err).toEqual({
+      ...{ type: 'AppError', name: 'AppError', message: 'no', code: 'unavailable', details: {} },
+    });
+    expect(JSON.parse(unexpected).err.stack).toContain('AppError');
+  });
+
   test('delays no other work while its reader is slow, and loses no line', async () => {
     const source = `import { createLogger } from './shared/logger.ts';
       const log = createLogger('x', 'info');

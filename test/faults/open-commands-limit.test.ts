@@ -213,6 +213,6 @@ test('a command cancelled while its start is unconfirmed is not sent again', asy
   expect((await nextCall(agent, 'KillProcess')).id).toBe(id);
   report.unknown();
   report.end();
-  expect((await ended(id)).status).toBe('expired');
-  expect((await cancelling).body.data.status).toBe('expired');
+  expect((await ended(id)).status).toBe('cancelled');
+  expect((await cancelling).body.data.status).toBe('cancelled');
 });
