@@ -5,7 +5,8 @@ import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
-import { Farhand, type FarhandOptions } from '../../shared/sdk/index.ts';
+import { reasonOf as causeOf } from '../../shared/sdk/error.ts';
+import { Farhand, FarhandError, type FarhandOptions } from '../../shared/sdk/index.ts';
 import { atPath, reasonOf } from '../../shared/system-errors.ts';
 import type { Trust } from './transport.ts';
 
@@ -62,19 +63,35 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
   );
 }
 
-/** Like withBroker(), but only over HTTP. The key may be missing. */
+/**
+ * Like withBroker(), but only over HTTP. The key may be missing. `pinIt` is the advice if the broker's certificate
+ * is unknown.
+ */
 export async function withUrl<T>(
   place: Where & { url: string },
   use: (client: Farhand) => Promise<T>,
+  pinIt = 'set FARHAND_PIN=sha256//…',
 ): Promise<T> {
   const { url, apiKey } = place;
   assertEncrypted(place);
   const transport = await transportOf(place);
   try {
     return await use(createClient({ baseUrl: url, apiKey, ...transport?.options }));
+  } catch (error) {
+    if (!(error instanceof FarhandError) || error.code !== 'no_answer') throw error;
+    const advice = adviceOn(place, causeOf(error.cause) ?? '', pinIt);
+    if (!advice) throw error;
+    throw new StartError(`${error.message}; ${advice}`, 1, { cause: error });
   } finally {
     await transport?.close();
   }
+}
+
+/** Returns the next step after a failed connection; undefined if none is known. */
+function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt: string): string | undefined {
+  if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
+  if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
+  return `if the broker made its own certificate, ${pinIt}; farhand whoami --data-dir DIR on the broker’s machine prints it`;
 }
 
 /** Returns the transport that verifies a pinned key or a private CA; undefined if plain fetch suffices. */

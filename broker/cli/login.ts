@@ -1,15 +1,12 @@
 // The verbs farhand login, logout and whoami, for the broker and API key that this command line uses.
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
-import { StartError, UsageError } from '../../shared/errors.ts';
-import { reasonOf } from '../../shared/sdk/error.ts';
-import { FarhandError } from '../../shared/sdk/index.ts';
+import { UsageError } from '../../shared/errors.ts';
 import {
   brokerUrl,
   loginFile,
   removeLogin,
   trustOf,
-  type Where,
   where,
   withBroker,
   withUrl,
@@ -51,7 +48,8 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
   // The stored path is absolute, so that it is valid in every working directory.
   if (trust.ca !== undefined) trust.ca = resolve(trust.ca);
   const place = { dataDir: undefined, url, apiKey: undefined, ...trust };
-  await assertBroker(place);
+  // Fails unless a broker with the expected certificate answers, before the user is asked for the key.
+  await withUrl(place, (client) => client.service.healthz(), 'add --pin sha256//…');
   const api_key = keyStdin ? await firstLine() : await prompt('API key', 'secret');
   const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());
   await writeLogin({ url, api_key, ...trust });
@@ -62,26 +60,6 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
     hint(
       'The variables FARHAND_URL and FARHAND_API_KEY take precedence over this login; unset them to use it.',
     );
-}
-
-/**
- * Throws unless a broker with the expected certificate answers. Called before the user is asked for the key.
- */
-async function assertBroker(place: Where & { url: string }): Promise<void> {
-  try {
-    await withUrl(place, (client) => client.service.healthz());
-  } catch (error) {
-    if (!(error instanceof FarhandError) || error.code !== 'no_answer') throw error;
-    const advice = adviceOn(place, reasonOf(error.cause) ?? '');
-    if (!advice) throw error;
-    throw new StartError(`${error.message}; ${advice}`, 1, { cause: error });
-  }
-}
-
-function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): string | undefined {
-  if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
-  if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
-  return 'if the broker made its own certificate, add --pin sha256//…; farhand whoami --data-dir DIR on the broker’s machine prints it';
 }
 
 async function firstLine(): Promise<string> {

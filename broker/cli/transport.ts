@@ -1,6 +1,6 @@
 // Makes connections that fetch alone cannot make: over a socket file, with a private certificate authority,
 // or with a pinned key.
-import { createHash } from 'node:crypto';
+import { createHash, X509Certificate } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { TLSSocket } from 'node:tls';
 import * as undici from 'undici';
@@ -45,10 +45,27 @@ export function createTransport({ pin, ca }: Trust): Transport {
 }
 
 function readAuthority(file: string): string {
+  const text = readText(file);
+  if (holdsCertificate(text)) return text;
+  throw new StartError(
+    `FARHAND_CA: ${file} holds no certificate; give a PEM file with -----BEGIN CERTIFICATE-----`,
+  );
+}
+
+function readText(file: string): string {
   try {
     return readFileSync(file, 'utf8');
   } catch (error) {
     throw new StartError(`FARHAND_CA: ${reasonOf(atPath(error, file))}`);
+  }
+}
+
+/** True if the first certificate of a PEM text is valid. Without this check, Node ignores a text without one. */
+function holdsCertificate(text: string): boolean {
+  try {
+    return Boolean(new X509Certificate(text));
+  } catch {
+    return false;
   }
 }
 

@@ -10,6 +10,7 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs';
+import { createServer as createHttpServer } from 'node:http';
 import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import { createServer } from 'node:tls';
@@ -114,6 +115,14 @@ describe('farhand login', () => {
     ]);
     expect([unknown.code, wrong.code]).toEqual([1, 1]);
     expect(unknown.err).toContain('add --pin sha256//…; farhand whoami --data-dir DIR');
+    const env = { FARHAND_URL: tls.url, FARHAND_API_KEY: system.key };
+    const unpinned = await farhand('machines list', [], { env });
+    expect([unpinned.code, unpinned.err]).toEqual([
+      1,
+      expect.stringMatching(
+        /CERT.*; if the broker made its own certificate, set FARHAND_PIN=sha256\/\/…; farhand whoami --data-dir DIR/,
+      ),
+    ]);
     expect(wrong.err).toContain(`public key (${tls.pin}) is not the pinned one`);
     expect(tls.through()).toBe(0);
     expect(
@@ -126,10 +135,8 @@ describe('farhand login', () => {
     running.child.kill('SIGINT');
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
     // A URL in another form, or another key, still means the same broker, so the stored pin is used.
-    for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
-      const env = { FARHAND_URL, FARHAND_API_KEY: system.key };
-      expect((await farhand('machines list', [], { env })).code).toBe(0);
-    }
+    for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`])
+      expect((await farhand('machines list', [], { env: { ...env, FARHAND_URL } })).code).toBe(0);
     // The WebSocket of a terminal checks the pin as well.
     const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
     expect([shell.code, shell.err]).toEqual([4, '']);
@@ -157,6 +164,18 @@ test('farhand login reads the environment, stores absolute paths, and connects t
   expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
   expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
   expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
+  const { privateKey } = generateKeyPairSync('ed25519');
+  writeFileSync(join(farhand.home, 'key.pem'), privateKey.export({ format: 'pem', type: 'pkcs8' }));
+  const env = { FARHAND_URL: tls.url, FARHAND_API_KEY: system.key, FARHAND_CA: 'key.pem' };
+  const wrongFiles = await Promise.all([
+    farhand('login', [tls.url, '--key-stdin', '--ca', 'key.pem'], { input }),
+    farhand('machines list', [], { env }),
+  ]);
+  for (const { code, err } of wrongFiles)
+    expect([code, err]).toEqual([
+      78,
+      expect.stringContaining('key.pem holds no certificate; give a PEM file'),
+    ]);
   // Neither of these servers may receive the key.
   const [agents, clear] = await Promise.all([
     farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
@@ -212,6 +231,21 @@ describe('farhand doctor', () => {
     expect(startAdvice([fail('service', 'farhand-broker is failed', 'see journalctl')])).toMatch(
       /^correct what the finding “service” names, then run systemctl start farhand-broker$/,
     );
+  });
+
+  test('advises to look at the broker, not at the key, while the broker’s database does not answer', async () => {
+    const server = createHttpServer(({ url }, response) => {
+      const error = { code: 'unavailable', message: 'the database does not answer', details: {} };
+      if (url === '/readyz') return void response.end();
+      response.writeHead(503).end(JSON.stringify({ error }));
+    });
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    onTestFinished(() => void server.close());
+    const { port } = server.address() as AddressInfo;
+    const { code, out } = await createLine({ url: `http://127.0.0.1:${port}`, key: 'any' })('doctor');
+    expect([code, out]).toEqual([1, expect.stringMatching(/^fail +broker .*\(unavailable\)$/m)]);
+    expect(out).toContain('run farhand-broker doctor on the broker’s machine');
+    expect(out).not.toContain('farhand login');
   });
 
   test('finds nothing wrong with a broker that works, and warns of offline machines', async () => {

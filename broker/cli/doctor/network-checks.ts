@@ -96,8 +96,12 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
   } catch (error) {
     // createClient() throws StartError for a text that cannot be a key, such as two lines.
     if (!(error instanceof StartError || error instanceof FarhandError)) throw error;
-    const code = error instanceof FarhandError ? ` (${clean(error.code)})` : '';
-    return [fail('key', `${clean(error.message)}${code}`, 'store another key with farhand login')];
+    const code = error instanceof FarhandError ? error.code : '';
+    const what = `${clean(error.message)}${code && ` (${clean(code)})`}`;
+    // Such an answer says nothing about the key.
+    if (code === 'unavailable')
+      return [fail('broker', what, 'run farhand-broker doctor on the broker’s machine, and read its log')];
+    return [fail('key', what, 'store another key with farhand login')];
   }
 }
 
