@@ -2,6 +2,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
 import { packaged } from '../../shared/shipped-files.ts';
 import { list } from './declare-verb.ts';
 import { type Format, hint } from './print.ts';
@@ -98,14 +99,11 @@ export function addJoinTokens(program: Command): void {
       '--tags <list>': 'tags of every machine that joins with the token',
     },
     text: ({ token }) => [token],
-    after(token, format) {
+    async after(token, format, client) {
       if (format === 'json') return;
       const machines = token.uses === 1 ? 'one machine' : `${token.uses} machines`;
-      hint(
-        ['', `The token is valid for ${machines} until ${token.expires_at}.`, ...installLines(token)].join(
-          '\n',
-        ),
-      );
+      const validity = `The token is valid for ${machines} until ${token.expires_at}.`;
+      hint(['', validity, ...(await installLines(token, client))].join('\n'));
     },
     mayCreate: true,
   });
@@ -121,16 +119,25 @@ export function addJoinTokens(program: Command): void {
   });
 }
 
-const fromCheckout =
-  'To start an agent from a checkout: npx node agent/main.ts --broker 127.0.0.1:8421 --join-token-file FILE';
+async function fromCheckout(client: Farhand): Promise<string> {
+  const { grpc_address } = await client.service.info().catch(() => ({ grpc_address: '' }));
+  // An address without a host that a client can use is taken as one of this machine. `--local` has no address.
+  const address =
+    grpc_address.replace(/^(?:(?:0\.0\.0\.0|\[::\])?:)?(\d+)$/, '127.0.0.1:$1') || '127.0.0.1:8421';
+  return `To start an agent from a checkout: npx node agent/main.ts --broker ${address} --join-token-file FILE`;
+}
+
 const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
 
 /** Returns the command that installs an agent, or the reason why there is none. */
-function installLines(token: { install: string | null; install_missing: string | null }): string[] {
+async function installLines(
+  token: { install: string | null; install_missing: string | null },
+  client: Farhand,
+): Promise<string[]> {
   const { install, install_missing } = token;
   if (!install) {
     const missing = install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];
-    return packaged ? missing : [...missing, '', fromCheckout];
+    return packaged ? missing : [...missing, '', await fromCheckout(client)];
   }
   const isLocal = loopback.test(install);
   const lines = [

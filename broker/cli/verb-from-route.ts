@@ -49,7 +49,7 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
   /** Returns the text of an answer. Without this function all fields are printed. */
   text?: (answer: T, client: Farhand) => string[] | Promise<string>;
   /** Called after the answer is printed. */
-  after?: (answer: T, format: Format) => void;
+  after?: (answer: T, format: Format, client: Farhand) => void | Promise<void>;
 }
 
 /** Flags that several lists have. */
@@ -153,7 +153,7 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   if (destroyed) await print(output, answer, () => record(destroyed));
   else if (text) await print(output, answer, () => text(answer, client));
   else await printView(client, output, answer);
-  spec.after?.(answer, output);
+  await spec.after?.(answer, output, client);
 }
 
 /**

@@ -26,6 +26,8 @@ const mains = {
   broker: shippedProgram('farhand-broker'),
   agent: shippedProgram('farhand-agent'),
   cli: shippedProgram('farhand'),
+  /** The same from a checkout, where it advises how to start an agent from the checkout. */
+  cliSource: join(import.meta.dirname, '../../broker/cli/main.ts'),
 };
 
 const { PATH, NODE_COMPILE_CACHE } = process.env;
@@ -357,6 +359,16 @@ describe('farhand join-tokens create', () => {
     const { key } = await createKey(broker.dataDir);
     const { items } = await new Farhand({ baseUrl: broker.url, apiKey: key }).machines.list();
     expect(items).toMatchObject([{ name: 'web-1', tags: ['prod', 'eu'], status: 'online' }]);
+  });
+
+  test('names the address for agents that the broker announces, unless it has no host that a client can use', async () => {
+    const advised = async (announced: string): Promise<string> => {
+      const { url, key } = await startFarhand({ flags: ['--public-grpc', announced] });
+      const env = { FARHAND_URL: url, FARHAND_API_KEY: key };
+      return (await run('cliSource', ['join-tokens', 'create'], env)).stderr;
+    };
+    expect(await advised('127.7.0.9:8421')).toContain('agent/main.ts --broker 127.7.0.9:8421 ');
+    expect(await advised('0.0.0.0:9421')).toContain('agent/main.ts --broker 127.0.0.1:9421 ');
   });
 
   test('without a broker creates a token that a later broker accepts', async () => {
