@@ -3,11 +3,13 @@ import { existsSync, readFileSync, rmSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
+import { now } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import { reasonOf as causeOf } from '../../shared/sdk/error.ts';
 import { Farhand, FarhandError, type FarhandOptions } from '../../shared/sdk/index.ts';
 import { atPath, reasonOf } from '../../shared/system-errors.ts';
+import { hint } from './print.ts';
 import type { Trust } from './transport.ts';
 
 export interface Where extends Trust {
@@ -101,11 +103,20 @@ export const transportOf = async (place: Where) =>
 /** Creates a client. Throws StartError for a key or URL that the SDK refuses. */
 export function createClient(options: FarhandOptions): Farhand {
   try {
-    return new Farhand(options);
+    return new Farhand({ onRetry: tellRateLimit, ...options });
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
     throw new StartError(`${error.message}; check FARHAND_URL and FARHAND_API_KEY, or run farhand login`);
   }
+}
+
+let waitingUntil = 0;
+
+/** Says that the client waits for the rate limit: once, even if several requests wait. */
+function tellRateLimit({ status }: FarhandError, waitMs: number): void {
+  if (status !== 429 || waitMs <= 2_000 || now() < waitingUntil) return;
+  waitingUntil = now() + waitMs;
+  hint(`farhand: rate limit: waiting ${Math.ceil(waitMs / 1000)} s`);
 }
 
 function assertEncrypted({ url, insecure }: Where & { url: string }): void {

@@ -9,6 +9,11 @@ export interface CallSettings {
   signal?: AbortSignal;
   /** Key for a safe repeat: a call with the same key within 24 h gets the first answer. */
   idempotencyKey?: string;
+  /**
+   * For an event stream that resumes: called with false when its connection broke and after each failed attempt to
+   * reconnect, and with true after a reconnect.
+   */
+  onConnection?: (isOpen: boolean) => void;
 }
 
 type Loose<Shape extends z.ZodRawShape> = {

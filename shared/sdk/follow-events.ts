@@ -15,6 +15,7 @@ export interface FollowOptions {
   resumes: boolean;
   /** Name of the event that ends the stream; undefined if the stream has no end. */
   last: string | undefined;
+  onConnection: ((isOpen: boolean) => void) | undefined;
 }
 
 /** Milliseconds without data after which a connection counts as lost. The broker sends a comment every 15 s. */
@@ -45,6 +46,7 @@ export async function* follow(
     if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
     // For a stream that resumes, a response that ends without the event `last` counts as a lost connection.
     if (!resumes) return;
+    options.onConnection?.(false);
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();
   }
@@ -53,7 +55,9 @@ export async function* follow(
 /** Connects again. Returns undefined if the broker did not answer, so that the caller tries again. */
 async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
   try {
-    return await how.connect(at);
+    const response = await how.connect(at);
+    how.onConnection?.(true);
+    return response;
   } catch (error) {
     how.signal?.throwIfAborted();
     if (!(error instanceof FarhandError)) throw error;

@@ -40,6 +40,8 @@ export interface FarhandOptions {
   fetch?: typeof fetch;
   /** Replaces the WebSocket constructor, for a proxy or a socket file. */
   webSocket?: (url: string) => WebSocket;
+  /** Called before a failed attempt is retried, with its error and the milliseconds until the next attempt. */
+  onRetry?: Connection['onRetry'];
 }
 
 /** One namespace per resource, one method per route. Every method rejects with FarhandError. */
@@ -61,7 +63,7 @@ export const Farhand = Client as unknown as new (options: FarhandOptions) => Far
 
 /** Checks the options. Error messages contain neither the key nor the address, in which a password may be. */
 function connectionOf(options: FarhandOptions): Connection {
-  const { apiKey, retries = 2, userAgent } = options;
+  const { apiKey, retries = 2, userAgent, onRetry } = options;
   const url = URL.parse(options.baseUrl);
   if (!url || !/^https?:$/.test(url.protocol) || url.username || url.password) {
     throw new TypeError('baseUrl must be an http or https URL without a user name or password');
@@ -75,7 +77,7 @@ function connectionOf(options: FarhandOptions): Connection {
     fetch: options.fetch ?? ((input, init) => fetch(input, init)),
     webSocket: options.webSocket ?? ((address) => new WebSocket(address)),
   };
-  return { baseUrl, apiKey, retries, userAgent, ...transport };
+  return { baseUrl, apiKey, retries, userAgent, onRetry, ...transport };
 }
 
 type Input = Record<string, unknown>;
@@ -136,7 +138,7 @@ function lines(to: Connection, route: Route) {
 }
 
 function events(to: Connection, route: Route) {
-  return (input: Input = {}, { signal }: CallSettings = {}) => {
+  return (input: Input = {}, { signal, onConnection }: CallSettings = {}) => {
     const open = (from: Connection, given: Input): Promise<Response> =>
       send(from, prepare(from, route, given, undefined), signal, (response) => Promise.resolve(response));
     return lazyStream(async () => {
@@ -145,6 +147,7 @@ function events(to: Connection, route: Route) {
         signal,
         resumes: to.retries > 0 && 'last_event_id' in route.headers,
         last: route.lastEvent,
+        onConnection,
         // follow() retries by itself.
         connect: (after) =>
           open({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),

@@ -1,5 +1,6 @@
 // Builds the HTTP request of a call: URL, headers and body from the input that its route describes.
 import type { Route } from '../api/route.ts';
+import type { FarhandError } from './error.ts';
 
 /** The address of one broker, the API key for it, and the functions that send requests to it. */
 export interface Connection {
@@ -10,6 +11,7 @@ export interface Connection {
   retries: number;
   userAgent: string | undefined;
   webSocket: (url: string) => WebSocket;
+  onRetry?: ((error: FarhandError, waitMs: number) => void) | undefined;
 }
 
 export interface Prepared {

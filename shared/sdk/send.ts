@@ -25,7 +25,9 @@ export async function send<T>(
     } catch (error) {
       const again = left > 0 && error instanceof FarhandError && mayRepeat(error, request);
       if (!again || (error.retryAfter ?? 0) > longestWait) throw error;
-      await sleep((error.retryAfter ?? 0) + pause.next(), signal);
+      const ms = (error.retryAfter ?? 0) + pause.next();
+      to.onRetry?.(error, ms);
+      await sleep(ms, signal);
       signal?.throwIfAborted();
     }
   }
