@@ -103,7 +103,7 @@ export const transportOf = async (place: Where) =>
 /** Creates a client. Throws StartError for a key or URL that the SDK refuses. */
 export function createClient(options: FarhandOptions): Farhand {
   try {
-    return new Farhand({ onRetry: tellRateLimit, ...options });
+    return new Farhand({ onRetry: reportRateLimit, ...options });
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
     throw new StartError(`${error.message}; check FARHAND_URL and FARHAND_API_KEY, or run farhand login`);
@@ -113,7 +113,7 @@ export function createClient(options: FarhandOptions): Farhand {
 let waitingUntil = 0;
 
 /** Says that the client waits for the rate limit: once, even if several requests wait. */
-function tellRateLimit({ status }: FarhandError, waitMs: number): void {
+function reportRateLimit({ status }: FarhandError, waitMs: number): void {
   if (status !== 429 || waitMs <= 2_000 || now() < waitingUntil) return;
   waitingUntil = now() + waitMs;
   hint(`farhand: rate limit: waiting ${Math.ceil(waitMs / 1000)} s`);

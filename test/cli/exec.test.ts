@@ -1,6 +1,6 @@
 // farhand exec: bytes, input, signals, exit codes, broken connections, many machines.
 import { createHash, randomBytes } from 'node:crypto';
-import { existsSync, statSync } from 'node:fs';
+import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { createLine } from '../cli-fixture.ts';
@@ -121,6 +121,76 @@ describe('farhand exec on one machine', () => {
     await proxy.close();
   });
 
+  test('says that its broker is away, and that it is back, and goes on at the same byte', async () => {
+    const { system, farhand } = await startScene();
+    const proxy = await startProxy(new URL(system.url).host);
+    const go = join(temporaryFolder('go'), 'go');
+    const running = farhand.start(
+      'exec',
+      ['web-1', '--', `echo one; while ! [ -e ${go} ]; do sleep 0.05; done; echo two; exit 6`],
+      { env: { FARHAND_URL: `http://${proxy.address}` } },
+    );
+    await running.says(/one/);
+    proxy.forbid();
+    await running.says(/trying again/);
+    proxy.allow();
+    await running.says(/connected to the broker again/);
+    writeFileSync(go, '');
+    const { code, out, err } = await running.ended;
+    const { id } = (await system.client.commands.list({ limit: 1 })).items[0] ?? {};
+    expect([code, out]).toEqual([6, 'one\ntwo\n']);
+    expect(err.split('\n')).toEqual([
+      `farhand: the connection to the broker broke: trying again; command ${id} goes on (farhand commands output ${id} --follow)`,
+      'farhand: connected to the broker again',
+      '',
+    ]);
+    await proxy.close();
+  });
+
+  test('says that the machine of a silent command is offline, and that it is online again', async () => {
+    const { system, agent, farhand } = await startScene();
+    await agent.close();
+    const go = join(temporaryFolder('go'), 'go');
+    const command = `while ! [ -e ${go} ]; do sleep 0.05; done; exit 6`;
+    const running = farhand.start('exec', ['web-1', '--queue-for', '10m', '--', command]);
+    await running.says(/web-1 is offline/);
+    await system.agent({ dataDir: agent.dataDir });
+    await running.says(/web-1 is online again/);
+    writeFileSync(go, '');
+    const { code, out, err } = await running.ended;
+    expect([code, out, err]).toEqual([
+      6,
+      '',
+      'farhand: web-1 is offline: waiting until it is back and reports on the command; Ctrl-C cancels the command\nfarhand: web-1 is online again\n',
+    ]);
+  });
+
+  test('says that the command was sent if the key may not read its output', async () => {
+    const { system, agent } = await startScene();
+    const folder = temporaryFolder('sent');
+    const farhand = createLine({ ...system, key: (await system.keyed(['commands:execute'])).key });
+    const one = await farhand('exec', [agent.machineId, '--', `echo >> ${folder}/one`]);
+    const { id } = (await system.client.commands.list({ limit: 1 })).items[0] ?? {};
+    const why =
+      'was sent, but not followed: reading its output needs the scope commands:read, which this key lacks (forbidden); do not send it again: farhand';
+    expect([one.code, one.out, one.err]).toEqual([
+      1,
+      '',
+      `farhand: command ${id} ${why} commands output ${id} --follow prints its output\n`,
+    ]);
+    const many = await farhand('exec', ['--tags', 'web', '--', `echo >> ${folder}/many`]);
+    expect([many.code, many.out, many.err]).toEqual([
+      1,
+      '',
+      expect.stringMatching(
+        `^farhand: batch batch_\\w+ ${why.replace(/[()]/g, '.')} batches get batch_\\w+ prints its results\n$`,
+      ),
+    ]);
+    await waitFor(() => {
+      for (const name of ['one', 'many']) expect(readFileSync(join(folder, name), 'utf8')).toBe('\n');
+    });
+  });
+
   test('prints lines of JSON for programs, and only the id with --detach', async () => {
     const { system, farhand } = await startScene();
     const { out } = await farhand('exec', [
@@ -147,6 +217,17 @@ describe('farhand exec on one machine', () => {
     expect((await system.client.commands.get({ command_id })).status).toMatch(/queued|running|completed/);
     await waitFor(() => expect(existsSync(join(folder, 'done'))).toBe(true));
   });
+});
+
+test('farhand says how long it waits for the rate limit of its key', async () => {
+  const system = await startFarhand({ flags: ['--rate-limit', '3'] });
+  const { key } = await system.keyed(['machines:read']);
+  const ask = async () => (await system.call('GET', '/machines', { key })).status;
+  while ((await ask()) !== 429);
+  const running = createLine({ ...system, key }).start('machines list');
+  await running.says(/^farhand: rate limit: waiting \d+ s$/m);
+  running.child.kill();
+  expect((await running.ended).out).toBe('');
 });
 
 test('farhand exec loads few modules before its first request: no schemas, no second HTTP client, no other verb', async () => {

@@ -1,9 +1,10 @@
 // Follows a command to its end: reports output, gaps in it, and the exit. Cancels the command on Ctrl-C.
 import { StartError } from '../../../shared/errors.ts';
-import type { Farhand } from '../../../shared/sdk/index.ts';
+import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import type { Options } from '../declare-verb.ts';
 import { Exit, lost, onStop, write } from '../output-and-signals.ts';
 import { clean, cleanJson, hint } from '../print.ts';
+import type { ConnectionReporter } from './report-silence.ts';
 
 export const flags = {
   '--tags <list>': 'run on every machine with all of these tags',
@@ -33,17 +34,43 @@ export interface Listener {
   gap(stream: OutputStream, count: number): Promise<void> | void;
 }
 
-export async function follow(client: Farhand, command_id: string, listener: Listener): Promise<End> {
-  for await (const { data } of client.commands.stream({ command_id })) {
-    if ('status' in data) return data;
-    if ('from' in data) await listener.gap(data.stream, data.to - data.from);
-    else await listener.output(data.stream, Buffer.from(data.data, data.encoding));
+export async function follow(
+  client: Farhand,
+  command_id: string,
+  listener: Listener,
+  connection: ConnectionReporter,
+): Promise<End> {
+  const onConnection = (isOpen: boolean): void => connection.changed(command_id, isOpen);
+  try {
+    for await (const { data } of client.commands.stream({ command_id }, { onConnection })) {
+      if ('status' in data) return data;
+      if ('from' in data) await listener.gap(data.stream, data.to - data.from);
+      else await listener.output(data.stream, Buffer.from(data.data, data.encoding));
+    }
+  } finally {
+    connection.forget(command_id);
   }
   throw new StartError(
     `the connection ended before command ${command_id} did; see farhand commands get ${command_id}`,
     1,
   );
 }
+
+/**
+ * Returns a handler for an error of follow(). It says that `what` was sent all the same, so that the user does not
+ * send it twice.
+ */
+export const wasSent =
+  (what: string, next: string) =>
+  (error: unknown): never => {
+    if (!(error instanceof FarhandError)) throw error;
+    const { code, message, details } = error;
+    const scope = details.required_scope;
+    const why = scope ? `reading its output needs the scope ${scope}, which this key lacks` : message;
+    throw new StartError(`${what} was sent, but not followed: ${why} (${code}); ${next}`, 1, {
+      cause: error,
+    });
+  };
 
 export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_code'>): number {
   if (status === 'timeout') return 124;

@@ -7,6 +7,7 @@ import { given, localVerb } from '../declare-verb.ts';
 import { findMachine } from '../find-by-name.ts';
 import { hint, print, printJson } from '../print.ts';
 import * as one from './follow-command.ts';
+import { reportConnection, reportMachine } from './report-silence.ts';
 import { hasInput, sendInput } from './send-stdin.ts';
 
 const notes = `
@@ -64,6 +65,18 @@ const plain: one.Listener = {
     ),
 };
 
+/** Returns a listener that calls `heard` before each event. */
+const heardBy = (heard: () => void, { output, gap }: one.Listener): one.Listener => ({
+  output(...event) {
+    heard();
+    return output(...event);
+  },
+  gap(...event) {
+    heard();
+    return gap(...event);
+  },
+});
+
 async function runOnOne(
   client: Farhand,
   machine: string,
@@ -80,10 +93,16 @@ async function runOnOne(
     return 0;
   }
   const over = new AbortController();
+  const silence = reportMachine(client, machine_id, machine);
   const stop = one.cancelOnSignals(() => client.commands.cancel({ command_id }));
   try {
     const sent = input ? sendInput(client, command_id, over.signal) : undefined;
-    const end = await one.follow(client, command_id, output === 'json' ? one.jsonLines(command_id) : plain);
+    const listener = heardBy(silence.heard, output === 'json' ? one.jsonLines(command_id) : plain);
+    const readLater = `farhand commands output ${command_id} --follow`;
+    const connection = reportConnection(`command ${command_id} goes on (${readLater})`);
+    const end = await one
+      .follow(client, command_id, listener, connection)
+      .catch(one.wasSent(`command ${command_id}`, `do not send it again: ${readLater} prints its output`));
     over.abort();
     await sent;
     if (output === 'json') printJson({ command_id, ...end });
@@ -92,6 +111,7 @@ async function runOnOne(
     return end.status === 'cancelled' ? (stop.code() ?? one.exitCodeOf(end)) : one.exitCodeOf(end);
   } finally {
     over.abort();
+    silence.stop();
     stop.forget();
   }
 }

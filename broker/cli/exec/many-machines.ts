@@ -5,6 +5,7 @@ import { findMachine, machineNames } from '../find-by-name.ts';
 import { clean, cleanLines, counted, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
 import * as one from './follow-command.ts';
+import { type ConnectionReporter, reportConnection } from './report-silence.ts';
 
 /** Maximum number of commands whose output is read at the same time. Each of them uses a connection. */
 const followedAtOnce = 32;
@@ -45,7 +46,12 @@ export async function runOnMany(
   }));
   const stop = one.cancelOnSignals(() => client.batches.cancel({ batch_id: batch.id }));
   try {
-    await followAll(client, members, output === 'json');
+    const seeLater = `farhand batches get ${batch.id}`;
+    const connection = reportConnection(`batch ${batch.id} goes on (${seeLater})`);
+    const next = `do not send it again: ${seeLater} prints its results`;
+    await followAll(client, members, connection, output === 'json').catch(
+      one.wasSent(`batch ${batch.id}`, next),
+    );
     if (output !== 'json') summarize(members);
     return stop.code() ?? (members.every(({ end }) => end?.status === 'completed') ? 0 : 1);
   } finally {
@@ -53,7 +59,12 @@ export async function runOnMany(
   }
 }
 
-async function followAll(client: Farhand, members: Member[], json: boolean): Promise<void> {
+async function followAll(
+  client: Farhand,
+  members: Member[],
+  connection: ConnectionReporter,
+  json: boolean,
+): Promise<void> {
   const width = Math.max(...members.map(({ name }) => name.length));
   const waiting = [...members];
   const work = async (): Promise<void> => {
@@ -64,6 +75,7 @@ async function followAll(client: Farhand, members: Member[], json: boolean): Pro
         client,
         command_id,
         lines ?? one.jsonLines(command_id, { machine: name }),
+        connection,
       );
       await lines?.flush();
       if (json) printJson({ command_id, machine: name, ...member.end });
