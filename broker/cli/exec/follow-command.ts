@@ -65,8 +65,11 @@ export const wasSent =
   (error: unknown): never => {
     if (!(error instanceof FarhandError)) throw error;
     const { code, message, details } = error;
-    const scope = details.required_scope;
-    const why = scope ? `reading its output needs the scope ${scope}, which this key lacks` : message;
+    const { required_scope: scope } = details;
+    const why =
+      typeof scope === 'string'
+        ? `reading its output needs the scope ${scope}, which this key lacks`
+        : message;
     throw new StartError(`${what} was sent, but not followed: ${why} (${code}); ${next}`, 1, {
       cause: error,
     });
