@@ -99,11 +99,11 @@ test.each([
   long('a list of 50,000', `* * * * ${'1,'.repeat(50_000)}1`),
   long('100,000 blanks', ' '.repeat(100_000)),
   '٣ * * * *',
-])('the expression %s is refused within 10 ms', (named) => {
+])('the expression %s is refused within 30 ms', (named) => {
   const cron = textOf(named);
   const issue = { path: 'cron', message: expect.any(String) };
   expect(refusalOf(cron)).toEqual(['validation_failed', [issue]]);
-  expect(fastest(() => refusalOf(cron))).toBeLessThan(10);
+  expect(fastest(() => refusalOf(cron))).toBeLessThan(30);
 });
 
 test.each([
@@ -114,11 +114,11 @@ test.each([
   'Europe/Berlin\n',
   '../etc',
   long('a name of 100,000 letters', 'x'.repeat(100_000)),
-])('the time zone %s is refused within 10 ms', (named) => {
+])('the time zone %s is refused within 30 ms', (named) => {
   const zone = textOf(named);
   const issue = { path: 'timezone', message: expect.any(String) };
   expect(refusalOf('* * * * *', zone)).toEqual(['validation_failed', [issue]]);
-  expect(fastest(() => refusalOf('* * * * *', zone))).toBeLessThan(10);
+  expect(fastest(() => refusalOf('* * * * *', zone))).toBeLessThan(30);
 });
 
 test('a refusal says which part of the expression is wrong', () => {
