@@ -14,6 +14,21 @@ async function startScene() {
   return { system, agent, farhand: createLine(system) };
 }
 
+/**
+ * Follows a command through a proxy. The command has printed `one`; once the file `go` exists, it prints `two` and exits
+ * with 6.
+ */
+async function startThroughProxy() {
+  const { system, farhand } = await startScene();
+  const proxy = await startProxy(new URL(system.url).host);
+  const go = join(temporaryFolder('go'), 'go');
+  const command = `echo one; while ! [ -e ${go} ]; do sleep 0.05; done; echo two; exit 6`;
+  const env = { FARHAND_URL: `http://${proxy.address}` };
+  const running = farhand.start('exec', ['web-1', '--', command], { env });
+  await running.says(/one/);
+  return { system, proxy, running, go };
+}
+
 describe('farhand exec on one machine', () => {
   test('forwards every byte of output unchanged, including escape sequences, as ssh does', async () => {
     const { farhand } = await startScene();
@@ -103,34 +118,16 @@ describe('farhand exec on one machine', () => {
   });
 
   test('continues at the same byte after its connection broke', async () => {
-    const { system, farhand } = await startScene();
-    const proxy = await startProxy(new URL(system.url).host);
-    const go = join(temporaryFolder('go'), 'go');
-    const running = farhand.start(
-      'exec',
-      ['web-1', '--', `echo one; while ! [ -e ${go} ]; do sleep 0.05; done; echo two; exit 6`],
-      {
-        env: { FARHAND_URL: `http://${proxy.address}` },
-      },
-    );
-    await running.says(/one/);
+    const { proxy, running, go } = await startThroughProxy();
     proxy.cut();
-    await farhand('exec', ['web-1', '--', `touch ${go}`]);
+    writeFileSync(go, '');
     const { code, out, err } = await running.ended;
     expect([code, out, err]).toEqual([6, 'one\ntwo\n', '']);
     await proxy.close();
   });
 
   test('says that its broker is away, and that it is back, and goes on at the same byte', async () => {
-    const { system, farhand } = await startScene();
-    const proxy = await startProxy(new URL(system.url).host);
-    const go = join(temporaryFolder('go'), 'go');
-    const running = farhand.start(
-      'exec',
-      ['web-1', '--', `echo one; while ! [ -e ${go} ]; do sleep 0.05; done; echo two; exit 6`],
-      { env: { FARHAND_URL: `http://${proxy.address}` } },
-    );
-    await running.says(/one/);
+    const { system, proxy, running, go } = await startThroughProxy();
     proxy.forbid();
     await running.says(/trying again/);
     proxy.allow();
