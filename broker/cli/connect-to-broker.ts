@@ -89,7 +89,7 @@ export async function withUrl<T>(
   }
 }
 
-/** Returns the next step after a failed connection; undefined if none is known. */
+/** Returns advice for a failed connection; undefined for failures that have no usual cause. */
 function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt: string): string | undefined {
   if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
   if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
