@@ -146,7 +146,7 @@ function unreachable(broker: string, cause: unknown): AppError {
 }
 
 const notTheLink =
-  'is not the broker’s port for agents; set --broker to the port of the broker’s --grpc, 8421 by default';
+  'is not the broker’s port for agents; use 8421 in --broker, or the port that the broker’s --grpc sets';
 /** Explanations of common connection errors. The first three mean that the port serves HTTPS or plain HTTP. */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,

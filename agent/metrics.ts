@@ -136,7 +136,7 @@ const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of read-only images. They are always full, so they are left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
-/** Maximum number of file systems that may hang at once. Each blocks one of Node's four threads. */
+/** Maximum number of file systems that may hang at the same time. Each blocks one of Node's four threads. */
 const mostSilent = 2;
 
 /**
@@ -196,7 +196,7 @@ async function measure(ask: Sources['statfs'], mount: string): Promise<Space | u
   }
 }
 
-/** Lists "/" first, whatever its type, then every other file system on a disk or server once. */
+/** Lists "/" first, whatever its type. Then lists one mount of every other file system on a disk or server. */
 function mountsOf(text: string): Mount[] {
   const mounts = new Map<string, Mount>();
   // A later mount at the same path hides the earlier one.

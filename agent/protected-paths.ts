@@ -42,8 +42,8 @@ const everyService = [
 ];
 
 /**
- * Files of the agent's data directory. They are listed one by one, because a file that is mounted into this directory
- * also has a path outside of it.
+ * Files and directories in the agent's data directory. Each of them is protected by itself. A file that is mounted into
+ * the data directory also has a path outside, and protecting only the directory would leave that path open.
  */
 const parts = [
   'identity.json',

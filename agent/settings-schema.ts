@@ -37,7 +37,7 @@ export const agentSettings = {
     ),
     value: 'HOST:PORT',
     repeats: true,
-    help: 'address of the broker’s port for agents; give one for each of several brokers',
+    help: 'address of the broker’s port for agents; if there are several brokers, give one address for each',
   },
   join_token: {
     schema: z.string().optional(),

@@ -100,7 +100,7 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
 /** Returns a warning if the agent is linked to another address than those of --broker; undefined otherwise. */
 export function unusedBroker(link: LinkState | undefined, given: readonly string[]): string | undefined {
   if (!link?.machineId || given.includes(link.broker)) return undefined;
-  return `linked by a stored address, ${link.broker}, which a broker has sent; ${given.join(', ')} of --broker was not used: check that it is right`;
+  return `--broker ${given.join(', ')} is not in use: the agent is linked to ${link.broker}, an address that it got from a broker; check that --broker is right`;
 }
 
 async function planAgent(
@@ -167,7 +167,7 @@ async function uninstallAgent(from: Invocation): Promise<number> {
         `The broker still lists this machine; remove it there: farhand machines remove ${machine.machineId}`,
       );
   }
-  // A program that a package manager installed stays: the package manager removes it.
+  // A program that a package manager installed is not removed here. The package manager removes it.
   const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account stay' : rest}.`);
   return 0;

@@ -115,9 +115,13 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }
 
-/** Returns the condition that selects the row with this id by its sequence number; undefined if no row is found. */
+/**
+ * Looks for the row with this id. If the row is found, returns a condition on its sequence number, so that the list
+ * finds the row fast. Otherwise returns undefined, and the list filters by the id alone.
+ */
 async function numberIs(history: History, id: string): Promise<Condition> {
-  // Ids from version 0.1.0 contain no time, and the search below begins at the time of the id.
+  // The search begins at the time in the id. An id from version 0.1.0 contains no time, so timeOf() usually returns a
+  // time in the future for it.
   const at = timeOf(id);
   if (!(at <= now())) return undefined;
   // Ids have no index, because every command would have to write to that index. The search skips rows that are

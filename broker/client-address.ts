@@ -54,8 +54,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
       if (forwardedFor === '') return peer;
       let client = peer;
       const hops = forwardedFor.split(',');
-      // Each proxy appends the address of its own client, so the header is read from its end. All entries before
-      // the entry of an untrusted client may be forged.
+      // Each proxy appends the address of its own client, so the header is read from its end. Reading stops at an
+      // untrusted address, because the client with this address may have forged all entries before it.
       while (isTrusted(client)) {
         const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;

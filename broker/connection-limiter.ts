@@ -22,8 +22,8 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds for which a new connection is not closed for newer ones, unless the limit `connections` is reached; 0
-   * by default. The broker needs this when all agents connect at once.
+   * A connection younger than this number of milliseconds is not closed to make room for newer ones, unless the limit
+   * `connections` is reached. The default is 0. The broker needs this when all agents connect at the same time.
    */
   graceMs?: number;
   /**
@@ -38,7 +38,10 @@ interface Connection {
   peer: string;
   source: string;
   authenticated: boolean;
-  /** Time at which the connection was accepted, in milliseconds of `monotonic`. */
+  /**
+   * Time at which the connection was accepted, in milliseconds of `monotonic`. If the connection waited for its TLS
+   * handshake: time at which that wait ended.
+   */
   acceptedAt: number;
   onSettled(): void;
   /**
@@ -349,7 +352,7 @@ function settle(connection: Connection): void {
   connection.onSettled = nothing;
 }
 
-/** Returns the oldest connection of a source. */
+/** Returns the first connection of a source, in the order of the map. */
 function firstOf(connections: Map<string, Connection>, source: string): Connection | undefined {
   for (const connection of connections.values()) if (connection.source === source) return connection;
   return undefined;

@@ -1,4 +1,4 @@
-// Spreads work over turns of the event loop, so that much work at once does not delay other requests.
+// Spreads work over several turns of the event loop, so that a burst of work does not delay other requests.
 
 export class TurnLimit {
   readonly #most: number;

@@ -33,8 +33,8 @@ interface EventEntry extends OutboxEntry {
 }
 
 /**
- * Called for each event. Returns a function that writes other rows in the event's transaction, such as deliveries to
- * webhooks, or undefined.
+ * Called for each event. Returns undefined, or a function that writes other rows in the event's transaction, such as
+ * deliveries to webhooks.
  */
 type Recorder = (
   event: Event,
@@ -145,7 +145,7 @@ export class Events {
     this.#own = new Set();
   }
 
-  /** Passes to listeners and streams the events that other brokers have committed. */
+  /** Reads the events that other brokers have committed, and passes them to listeners and event streams. */
   async refresh(): Promise<void> {
     const next = `SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ${batch}`;
     for (let rows: Row[] = [], from = -1; from !== this.#heard; ) {

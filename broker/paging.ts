@@ -77,7 +77,7 @@ export function filtersOf(
   return filters.map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // The value is part of the SQL text: the database cannot choose a partial index for a parameter.
+    // A boolean is written into the SQL text. With a parameter instead, the database could not use a partial index.
     if (typeof value === 'boolean') return [`${name} = ${Number(value)}`];
     return typeof value === 'string' || typeof value === 'number' ? [`${name} = ?`, value] : undefined;
   });
@@ -88,7 +88,7 @@ interface RowSource {
   columns: string;
   /** Columns that order the rows whose sort fields are equal; by default `id`. */
   tie?: readonly string[];
-  /** How the rows of the table are counted in the background; undefined if each list counts the rows itself. */
+  /** How the rows are counted in the background. If undefined, the query for each page counts the rows itself. */
   counted?: CountedTable;
   /**
    * Returns the SQL conditions for `since` and `until` of a request. Without this function, `since` and `until` are

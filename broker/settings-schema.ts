@@ -16,7 +16,7 @@ import {
 } from '../shared/read-settings.ts';
 import { type Network, networkOf } from './client-address.ts';
 
-/** Requests per minute that each API key may make, by the names that --rate-limit accepts. */
+/** Names that --rate-limit accepts. Each stands for a number of requests per minute that an API key may make. */
 const plans: Readonly<Record<string, number>> = { free: 100, pro: 1_000, enterprise: 10_000 };
 const ratePlan = z
   .union([z.int(), z.string()])
@@ -59,12 +59,12 @@ export const brokerSettings = {
   peer_listen: {
     schema: z.string().pipe(hostPort).optional(),
     value: 'HOST:PORT',
-    help: 'address on which this broker listens for other brokers; needed if several use one --database-url',
+    help: 'address on which this broker listens for other brokers; needed if several brokers share a database',
   },
   peer_url: {
     schema: z.string().refine(isWhole, 'must be a complete URL, such as https://HOST:8422').optional(),
     value: 'URL',
-    help: 'URL at which the other brokers connect to --peer-listen, if it differs from that address',
+    help: 'URL at which other brokers reach this one (default: https:// with the address of --peer-listen)',
   },
   http: {
     schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
@@ -156,7 +156,7 @@ export const brokerSettings = {
   webhook_attempts: {
     schema: z.coerce.number().int().min(1).max(20).default(3),
     value: 'N',
-    help: 'failed attempts of one delivery after which the webhook is disabled (default 3)',
+    help: 'number of attempts per delivery; if all of them fail, the webhook is disabled (default 3)',
   },
   heartbeat_url: {
     schema: z

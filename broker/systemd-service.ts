@@ -10,7 +10,10 @@ import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { withSocket } from './cli/call-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 
-/** Milliseconds in which the installed broker must answer. Without an answer, `install` names the first steps. */
+/**
+ * Maximum number of milliseconds that `install` waits for the answers of the installed broker. Without them, `install`
+ * prints the same next steps as for a broker without keys.
+ */
 const answerMs = 5_000;
 
 const broker: Service = {
@@ -67,7 +70,7 @@ async function installBroker(from: Invocation, command: readonly string[]): Prom
 async function planBroker(settings: BrokerSettings, given: Record<string, unknown>): Promise<Plan> {
   if (settings.local || settings.new_history || settings.old_history || settings.accept_state) {
     throw new StartError(
-      '--local, --new-history, --old-history and --accept-state are for one start by hand; leave them out for a service',
+      '--local, --new-history, --old-history and --accept-state are for a single start by hand, not for a service: leave them out',
     );
   }
   needSystemd('install', true);

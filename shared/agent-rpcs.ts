@@ -88,19 +88,20 @@ export interface CallOptions {
 }
 
 /**
- * Reason of AgentCall.signal if the broker has cancelled the call. After any other reason the broker may still need the
- * answer.
+ * AgentCall.signal fires with this reason if the broker has cancelled the call. If the signal fires with another
+ * reason, the broker may still need the answer.
  */
 export const gaveUp = new AppError('unavailable', 'the caller cancelled the call');
 
 /**
- * The gRPC status details with which a broker ends the stream of a call that it has cancelled. The status is CANCELLED.
+ * After a broker has cancelled a call, it ends the call's stream with the gRPC status CANCELLED and these details. By
+ * the details, the agent recognizes that the broker has cancelled the call.
  */
 export const cancelledDetails = 'cancelled';
 
 /** Concurrency class of a call. The open calls of one class on a machine share a limit. */
 export type Lane =
-  // The default of unary calls, also for calls to processes.
+  // The default of unary calls. Unary calls for processes, such as SignalProcess, belong to this class too.
   | 'control'
   // Unary calls for one entry of the file system.
   | 'single'

@@ -1,15 +1,15 @@
 // The only source of time in this code. Tests can replace it.
 
 /**
- * Longest step of a timer in milliseconds. Longer delays take several steps: Node fires at once for a delay over 2^31 -
- * 1 ms.
+ * Longest delay of one Node timer, in milliseconds. A longer delay is split over several timers, because Node fires
+ * immediately if a delay is over 2147483647 ms.
  */
 const longestTimer = 3_600_000;
 
 export interface Clock {
   /** Wall time in milliseconds since 1970. */
   now(): number;
-  /** Milliseconds since an arbitrary moment, for durations. This clock is never set. */
+  /** Milliseconds since an arbitrary moment, to measure durations. Changes of the system time do not affect it. */
   monotonic(): number;
   /**
    * Calls `run` once after `ms` milliseconds. Returns a function that cancels the call. With `hold` the process does
@@ -76,8 +76,8 @@ export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmedia
 const longestWorkMs = 5;
 
 /**
- * Returns a function that long work calls often. It resolves at once, except after 5 ms of work: it then resolves in the
- * next turn of the event loop, so that other requests run.
+ * Returns a function to call and await often during long work. After 5 ms of work it waits for the next turn of the
+ * event loop, so that other requests can run. Before that it does not wait.
  */
 export function pausesInLongWork(): () => Promise<void> {
   let begun = monotonic();

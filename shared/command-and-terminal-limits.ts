@@ -1,4 +1,4 @@
-// Limits of commands and terminals that both agent and broker use.
+// Limits of commands and terminals, for the agent and the broker.
 
 /** Maximum number of commands that may be open on a machine at once. */
 export const openCommands = 64;
@@ -6,7 +6,10 @@ export const openCommands = 64;
 export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
-/** Maximum number of stored bytes of each output of a command, on the machine and also in the broker's copy. */
+/**
+ * Number of bytes that are stored of a command's stdout, and the same number of its stderr: the last ones, and up to
+ * about a sixteenth more. It applies to the files on the machine and to the broker's copy.
+ */
 export const outputWindowBytes = 64 * 1024 * 1024;
 /**
  * Milliseconds that a command waits for a slow reader that accepts no data. After that the command goes on without this
@@ -18,7 +21,10 @@ export const readerStallMs = 5_000;
 export const openTerminals = 32;
 /** Maximum number of terminal clients that a machine may have at once. */
 export const terminalClients = 128;
-/** Maximum number of bytes of a terminal's output that are stored. A client that is further behind is disconnected. */
+/**
+ * Number of bytes that are stored of a terminal's output: the last ones, and at most a sixteenth more. A client is
+ * disconnected if the next byte for it is no longer stored.
+ */
 export const terminalWindowBytes = 1024 * 1024;
 /**
  * Maximum number of bytes of earlier output that a new client receives. Also the maximum number of unacknowledged

@@ -117,7 +117,7 @@ export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
 
-/** Linux errnos without a name in Node. The key is `error.code` as Node sets it, the value the errno's name. */
+/** Names of Linux errnos that Node has no name for. The key is the text that Node puts into `error.code` instead. */
 const unnamed: Readonly<Record<string, string>> = {
   'Unknown system error -116': 'ESTALE',
   'Unknown system error -117': 'EUCLEAN',

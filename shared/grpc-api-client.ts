@@ -62,7 +62,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Retries are off: with them, grpc-js would copy every chunk, and a request could start a command twice.
+  // Retries are off, because a repeated request could start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -71,7 +71,7 @@ const channelOptions: ChannelOptions = {
 
 const ClientOf = makeGenericClientConstructor(streamsService, 'Streams');
 
-/** Returns a client of one broker, which connects at the first call. */
+/** Returns a client of one broker. The client connects at its first call. */
 export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
   // The cast is safe: StreamsClient is generated from the proto of this service.
   const client = new ClientOf(
@@ -172,7 +172,7 @@ async function* answers<T>(
   // Without this listener an "error" event would end the process. The status reports the same error.
   stream.on('error', () => undefined);
   try {
-    // The cast is safe: grpc-js types messages as any, but the service decodes only messages of this type.
+    // The cast is safe: in grpc-js every message has type `any`, but the service decodes only messages of type T.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
     // Ignored: the status, which is checked below, has the error code and the details.

@@ -25,13 +25,14 @@ const largestBytes = 64 * mebibyte;
 /** Maximum sum of the windows of all distant peers whose data is read quickly. */
 const allBytes = largestBytes;
 /**
- * Maximum sum of the windows of a distant peer with more than `fewStreams` calls, whose readers may all stall at once.
+ * Maximum sum of the windows of a distant peer that has more than `fewStreams` calls. It is smaller than
+ * `largestBytes`, because the readers of all these calls may stall at the same time.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
-/** Number of calls up to which a peer gets all of `sharedBytes`. With twice as many calls it gets half. */
+/** A peer with `fewStreams` + 1 to this many calls gets all of `sharedBytes`. With twice this many it gets half. */
 const someStreams = 8;
-/** Sum of windows in bytes that each distant peer may always have, even if other peers use up `allBytes`. */
+/** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
 /**
  * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: Node counts bytes as read as
@@ -39,11 +40,12 @@ const leastBytes = 4 * mebibyte;
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Largest window, in bytes for each millisecond of round trip. A transfer of 500 MiB/s needs 0.5 MiB for each
- * millisecond. The limit is more than twice as high, because nghttp2 extends a window only after half of it is read.
+ * Maximum sum of a peer's windows, in bytes for each millisecond of round trip. A transfer of 500 MiB/s needs 0.5 MiB
+ * for each millisecond. The limit is more than twice as high, because nghttp2 extends a window only after half of it is
+ * read.
  */
 const bytesPerMs = 1.28 * mebibyte;
-/** Size of a window, as a multiple of the bytes read per round trip. */
+/** Sum of a peer's windows, as a multiple of the bytes read per round trip. */
 const tripsPerWindow = 6;
 const lookMs = 25;
 /** Number of pings that measure the round trip. The shortest one counts, because a busy machine answers late. */
@@ -63,7 +65,7 @@ interface Peer {
   last: Status;
 }
 
-/** Bytes received until the time `at`, and those of them that were unread. */
+/** State of a connection at the time `at`: how many bytes it had received, and how many were still unread. */
 interface Status {
   at: number;
   received: number;
@@ -99,12 +101,12 @@ function startControl(role: Role): () => void {
   const sessions = new WeakSet<Http2Session>();
   /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet have none. */
   const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls, and those whose window is not back at `firstBytes` after their last call. */
+  /** Distant peers with open calls. After its last call, a peer stays here until its window is back at `firstBytes`. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
   function look(): void {
-    // Unread bytes beyond `nearBytes` per stream count against `allBytes`.
+    // The unread bytes of a peer use up `allBytes`, except `nearBytes` for each of its streams.
     const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
     const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
@@ -186,7 +188,7 @@ const statusOf = (peer: Peer): Status => ({
   unread: unreadOf(peer),
 });
 
-/** Sum in bytes of the windows with which a peer can send its data as fast as this process now reads. */
+/** Returns the sum of windows, in bytes, that a peer needs to send data as fast as this process now reads it. */
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**
@@ -202,7 +204,7 @@ function windowFor(peer: Peer, share: number): number {
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
   const least = streams.size > fewStreams ? firstBytes : nearBytes;
-  // A window grows at once, but at most halves in one step.
+  // One step may enlarge a window to any size, but never shrinks it by more than half.
   const next = Math.max(least, window / 2, wanted);
   return next > window || next <= window / 2 || next === least ? next : window;
 }

@@ -43,7 +43,8 @@ export function newId(kind: IdKind): string {
 const timeLength = 8;
 
 /**
- * Returns a new id that begins with a time in milliseconds. A table that is sorted by that time needs no index of ids.
+ * Returns a new id that begins with a time in milliseconds. In a table that is sorted by that time, a row can be found
+ * by its id without an index of ids.
  */
 export function newTimedId(kind: IdKind, ms: number): string {
   let time = '';
@@ -59,7 +60,7 @@ export function timeOf(id: string): number {
   return time.reduce((ms, character) => ms * alphabet.length + alphabet.indexOf(character), 0);
 }
 
-/** Returns the request id that a client sent if it has 1 to 64 safe characters, otherwise a new one. */
+/** Returns the client's request id if it has 1 to 64 safe characters. Otherwise returns a new request id. */
 export function requestIdFrom(given: string): string {
   return /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : newId('request');
 }

@@ -4,7 +4,7 @@ import protobuf from 'protobufjs';
 import { home } from './shipped-files.ts';
 
 const root = new protobuf.Root();
-// Imports inside the protos use the same names, such as farhand/agent/v1/agent.proto.
+// Finds the file of a name such as farhand/agent/v1/agent.proto. Imports inside the protos use such names too.
 root.resolvePath = (_from, name) => join(home, 'proto', name);
 root.loadSync(
   ['agent/v1/agent', 'link/v1/link', 'client/v1/client'].map((name) => `farhand/${name}.proto`),

@@ -25,7 +25,7 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
  * Further lines are dropped.
  */
 const mostWaiting = 8 * 1024 * 1024;
-/** Milliseconds until waiting lines are written again. */
+/** Milliseconds from a failed attempt to write waiting lines until the next attempt. */
 const retryMs = 50;
 /** Maximum number of attempts to write when the program ends, 100 ms apart. */
 const triesAtExit = 20;
@@ -33,7 +33,7 @@ const triesAtExit = 20;
 /** The destination that all loggers of a process share. */
 let shared: ReturnType<typeof createStderr> | undefined;
 
-/** Creates the destination of log lines, standard error. Writes lines at once, but a full pipe delays no other work. */
+/** Creates a stream to standard error. It writes each line immediately, but a full pipe delays no other work. */
 function createStderr() {
   let triesLeft = 0;
   // sonic-boom must not repeat a failed write itself while the program runs: it would stop the whole thread for 100 ms.

@@ -11,7 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** Number of bytes that the log stores from the end of the output. It may store one segment (a sixteenth) more. */
+  /** The log stores the last bytes of the output: this many, or up to one segment (a sixteenth) more. */
   windowBytes?: number;
   /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
@@ -123,7 +123,7 @@ export class OutputLog {
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** Ends the waiting for readers: appends that are waiting resolve, and later appends do not wait. */
+  /** From now on, append() does not wait for readers. Calls that are waiting for them resolve. */
   release(): void {
     this.#backpressure.release();
   }
@@ -275,11 +275,11 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // Nothing may be awaited between open() and push(): readers take the open file for the file of the last segment.
+    // Nothing may be awaited between open() and push(): readers assume that the open file is that of the last segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
-  /** After a failed write, ends the segment at the last byte that was written, or removes an empty segment. */
+  /** After a failed write, closes the file, so that the next write begins a new one. Removes an empty last segment. */
   async #abandon(): Promise<void> {
     await this.#closeLive().catch(() => {});
     const last = this.#segments.at(-1);

@@ -1,4 +1,5 @@
-// Reads a small file from a directory that another user may own. Neither follows a link nor blocks.
+// Reads a small file from a directory that another user may own. That user could put a link or a FIFO in place of the
+// file, so the functions do not follow a link and do not block.
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { errnoOf, StartError } from './errors.ts';

@@ -1,4 +1,5 @@
-// Runs farhand-broker or farhand-agent: a verb, --help, --version, or the service itself until a signal ends it.
+// Runs farhand-broker or farhand-agent. The arguments decide whether it runs a verb, prints the help or the version, or
+// runs the service until a signal ends it.
 import { createLogger, isJournal, type Logger, type LogLevel, withPriority } from './logger.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from './program-start-and-end.ts';
 import { helpText, type Invocation, type Setting } from './read-settings.ts';
@@ -21,7 +22,7 @@ export interface ServiceProgram {
   settings: Record<string, Setting>;
   /** Lines at the end of the help, about the verbs. */
   verbsHelp: string;
-  /** Called first, to hide arguments that the other users of the machine must not see in `ps`. */
+  /** Called first. Hides or refuses arguments that the other users of the machine must not see in `ps`. */
   checkArguments(argv: readonly string[]): void;
   /** Loads the verbs install, status and uninstall, which a running service does not need. */
   loadServiceVerbs(): Promise<{
@@ -39,8 +40,8 @@ export function runServiceProgram(program: ServiceProgram): void {
   function fail(error: unknown): void {
     const { text, code } = failure(program.name, error);
     process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-    // systemd does not restart the service after exit code 78. So the reason first becomes the unit's status text,
-    // which `systemctl status` prints.
+    // After exit code 78, systemd does not restart the service. `systemctl status` prints the reason, because it is set
+    // as the unit's status text before the exit.
     const notified = code === 78 && notify ? notify.ending(text) : undefined;
     if (!notified) process.exit(code);
     void notified.then(() => process.exit(code));

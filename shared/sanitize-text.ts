@@ -1,4 +1,4 @@
-// Removes characters that could control a terminal from text that comes from machines, before it is printed.
+// Makes text from machines safe to print. Characters that could control a terminal are removed, replaced or escaped.
 
 /**
  * Matches characters that control a terminal (C0, DEL, C1), Unicode line ends, invisible characters, and characters

@@ -28,7 +28,7 @@ export class Semaphore {
 
   /**
    * Waits for a slot. Returns a function that releases the slot. Call this function once. Rejects with the signal's
-   * reason. Throws the error of a full queue.
+   * reason if the signal fires during the wait. If `full` returns an error, throws this error.
    */
   acquire(signal: AbortSignal): Promise<() => void> | (() => void) {
     if (this.#inside >= this.#atOnce) return this.#turn(signal);

@@ -15,8 +15,8 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
 const everyBytes = 3 * 1024 * 1024;
 const lookMs = 5_000;
 /**
- * Share of the time between two checks for which an idle process may be busy. The heap is collected only after the
- * process was idle at `idleChecks` checks in a row.
+ * A process counts as idle if it was busy for at most this share of the time since the previous check. The heap is
+ * collected only after the process was idle at `idleChecks` checks in a row.
  */
 const idleShare = 0.03;
 const idleChecks = 3;
@@ -81,8 +81,8 @@ function collector(): Collect {
   if (collect) return collect;
   // A flag that is set after the start of Node counts only for new contexts (nodejs/node#16595).
   setFlagsFromString('--expose-gc');
-  // Without gc(), an idle broker takes 43 MiB more, and an idle agent 17 MiB. Transfers then have 0.6 of their
-  // throughput (measured).
+  // Without gc(), an idle broker takes 43 MiB more memory, an idle agent takes 17 MiB more, and transfers have only 0.6
+  // of their throughput (measured).
   collect = (runInNewContext('globalThis.gc') as Collect | undefined) ?? (() => {});
   return collect;
 }

@@ -17,7 +17,7 @@ const ofPaths: Readonly<Record<string, Fault>> = {
   ENOENT: ['does not exist', 'check the path'],
   ENOTDIR: ['has a parent that is not a directory', 'check the path'],
   EISDIR: ['is a directory', 'use the path of a file'],
-  EEXIST: ['already exists', 'choose another name, or first remove what has this name'],
+  EEXIST: ['already exists', 'choose another name, or remove the existing file or directory first'],
   ENOTEMPTY: ['is not empty', 'choose another name, or empty it first'],
   ENOSPC: ['the disk is full', 'delete files (df -h shows the free space)'],
   EDQUOT: ['the disk quota is used up', 'delete files, or have the quota raised'],

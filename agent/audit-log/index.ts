@@ -51,7 +51,7 @@ export class AuditLog {
     return new AuditedCall(call, refused, this);
   }
 
-  /** Resolves when all lines are in the file. */
+  /** Resolves when all lines are in the file, or the write has failed. */
   async close(): Promise<void> {
     this.#refusals.close();
     await this.#lines.close();
@@ -62,8 +62,8 @@ export class AuditLog {
   }
 
   /**
-   * Counts a refused call. Returns true if the call may have a log line of its own, false if a later line only counts
-   * it.
+   * Counts a refused call. Returns true if the call may have its own log line. Otherwise a later line reports only the
+   * number of such calls.
    */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';

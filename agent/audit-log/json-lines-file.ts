@@ -115,8 +115,8 @@ export class Lines {
   }
 
   /**
-   * Returns the open log file, to which `bytes` more bytes are to be written. Begins a new file if the current one is
-   * full, or was removed or replaced.
+   * Returns the open log file. `bytes`: number of bytes that the caller will append. Begins a new file if these bytes
+   * do not fit into the current one, or if the current one was removed or replaced.
    */
   async #open(bytes = 0): Promise<FileHandle> {
     const held = this.#file;

@@ -1,5 +1,5 @@
-// Copies a file or tree to a name in a private directory: bytes, modes, times, and symlinks as symlinks.
-// The copy is durable when duplicate() resolves.
+// Copies a file or tree with its bytes, modes and times. A symlink is copied as a symlink. The copy gets a name in a
+// private directory, and is durable when duplicate() resolves.
 import { posix } from 'node:path';
 import { type AppError, fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/atomic-write.ts';

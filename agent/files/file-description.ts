@@ -7,7 +7,7 @@ import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import type { Users } from './users-groups.ts';
 
-/** Describes a path. `link`: the target of the symlink of that name, as stored in the symlink. */
+/** Describes a path. If the path names a symlink, `link` is the target that is stored in the symlink. */
 export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: Bytes): FileEntry {
   return {
     name: bytes(posix.basename(path) || '/'),

@@ -10,7 +10,10 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/** Maximum number of names in a listing without a limit. The broker refuses a listing that has one name more. */
+/**
+ * If a request sets no limit, the broker accepts at most this many names and refuses a longer listing. So the agent
+ * sends at most one name more.
+ */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */
 const held = new Quota(600_000, 'large directory listings are running on this machine');

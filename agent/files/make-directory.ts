@@ -1,4 +1,4 @@
-// Creates a directory with exactly the requested mode. Fails if the path exists.
+// Creates a directory with the requested mode, and the setgid bit of its parent. Fails if the path exists.
 import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/confined-fs.ts';
 import { assertMode, fault } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';

@@ -1,4 +1,5 @@
-// Reads a regular file: sends a head with the length, then exactly that number of bytes, or an error.
+// Reads a regular file. Sends a head first, then the bytes. If the head contains a length, exactly that number of bytes
+// follows, or an error.
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { FileHandle } from './confine/confined-fs.ts';
@@ -13,7 +14,7 @@ const largeChunkBytes = 256 * 1024;
  * several chunks in memory.
  */
 const smallChunkBytes = 64 * 1024;
-/** Number of files read at once above which a newly opened file gets small chunks. */
+/** If more files than this are being read, a newly opened file gets small chunks. The new file counts too. */
 const mostLargeChunks = 4;
 let openReads = 0;
 
@@ -85,8 +86,8 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
 type Read = (sent: number) => Promise<Buffer>;
 
 /**
- * Reads into two buffers in turn, so that one is filled while the other is sent. Each chunk is valid until the second
- * read after it.
+ * Reads into two buffers in turn, so that one is filled while the other is sent. A chunk stays valid during the next
+ * read. The read after that overwrites it.
  */
 function readerOf(handle: FileHandle, { start, length, chunkBytes }: Range): Read {
   const pages: Buffer[] = [];

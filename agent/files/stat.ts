@@ -17,7 +17,7 @@ async function withoutDigest({ reading, users }: Disk, target: Target): Promise<
   return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256: '' };
 }
 
-/** Adds the SHA-256 of the file, for which the agent reads the whole file as for a download. */
+/** Describes the file and adds its SHA-256. For the SHA-256, the whole file is read, as for a download. */
 async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Promise<StatFileResponse> {
   const response: StatFileResponse = {};
   const whole = { path: Buffer.alloc(0), offset: 0, max_bytes: 0, digest: true };

@@ -30,8 +30,8 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);
-  // Devices, pipes and sockets are refused, because opening them may have effects. The O_PATH handle `at` has none, but
-  // cannot set times.
+  // Devices, pipes and sockets are refused, because opening such a file for reading may have side effects. The O_PATH
+  // handle `at` has no side effects, but cannot set times.
   if (!stats.isFile() && !stats.isDirectory())
     throw fault('unsupported_file', target.path, 'is neither a regular file nor a directory');
   using file = await pin(at, readOnly);
@@ -39,8 +39,8 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
 }
 
 /**
- * Creates the file. Returns undefined if the name exists by now. The empty file stays after a later failure, because
- * its name may belong to another file by then.
+ * Creates the file. Returns undefined if another process has created the name first. If a later step fails, the new
+ * file is not removed, because another file may have its name by then.
  */
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
   await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));

@@ -19,8 +19,8 @@ const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
- * Units of the quota that a watched directory takes for its kernel watch. Each name in the directory takes one more
- * unit.
+ * A watched directory takes this many units of the quota for its kernel watch. Each known name in the directory takes
+ * one more unit.
  */
 const folderNames = 15;
 
@@ -51,8 +51,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * One function for each watch, which makes that watch report an overflow. Node does not report when the kernel's event
- * queue overflows.
+ * Contains one function for each watch. A call makes that watch report an overflow. Node itself does not report that
+ * the kernel's event queue has overflowed.
  */
 const overflows = new Set<() => void>();
 
@@ -313,7 +313,10 @@ class Watch implements Disposable {
     }
   }
 
-  /** Watches through the open handle `at`, because a path (as in chokidar) may lead to another directory by now. */
+  /**
+   * Watches a directory through its open handle `at`, because its path may lead to another directory by now. The
+   * library chokidar is not used, because it watches paths.
+   */
   #watch(path: Bytes, at: fs.Confined): fs.FSWatcher {
     this.#takeQuota(folderNames);
     try {

@@ -42,7 +42,7 @@ export async function writeFile(
   };
 }
 
-/** The last write in the queue of each name. Writes to the same name are published one after another. */
+/** Writes to the same file name are published one after another. For each name, the map has the last write in line. */
 const placing = new Map<string, Promise<unknown>>();
 
 /** Gives the new file its name. Returns true if no file had that name before. */

@@ -1,5 +1,5 @@
-// The rpc GetInventory. The first call loads the collecting code, which would cost memory on agents that get no such
-// call.
+// The rpc GetInventory. The code that collects the inventory is loaded at the first call. This saves memory on agents
+// that get no such call.
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { Semaphore } from '../../shared/semaphore.ts';

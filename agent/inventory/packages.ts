@@ -62,7 +62,7 @@ async function installedByDpkg(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfApt(signal: Signal): Promise<InventoryUpdate[]> {
-  // Run as root, apt locks the lists and writes its caches even for a simulation, unless these settings forbid it.
+  // When apt runs as root, it locks the lists and writes its caches even for a simulation. These settings prevent both.
   const settings = ['Debug::NoLocking=true', 'Dir::Cache::pkgcache=', 'Dir::Cache::srcpkgcache='];
   const options = settings.flatMap((setting) => ['-o', setting]);
   return parseAptSimulation(await runProgram('apt-get', ['-s', ...options, 'dist-upgrade'], { signal }));
@@ -96,10 +96,10 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   // As root, dnf locks its cache for a moment here.
   const text = await runProgram('dnf', args, { signal, codes: [100] });
-  // Several versions of a package may be installed, such as of the kernel. The version installed last counts.
+  // A package, such as the kernel, may be installed in several versions. The version installed last counts.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
-      // Used if the update has another architecture than the installed package.
+      // This key is used if the update is for another architecture than the installed package.
       [`${name}`, version],
       [`${name}.${arch}`, version],
     ]),

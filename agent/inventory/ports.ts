@@ -9,7 +9,10 @@ interface Socket {
   inode: string;
 }
 
-/** Maximum number of open files whose targets are read to find the processes that own the sockets. */
+/**
+ * Maximum number of open files to search. The open files of all processes are searched to find the process that owns
+ * each socket.
+ */
 const mostFiles = 200_000;
 
 export async function readPorts(): Promise<InventoryPort[]> {

@@ -63,13 +63,16 @@ async function findVirtualization(cpu: string, signal: AbortSignal): Promise<str
   return /^flags\s*:.* hypervisor\b/m.test(cpu) ? 'vm-other' : 'none';
 }
 
-/** Returns whether the machine needs a restart; undefined if that is unknown, because it has no kernel modules. */
+/**
+ * Returns whether the machine needs a restart. Returns undefined if that is unknown because the machine has no kernel
+ * modules.
+ */
 async function readRebootRequired(): Promise<boolean | undefined> {
   // If a restart is needed, Debian, Ubuntu and SUSE create one of these files.
   for (const file of ['/run/reboot-required', '/var/run/reboot-required', '/run/reboot-needed'])
     if (await exists(file)) return true;
   if ((await exists('/var/lib/dpkg/status')) || (await exists('/usr/bin/zypper'))) return false;
-  // On other systems, the running kernel was replaced if its modules are missing.
+  // On other systems, missing modules of the running kernel mean that another kernel has replaced it.
   const kernels = await readdir('/lib/modules').catch((): string[] => []);
   return kernels.length > 0 ? !kernels.includes(os.release()) : undefined;
 }

@@ -36,7 +36,10 @@ export interface CallsOptions {
   auditLog: AuditLog;
 }
 
-/** Maximum number of messages that may wait on the control stream. Further answers use a stream of their own. */
+/**
+ * Maximum number of messages that may wait on the control stream. While so many wait, methods that answer with a stream
+ * use a stream of their own.
+ */
 const mostWaiting = 32;
 
 /** Milliseconds within which the broker must end a stream after the agent has closed its side. */
@@ -204,8 +207,8 @@ export class Calls {
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
-    // Without this listener the error would end the process. The code that reads or writes the stream gets the error
-    // too.
+    // Without a listener, an error of the stream would end the process. The code that reads or writes the stream gets
+    // the error too.
     stream.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
     try {
       await sendFrames(stream, framesOf(stream), signal);

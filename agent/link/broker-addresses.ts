@@ -55,7 +55,7 @@ export class BrokerAddresses {
       if (!isErrno(err, 'ENOENT'))
         log.warn(
           { err, file },
-          'the file with the addresses that a broker has sent cannot be read; using the addresses of the settings',
+          'cannot read the file with the addresses that a broker sent; using the addresses in the settings',
         );
       return new BrokerAddresses(file, configured, none, log);
     }
@@ -78,21 +78,21 @@ export class BrokerAddresses {
     return next;
   }
 
-  /** Call this when a link over an address has succeeded, with the addresses that its broker has sent. */
+  /** Call this when a link over `address` has succeeded. `sent`: the addresses that the broker sent over that link. */
   async linked(address: string, sent: readonly string[]): Promise<void> {
     this.#left = [];
     const before = JSON.stringify(this.#sent);
     if (this.#sent.offered.includes(address)) this.#sent = { offered: [], proven: this.#sent.offered };
     const offered = addresses.safeParse(sent);
     if (!offered.success)
-      this.#log.warn('the broker has sent broker addresses that are not HOST:PORT; ignoring them');
+      this.#log.warn('the broker has sent broker addresses that are not valid; ignoring them');
     else if (sent.length > 0 && !isSame(sent, this.#sent.proven))
       this.#sent = sent.includes(address)
         ? { offered: [], proven: offered.data }
         : { ...this.#sent, offered: offered.data };
     if (JSON.stringify(this.#sent) === before) return;
     await writeDurably(this.#file, JSON.stringify(this.#sent));
-    this.#log.info({ brokers: sent }, 'the broker has sent new broker addresses; using them from now on');
+    this.#log.info({ brokers: sent }, 'the stored broker addresses have changed; using them from now on');
   }
 }
 

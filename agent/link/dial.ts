@@ -23,8 +23,8 @@ export type AnswerStream = ReturnType<LinkClient['Answer']>;
 
 const enrolMs = 10_000;
 /**
- * Milliseconds to wait for the second connection to the broker, which carries the long answers. The broker waits longer
- * for an answer stream.
+ * Milliseconds to wait for the second connection, the one for long answers. If it is not ready by then, the answer uses
+ * the first connection. The broker waits for an answer stream for longer than this time.
  */
 const connectMs = 2_000;
 
@@ -33,10 +33,10 @@ const options: ChannelOptions = {
   'grpc.default_authority': linkServerName,
   // Without this option, grpc-js shares connections between agents of one process, and retries by itself.
   'grpc.use_local_subchannel_pool': 1,
-  // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
+  // grpc-js does not repeat calls by itself. After a lost connection, keepLinked() dials again.
   'grpc.enable_retries': 0,
-  // For transparent retries, grpc-js stores up to 1 MiB of what each call has sent. enable_retries does not turn these
-  // off.
+  // grpc-js stores up to 1 MiB of the data that each call sends, so that it can send the data again. It does so even if
+  // retries are off, unless this size is 0.
   'grpc.per_rpc_retry_buffer_size': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': firstBytes,

@@ -71,13 +71,13 @@ const instanceId = newId('link');
  */
 const fencedMs = 30_000;
 /**
- * Maximum number of milliseconds from dialing to the broker's challenge. When all agents reconnect at once, the broker
- * lets connections wait.
+ * Maximum number of milliseconds from dialing to the broker's challenge. The time is long because the broker queues
+ * connections when all agents reconnect at the same time.
  */
 const dialMs = 30_000;
 /** Maximum number of milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
-/** Limits in milliseconds for the heartbeat interval and the longest silence, which the broker chooses. */
+/** The broker chooses the heartbeat interval and the longest silence, within these limits in milliseconds. */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
@@ -119,7 +119,10 @@ async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<voi
   }
 }
 
-/** Logs when the agent will dial again. `failure`: why the link failed; undefined if it ended without an error. */
+/**
+ * Logs in how many milliseconds the agent dials again. `failure`: why the link failed; undefined if it ended without an
+ * error.
+ */
 function logRetry(log: Logger, broker: string, retry_ms: number, failure: unknown): void {
   const next = 'not linked to the broker; trying again';
   const fault = clockFault(String(failure));
@@ -150,8 +153,8 @@ class Connection {
   }
 
   /**
-   * Resolves at the end of the connection, to the milliseconds to wait before the next one. Resolves to undefined if
-   * the broker has not set this time.
+   * Runs until the connection ends. If a `drain` or `fenced` message of the broker ended it, resolves to the number of
+   * milliseconds to wait before the next connection. Resolves to undefined if the stream ended without such a message.
    */
   async run(signal: AbortSignal): Promise<number | undefined> {
     const sendFarewell = (): void => {

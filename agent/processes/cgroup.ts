@@ -20,7 +20,10 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
   return undefined;
 }
 
-/** Cgroups of commands and terminals. Calls are synchronous, which is faster than a detour over the thread pool. */
+/**
+ * The cgroups of commands and terminals. They are created and removed by synchronous calls. Asynchronous calls would
+ * take longer, because they go through the thread pool.
+ */
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
   readonly directory: string;

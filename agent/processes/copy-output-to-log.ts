@@ -7,7 +7,8 @@ import { Wake } from '../../shared/slow-reader-backpressure.ts';
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
 /**
- * Buffers of pumps that have ended, for later pumps. New buffers for every command would burden the garbage collector.
+ * Buffers of closed pumps. New pumps use them again, because new buffers for every command would burden the garbage
+ * collector.
  */
 const spare: Buffer[] = [];
 const mostSpare = 32;
@@ -40,7 +41,7 @@ export interface Sink {
 
 /** Copies the output of a pipe or terminal to a log. A program that writes faster than the log stores must wait. */
 export class Pump {
-  /** Resolves when the pipe is closed and all bytes read from it are in the log. Never rejects. */
+  /** Resolves when the pipe has ended or is closed, and all bytes read from it are in the log. Never rejects. */
   readonly done: Promise<void>;
   readonly #pipe: Socket;
   readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
@@ -92,7 +93,7 @@ export class Pump {
     this.#pipe.destroy();
   }
 
-  /** True if the log has been storing the last bytes for at least `ms` milliseconds. */
+  /** True if the log is still storing the bytes read last, and started at least `ms` milliseconds ago. */
   stalled(ms: number): boolean {
     return monotonic() - this.#busySince >= ms;
   }

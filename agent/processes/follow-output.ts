@@ -32,8 +32,8 @@ export function follow(
 }
 
 /**
- * Runs the generator `answer` so that return() ends it at once, even while it waits. `answer` gets a signal that fires
- * when the iteration ends.
+ * Runs the generator `answer` so that return() ends it immediately, even while it waits. `answer` gets a signal that
+ * fires when the iteration ends.
  */
 export function leaving<A>(
   signal: AbortSignal,

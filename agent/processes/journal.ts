@@ -54,7 +54,7 @@ interface Batch {
 const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
-/** Milliseconds that a line waits unless it must be durable at once, so that several lines share one write. */
+/** Milliseconds that a line waits for further lines, to share one write with them. A durable line does not wait. */
 const noteMs = 5;
 /** Number of bytes that the journal must have grown by before it is rewritten. */
 const leastGrowth = 1024 * 1024;
@@ -77,7 +77,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
     // lost.
     log.error(
       { path },
-      'the journal of processes is unreadable and was renamed to journal.unreadable; commands and terminals from before this start count as lost',
+      'the journal of processes is unreadable and was renamed to journal.unreadable; commands and terminals of earlier runs of the agent count as lost',
     );
     await rename(path, `${path}.unreadable`);
   }
@@ -108,7 +108,10 @@ function isLine(value: unknown): value is Line {
 export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
-  /** Ids of commands and terminals whose results the broker has acknowledged, each with the time of its acceptance. */
+  /**
+   * Ids of commands and terminals whose results the broker has acknowledged. The value is the time at which the journal
+   * accepted the id.
+   */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
   readonly #seenMs: number;
@@ -123,8 +126,8 @@ export class Journal {
   #cancelLater: (() => void) | undefined;
 
   /**
-   * Opens the journal and rewrites its file. The journal stores an id for `seenMs` milliseconds after its acceptance.
-   * In that time a repeated request with the id starts nothing.
+   * Opens the journal and rewrites its file. The journal stores an id for at least `seenMs` milliseconds after its
+   * acceptance. In that time a repeated request with the id starts nothing.
    */
   static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
     const journal = new Journal(directory, stored, seenMs, log);
@@ -203,7 +206,7 @@ export class Journal {
     });
   }
 
-  /** Applies the line to the entries in memory at once. Resolves when the line is in the file. */
+  /** Applies the line to the entries in memory immediately. Resolves when the line is in the file. */
   #write(line: Line, durable: boolean): Promise<void> {
     this.#apply(line);
     const batch = this.#next;
@@ -249,8 +252,8 @@ export class Journal {
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
-    // O_DSYNC would flush only this line. If an earlier line were lost, the hole before this line would make it
-    // unreadable.
+    // Unlike O_DSYNC, datasync() also flushes the earlier lines. If one of them were lost, it would leave a hole that
+    // makes this line unreadable.
     if (durable) await file.datasync();
   }
 

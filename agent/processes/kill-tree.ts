@@ -34,7 +34,7 @@ interface Seen extends Process {
   links: readonly string[];
 }
 
-/** The signal that asks a process to exit, before SIGKILL. */
+/** The signal that is sent before SIGKILL. It asks a process to exit. */
 export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
 export interface TreeOptions {
@@ -72,8 +72,8 @@ export class Tree {
   }
 
   /**
-   * Returns the live processes of the commands. These have the cgroup, mark or a pipe of a command, or are descendants
-   * or session members of such a process.
+   * Returns the live processes of the commands. These are the first process of each command, and all processes with the
+   * cgroup, mark or output of a command. Their descendants count too, and so do all members of sessions that they lead.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
@@ -133,8 +133,8 @@ export class Tree {
 }
 
 /**
- * Sends `first` to the whole tree. Sends SIGKILL repeatedly once `hurry` has fired. Resolves to the number of processes
- * that have survived SIGKILL for `killForMs` milliseconds.
+ * Sends `first` to the whole tree. After `hurry` has fired, sends SIGKILL again and again. Resolves to the number of
+ * processes that have survived SIGKILL for `killForMs` milliseconds.
  */
 export async function killTree(
   tree: Tree,

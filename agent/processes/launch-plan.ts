@@ -135,8 +135,8 @@ function entered(
     throw new NotStarted(
       `environment variable "${odd}": the name may contain only letters, digits and _ if the command runs as another user`,
     );
-  // setpriv(1) starts as root, where a variable such as LD_PRELOAD (ld.so(8)) would run the user's code. So each
-  // variable is packed, with its name, into the value of a variable FARHAND_ENV_N.
+  // setpriv(1) starts as root, so a variable such as LD_PRELOAD (ld.so(8)) would make it run the user's code as root.
+  // Each variable is therefore passed as a text NAME=VALUE, which is the value of a variable FARHAND_ENV_N.
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,
@@ -179,7 +179,8 @@ const homesSeen = new Map<string, number>();
  * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
  */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  // A home directory that was removed since the last check makes the start fail with a clear reason.
+  // The directory may have been removed since the last check. The start then fails with a clear reason, or the command
+  // of another user starts in `/`.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());

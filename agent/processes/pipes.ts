@@ -1,5 +1,5 @@
-// Creates stdin, stdout and stderr of a command, as named pipes or files. Node would use sockets: `echo >/dev/stderr`
-// fails on a socket, and bash takes a socket for a remote login.
+// Creates stdin, stdout and stderr of a command, as named pipes or files. Node would create sockets instead. With
+// sockets, `echo >/dev/stderr` fails, and bash behaves as if it was started by a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -155,7 +155,7 @@ export class Piped implements Stdio {
   input: Input | undefined;
   readonly #options: PipedOptions;
   readonly #pumps: Pump[] = [];
-  /** The command's ends of the pipes. The agent sees no end of file while it has them open itself. */
+  /** The command's ends of the pipes. The agent sees the end of the output only after handedOver() has closed them. */
   readonly #theirs: number[] = [];
   /** A file with the whole input, if the request contains the whole input. */
   #whole: FileHandle | undefined;
@@ -225,8 +225,8 @@ export class Piped implements Stdio {
   }
 
   /**
-   * Takes a pipe from the pool. With `mode`, a command of another user can open the pipe by name, for example as
-   * /dev/stderr.
+   * Takes a pipe from the pool. If the command runs as another user, sets the file mode `mode`, so that the command can
+   * open the pipe by name, for example as /dev/stderr.
    */
   async #take(mode: number): Promise<FreePipe> {
     const pipe = await this.#options.names.take();

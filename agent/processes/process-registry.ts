@@ -48,7 +48,10 @@ export abstract class Tracked {
     return this.state.is === 'over' ? this.state.exit : undefined;
   }
 
-  /** Sets the start and exit that the journal contains from before the agent's last restart. */
+  /**
+   * Sets the start and exit of a process that is over. They come from the journal, or from unseen() if the journal does
+   * not have them.
+   */
   restore({ started, exit }: Pick<JournalEntry, 'started' | 'exit'>): this {
     if (started) this.started = started;
     if (exit) this.state = { is: 'over', exit };
@@ -63,7 +66,10 @@ export abstract class Tracked {
 
   /** Number of bytes of output written in all. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
-  /** Closes the agent's files of the output. A reader of the output opens the files again. */
+  /**
+   * Called when the process is over. Closes the open output files of a command; a later read opens them again. Stops
+   * the timers of a terminal, and removes its clients that have lost their link.
+   */
   abstract close(): Promise<void>;
   abstract remove(): Promise<void>;
 }
@@ -101,7 +107,7 @@ export abstract class ProcessTable<T extends Tracked> {
 
   protected abstract create(id: string): T;
 
-  /** Adds the processes that the journal lists from before this start of the agent. All of them are over. */
+  /** Adds the processes of earlier runs of the agent, which the journal still lists. All of them are over. */
   protected restore(entries: Iterable<T>): void {
     for (const one of entries) this.#entries.set(one.id, one);
   }
@@ -195,7 +201,7 @@ export abstract class ProcessTable<T extends Tracked> {
     if (one) return one;
     // The id belongs to a terminal if this is the registry of commands, and to a command otherwise.
     if (journal.entries.has(id)) throw this.notFound(id);
-    // The process ran, and its entry was removed after the broker had acknowledged the result.
+    // The process is over, and its entry was removed after the broker had acknowledged the result.
     return journal.wasForgotten(id) ? this.#over(id, unseen('PROCESS_OUTCOME_LOST', 'forgotten')) : undefined;
   }
 

@@ -29,7 +29,7 @@ export const defaultLimits = {
   stopGraceMs: 2_000,
   /** Milliseconds to wait for background processes of an exited command to close its pipes. */
   drainMs: 2_000,
-  /** Milliseconds for which processes that survive SIGKILL get it again. */
+  /** Maximum number of milliseconds for which a kill repeats SIGKILL. Processes that survive are then left running. */
   killForMs: 5_000,
   /** Milliseconds after which a start counts as hung. Later commands then go to another spawner. */
   lateMs: 5_000,
@@ -65,8 +65,8 @@ export interface Stdio {
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
   /**
-   * Closes the agent's descriptors of the process's ends of the pipes. Called when the process has descriptors of its
-   * own, or will never start.
+   * Closes the pipe ends and the input file that the agent has opened for the process. Called when the process has them
+   * open itself, or will never start.
    */
   handedOver(): Promise<void>;
   /** Reads the remaining output for about `ms` milliseconds. Never rejects. */
@@ -91,7 +91,7 @@ export const endings = {
   exited: { outcome: 'PROCESS_OUTCOME_EXITED', reason: '' },
   timeout: { outcome: 'PROCESS_OUTCOME_TIMEOUT', reason: '' },
   cancelled: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' },
-  /** Neither a client nor the broker has used the terminal for its grace period. */
+  /** During the whole grace period of the terminal, no call of the broker kept the terminal alive. */
   abandoned: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' },
   stopped: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' },
   orphaned: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died' },

@@ -21,8 +21,8 @@ export interface UpgradePaths {
   /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
   result: string;
   /**
-   * File with the step that a running upgrade has reached, which only root uses. It exists from shortly before the
-   * version is switched until the end of the upgrade.
+   * File that only root uses. It contains the step that a running upgrade has reached. It exists from shortly before
+   * the version is switched until the end of the upgrade.
    */
   state: string;
   /** Root's own copy of the package. */

@@ -39,7 +39,7 @@ export function examineUpgrades({ allow, upgrade_dir: directory }: AgentSettings
 }
 
 function trusted(directory: string): Finding {
-  const pin = 'farhand-agent trust-key FILE, with the public key that verifies your packages';
+  const pin = 'run farhand-agent trust-key FILE as root; FILE is the public key that verifies your packages';
   try {
     const key = readTrustedKey(directory);
     if (key) return ok('trusted key', fingerprintOf(key));

@@ -1,5 +1,5 @@
-// The parts of `farhand-agent install` for upgrades by the broker: root's directory, and the key that the machine
-// trusts.
+// The steps of `farhand-agent install` that prepare a machine for upgrades by the broker. They make the upgrade unit's
+// directory, and pin the key that the machine trusts.
 import { existsSync } from 'node:fs';
 import { chmod, chown, mkdir, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -51,7 +51,10 @@ export async function planUpgradeUnit(
   };
 }
 
-/** Returns the directory of the installed package whose program a launcher starts. */
+/**
+ * Follows the link of a launcher to its program, and returns the directory of the package that contains this program.
+ * If there is no such link, returns the directory of the running program.
+ */
 async function homeOf(launcher: string): Promise<string> {
   const real = await realpath(launcher).catch(() => '');
   return real.endsWith('/bin/farhand-agent') ? dirname(dirname(real)) : home;

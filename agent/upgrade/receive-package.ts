@@ -63,7 +63,7 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
       ? [
           'not_supported',
           'no_upgrade_unit',
-          'the systemd unit farhand-agent-upgrade.path is not installed on this machine; upgrade the agent by hand once',
+          'the systemd unit farhand-agent-upgrade.path is not installed on this machine; as root on this machine, run farhand-agent install',
         ]
       : [
           'not_supported',
@@ -114,7 +114,7 @@ export function signerFault(request: UpgradeRequest, trusted: Buffer | undefined
     return [
       'precondition_failed',
       'no_trusted_key',
-      'this machine trusts no signing key yet; as root on this machine, run farhand-agent trust-key FILE, with the public key that verifies your packages',
+      'this machine trusts no signing key yet; as root on this machine, run farhand-agent trust-key FILE; FILE is the public key that verifies your packages',
     ];
   const fault = signatureFault(request, request, trusted);
   if (fault === 'untrusted_key')

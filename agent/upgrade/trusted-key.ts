@@ -10,7 +10,7 @@ import { reasonOf } from '../../shared/system-errors.ts';
 import { upgradeDirectory, upgradePaths } from './directory-shared-with-root.ts';
 
 const usage =
-  'farhand-agent trust-key FILE: accepts upgrades to packages whose signature matches the public key in FILE';
+  'farhand-agent trust-key FILE: makes this machine trust the public key in FILE, which verifies upgrade packages';
 
 /**
  * Reads the trusted key as 32 raw bytes. Returns undefined if no key is pinned. Throws StartError if the key's file is

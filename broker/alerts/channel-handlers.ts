@@ -220,8 +220,8 @@ export class ChannelHandlers implements Routes {
 }
 
 /**
- * Returns the text that REST answers have as the URL of a channel. For Slack, Discord and ntfy the text has only the
- * origin of the URL, because the rest is a secret.
+ * Returns the URL of a channel as REST answers contain it. For Slack, Discord and ntfy, this is only the origin of the
+ * URL and an ellipsis, because the rest is a secret.
  */
 function printable(type: ChannelType, url: string): string {
   return type === 'webhook' || type === 'email' ? url : `${new URL(url).origin}/…`;

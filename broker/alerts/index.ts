@@ -72,7 +72,10 @@ export class Alerts {
     });
   }
 
-  /** Opens the stored alerts. Alerts are deleted `keepMs` milliseconds after they were resolved. */
+  /**
+   * Creates the tables of alerts if they are missing, and makes the parts that use them. Alerts are deleted `keepMs`
+   * milliseconds after they were resolved.
+   */
   static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
     const { state, history, deliveries, rightsOf, cluster } = services;
     const { store } = deliveries;
@@ -95,8 +98,8 @@ export class Alerts {
   }
 
   /**
-   * Stops the evaluation of rules, and makes no more notifications. The links that the broker closes while it stops
-   * then open no alerts.
+   * Stops the evaluation of rules, and makes no more notifications. The broker calls this before it closes its links.
+   * Otherwise the closed links would open alerts.
    */
   stop(): void {
     this.#monitor.stop();

@@ -121,7 +121,7 @@ function windowOf(input: Input<Api['maintenanceWindows']['create']>): Maintenanc
     return { ...made, cron, duration, starts_at: null, ends_at: null };
   }
   if ((ends_at === undefined) === (duration === null))
-    throw fieldError('body', 'ends_at', 'or duration must be set, but not both');
+    throw fieldError('body', 'ends_at', 'set either ends_at or duration, not both');
   const start = starts_at?.getTime() ?? now();
   const end = ends_at?.getTime() ?? start + (duration ?? 0);
   if (end <= start) throw fieldError('body', 'ends_at', 'must be later than starts_at');
@@ -135,7 +135,7 @@ function mayManage({ key_id }: Caller, window: MaintenanceWindow, declared: Decl
 function assertMayManage(caller: Caller, window: MaintenanceWindow, declared: Declared): void {
   if (mayManage(caller, window, declared)) return;
   const text =
-    'this maintenance window covers machines that this key is not allowed to use: choose machines of this key with machine_ids or tags';
+    'this key is not allowed to use every machine of this maintenance window: use another key, or limit the window with machine_ids or tags';
   throw new AppError('forbidden', text, { window_id: window.id });
 }
 

@@ -158,7 +158,8 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // A running timer stays: a new one at each change of an object would restart the wait of an hour.
+    // A timer that already runs is kept. If each change of an object started a new timer, the wait of an hour would
+    // begin again each time.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;
@@ -244,14 +245,14 @@ export class Monitor {
       this.#tracked.end(known, 'recovered');
   }
 
-  /** Opens the alert once its condition has held as long as the rule demands. */
+  /** Opens the alert if its condition has lasted for the minimum time that the rule sets (`for`). */
   #check(tracked: Tracked): void {
     const { rule, subject } = tracked;
     const left = tracked.since + rule.for - monotonic();
     if (left <= 0) this.#tracked.open(tracked);
     else if (!isMeasured(rule.kind)) {
-      // The condition is checked again when it has lasted as long as the rule demands. A measured value needs no timer,
-      // because the machine's next report checks it again.
+      // The condition is checked again when this minimum time has passed. A measured value needs no timer, because the
+      // machine's next report checks it again.
       tracked.cancelCheck();
       tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
     }

@@ -13,7 +13,10 @@ import type { ChannelReceivers } from './deliver-to-channels.ts';
 import type { Notice, Notification } from './notification-formats.ts';
 
 export interface DigestTimes {
-  /** Milliseconds without a further alert step (opened, repeated or resolved) after which a notification is sent. */
+  /**
+   * A notification is sent when this many milliseconds have passed without a further alert step (opened, repeated or
+   * resolved).
+   */
   quietMs: number;
   /** Maximum time in milliseconds that an alert step waits to be sent together with further steps. */
   longestMs: number;
@@ -68,7 +71,7 @@ export class Digest {
   readonly #times: DigestTimes;
   readonly #log: Logger;
   #earliest = Number.POSITIVE_INFINITY;
-  /** Time at which the oldest alert step that waits must be sent, by the monotonic clock; undefined if none waits. */
+  /** Time by which the waiting alert steps should be sent, by the monotonic clock. Undefined if none waits. */
   #latest: number | undefined;
   #cancel = (): void => {};
   #stopMarks = (): void => {};
@@ -152,7 +155,7 @@ export class Digest {
       .catch((error: unknown) => {
         this.#log.warn(
           { err: error },
-          'could not store when this broker was last alive; trying again in 30 s. If the broker crashes before that, it later reports too long a downtime to alert channels',
+          'could not store the time at which this broker was last alive; trying again in 30 s. If the broker crashes before that, the downtime that it later reports to alert channels is too long',
         );
       });
   }

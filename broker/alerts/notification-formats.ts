@@ -37,8 +37,8 @@ const mostLines = 20;
 const labels = { opened: 'Alert', repeated: 'Still', resolved: 'Resolved' } as const;
 
 /**
- * Converts a notification to a message. The title is the alert itself if there is only one, otherwise the numbers of
- * alerts.
+ * Converts a notification to a message. If the notification is only about one alert, the title describes this alert.
+ * Otherwise the title says how many alerts were opened, repeated and resolved, and whether the broker was down.
  */
 export function messageOf({ counts, alerts, downtimes, missing }: Notification): Message {
   const total = counts.opened + counts.repeated + counts.resolved;

@@ -51,8 +51,8 @@ export interface Observation {
 const unclear: Observation = { holds: undefined, value: null, message: '' };
 const fine: Observation = { holds: false, value: null, message: '' };
 /**
- * Milliseconds in which a machine without a link does not count as offline yet: after the start of the broker, or after
- * the broker took over the machine.
+ * Milliseconds after the start of this broker, or after it took over a machine. In this time a machine without a link
+ * does not count as offline, because it may not have linked again yet.
  */
 const returnMs = 60_000;
 
@@ -61,7 +61,10 @@ export class Conditions {
   readonly #started = monotonic();
   /** Time at which this broker took over a machine from another broker, in milliseconds of the monotonic clock. */
   readonly #adoptedAt = new Map<string, number>();
-  /** The last run that succeeded or failed, by schedule and machine; undefined until a rule about schedules exists. */
+  /**
+   * The last ended run of each schedule on each machine. Skipped and cancelled runs do not count. Undefined until a
+   * rule about schedules exists.
+   */
   #runs: Map<string, ScheduleRun> | undefined;
   /** Settles when `#runs` has been read. */
   #loading: Promise<void> | undefined;
@@ -183,8 +186,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // Only silence since this broker became the machine's owner counts. The broker cannot know whether the machine was
-    // offline before.
+    // Time offline is counted only since this broker started or took over the machine. The broker cannot know whether
+    // the machine was offline before.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

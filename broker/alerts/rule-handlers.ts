@@ -102,7 +102,7 @@ function checked(rule: AlertRule): AlertRule {
     if (machine_ids) refuse('machine_ids');
     if (tags) refuse('tags');
     if (before === null)
-      throw fieldError('body', 'before', 'is missing: set how long before the expiry an alert opens');
+      throw fieldError('body', 'before', 'is missing: set the time between the alert and the expiry');
   } else if (before !== null) refuse('before');
   if (kind === 'schedule' && rule.for > 0) refuse('for');
   if (!isMeasured(kind)) {
@@ -130,7 +130,7 @@ const limitsOf = ({ machine_ids, tags }: AlertRule): Limits => ({ machine_ids, t
 function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): void {
   if (mayManage(caller, rule, declared)) return;
   const text =
-    'this alert rule covers machines that this key is not allowed to use: choose machines of this key with machine_ids or tags';
+    'this key is not allowed to use every machine of this alert rule: use another key, or limit the rule with machine_ids or tags';
   throw new AppError('forbidden', text, { rule_id: rule.id });
 }
 

@@ -1,5 +1,5 @@
-// Tracks unresolved alerts, and conditions that hold, but not long enough yet to open an alert. Writes the changes of
-// each alert (open, repeat, resolve) one after another.
+// Tracks alerts that are not resolved yet. Also tracks conditions that hold but have not lasted long enough to open an
+// alert. Writes the changes of each alert (open, repeat, resolve) one after another.
 import { after, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule } from '../state/in-memory-state.ts';
@@ -84,7 +84,7 @@ export class TrackedAlerts {
     if (this.#has(tracked)) this.#tracked.delete(keyOf(tracked.rule.id, tracked.subject));
   }
 
-  /** Opens an alert whose condition has lasted as long as its rule demands. */
+  /** Opens an alert. Call this when its condition has lasted for the minimum time that the rule sets (`for`). */
   open(tracked: Tracked): void {
     tracked.target = 'open';
     void this.#settle(tracked);
@@ -113,7 +113,7 @@ export class TrackedAlerts {
     return this.get(tracked.rule.id, tracked.subject) === tracked;
   }
 
-  /** Writes one change of the alert after another (created, resolved), until it has its target state. */
+  /** Writes the changes of an alert (created, resolved) one after another, until the alert has its target state. */
   async #settle(tracked: Tracked): Promise<void> {
     if (tracked.busy) return;
     tracked.busy = true;

@@ -31,8 +31,8 @@ const flags = {
   '--above <value>': 'value above which an alert opens: percent, or the load average',
   '--recover <value>': 'value at which the alert resolves (default: 90 % of --above)',
   '--for <duration>':
-    'how long the condition must last before an alert opens (default: 5m for offline and measured values, else 0s)',
-  '--before <duration>': 'how long before an expiry an alert opens (default: 14d)',
+    'how long the condition must last before an alert opens (default: 5m for the kinds offline, cpu, memory, disk and load; 0s for all others)',
+  '--before <duration>': 'open the alert this long before the certificate or key expires (default: 14d)',
   '--machine <list>': 'machines that the rule applies to, comma-separated (default: all)',
   '--tags <list>': 'machines with any of these tags, comma-separated, in addition to those of --machine',
   '--repeat-every <duration>': 'send an alert again at this interval, until it is acknowledged or resolved',
@@ -108,7 +108,7 @@ export function addAlertChannels(program: Command): void {
       '--type <webhook|slack|discord|ntfy|email>': 'service that gets the alerts',
       '--url <url>': 'URL of the service, or smtps://HOST or smtp://HOST of a mail server',
       '--url-stdin':
-        'read the URL from standard input, because URLs of Slack, Discord and ntfy are secrets; with --secret-stdin it is the first line, and the secret is the second',
+        'read the URL from standard input, because URLs of Slack, Discord and ntfy are secrets; with --secret-stdin, the first line is the URL and the second line is the secret',
       ...channelFlags,
     },
     required: ['type'],
@@ -120,7 +120,8 @@ export function addAlertChannels(program: Command): void {
     flags: {
       '--name <name>': 'name of the channel',
       '--url <url>': 'URL of the service, or of a mail server',
-      '--url-stdin': 'read the URL from standard input; with --secret-stdin it is the first line',
+      '--url-stdin':
+        'read the URL from standard input; with --secret-stdin, the first line is the URL and the second line is the secret',
       ...channelFlags,
       '--enable': 'send alerts',
       '--disable': 'send no alerts',

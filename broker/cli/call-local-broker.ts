@@ -105,8 +105,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 }
 
 /**
- * Starts a broker that serves only the socket file; the CLI needs it, because only a broker may open the state. Returns
- * undefined if a broker already runs on this data directory.
+ * Starts a broker that serves only the socket file. The CLI cannot open the state itself, because only a broker may do
+ * that. Returns undefined if a broker already runs on this data directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);
@@ -134,7 +134,7 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
  * must not become a data directory.
  */
 function assertData(dataDir: string, mayCreate: boolean): void {
-  // The state of a broker with a database is there, and not in the data directory.
+  // A broker with a database keeps its state in the database, not in the data directory.
   const file = process.env.FARHAND_DATABASE_URL === undefined ? 'state.json' : 'authority.json';
   if (existsSync(join(dataDir, file))) return;
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
@@ -144,8 +144,8 @@ function assertData(dataDir: string, mayCreate: boolean): void {
 }
 
 /**
- * Returns the user and group for a new broker. A broker that root starts runs as the owner of the data directory, who
- * thus also owns its new files.
+ * Returns the user and group for a new broker. If root runs this program, the broker runs as the owner of the data
+ * directory. Its new files then belong to that owner too.
  */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};

@@ -21,14 +21,17 @@ export async function complete([shell = '', ...args]: string[]): Promise<void> {
   for (const one of found) process.stdout.write(`${shell === 'bash' ? forBash(one, current) : one}\n`);
 }
 
-/** Splits a line into words like a shell. After a space the last word is empty. */
+/** Splits a line into words as a shell does. If the line ends with a space, the last word is empty. */
 function wordsIn(line: string): string[] {
   const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
   if (/(^|[^\\])\s$/.test(line)) words.push('');
   return words.map((word) => word.replace(/\\(.)|["']/g, '$1'));
 }
 
-/** Cuts a candidate at its last colon, because bash begins a new word there. */
+/**
+ * Returns the part of a candidate after the last colon of `current`, because bash begins a new word at a colon. Escapes
+ * special characters.
+ */
 const forBash = (candidate: string, current: string): string =>
   candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/gu, '\\$&');
 
@@ -58,7 +61,7 @@ async function candidates(before: string[], current: string): Promise<string[]> 
   return valuesOf(argument, current);
 }
 
-/** Returns candidates for the value of a flag or argument, by its choices or its name. */
+/** Returns candidates for the value of a flag or argument. If it has no choices, its name decides what is listed. */
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
   const name = of instanceof Option ? of.attributeName() : of.name();
   if (of.argChoices) return of.argChoices;

@@ -32,7 +32,7 @@ export function where(options: { dataDir?: string }): Where {
   return { dataDir, url, apiKey: FARHAND_API_KEY || same?.api_key, ...trustOf({}, same) };
 }
 
-/** Returns how to verify the broker: by flags, else by the environment, else by the stored login. */
+/** Returns the trust settings. Each comes from its flag, else from the environment, else from the stored login. */
 export function trustOf(flags: Trust, login: Trust = {}): Trust {
   const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
   return {
@@ -43,8 +43,8 @@ export function trustOf(flags: Trust, login: Trust = {}): Trust {
 }
 
 /**
- * Removes the query, slashes at the end and /api/v1 from a URL. Returns other text, and a URL with a user name or
- * password, unchanged.
+ * Removes the query, slashes at the end and /api/v1 from a URL. Returns the text unchanged if it is not a URL, or if it
+ * contains a user name or password.
  */
 export function brokerUrl<T extends string | undefined>(text: T): T | string {
   const url = text === undefined ? null : URL.parse(text.trim());
@@ -89,11 +89,11 @@ export async function withUrl<T>(
   }
 }
 
-/** Returns advice for a failed connection; undefined for failures that have no usual cause. */
+/** Returns advice on a failed connection, or undefined if no advice fits the cause. */
 function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt: string): string | undefined {
   if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
   if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
-  return `if the broker made its own certificate, ${pinIt}; farhand whoami --data-dir DIR on the broker’s machine prints it`;
+  return `if the broker made its own certificate, ${pinIt}; farhand whoami --data-dir DIR on the broker’s machine prints the pin`;
 }
 
 /** Returns the transport that verifies a pinned key or a private CA; undefined if plain fetch suffices. */
@@ -112,7 +112,10 @@ export function createClient(options: FarhandOptions): Farhand {
 
 let waitingUntil = 0;
 
-/** Says that the client waits for the rate limit: once, even if several requests wait. */
+/**
+ * Prints that the client waits for the rate limit. If several requests wait at the same time, this is printed only
+ * once.
+ */
 function reportRateLimit({ status }: FarhandError, waitMs: number): void {
   if (status !== 429 || waitMs <= 2_000 || now() < waitingUntil) return;
   waitingUntil = now() + waitMs;

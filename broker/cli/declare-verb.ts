@@ -48,7 +48,7 @@ type Value<V> = V extends keyof Values ? Values[V] : V extends `${string}|${stri
 type Camel<S extends string> = S extends `${infer A}-${infer B}` ? `${A}${Capitalize<Camel<B>>}` : S;
 type NameIn<W> = W extends `${string}--${infer N} <${string}` | `${string}--${infer N}` ? Camel<N> : never;
 type ValueIn<W> = W extends `${string} <${infer V}>` ? Value<V> : true;
-/** Type of the flags' values by name: `--max-failures <count>` is `maxFailures?: number`. */
+/** Type of the flags' values by name: `--max-failures <number>` is `maxFailures?: number`. */
 export type Options<F> = Common & { [W in keyof F & string as NameIn<W>]?: ValueIn<W> };
 
 type Argument<W> = W extends `<${string}...>` | `[${string}...]`
@@ -76,7 +76,7 @@ export function verb<const W extends string, const F extends Flags = Record<neve
   });
 }
 
-/** Like verb(), but the verb does not call a broker. */
+/** Like verb(), but `act` gets no client. A verb that needs a broker must connect on its own. */
 export function localVerb<const W extends string, const F extends Flags = Record<never, string>>(
   parent: Command,
   words: W,

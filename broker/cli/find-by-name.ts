@@ -11,8 +11,8 @@ interface Named {
 }
 
 /**
- * Returns the id of a machine that is given by its id or by a unique name. Throws StartError if no machine
- * matches, or several.
+ * Takes the id or the unique name of a machine, and returns the id. Throws StartError if no machine has this name, or
+ * if several have it.
  */
 export async function findMachine(client: Farhand, text: string): Promise<string> {
   if (isId('mach', text)) return text;
@@ -24,15 +24,15 @@ export async function findMachine(client: Farhand, text: string): Promise<string
   const { items, has_more } = await client.machines.list({ limit: 10, sort: 'name' });
   if (items.length === 0)
     throw new StartError(
-      `no machine is named ${text}: this key may use no machine, or none has joined (farhand join-tokens create)`,
+      `no machine is named ${text}: no machine has joined yet, or this key has access to none; to let a machine join, run farhand join-tokens create`,
       1,
     );
   throw notFound('machine', text, items, has_more);
 }
 
 /**
- * Returns the id of a schedule that is given by its id or by a unique name. Throws StartError if no schedule
- * matches, or several.
+ * Takes the id or the unique name of a schedule, and returns the id. Throws StartError if no schedule has this name, or
+ * if several have it.
  */
 export async function findSchedule(client: Farhand, text: string): Promise<string> {
   if (isId('sched', text)) return text;
@@ -51,8 +51,8 @@ type Find = (client: Farhand, text: string) => Promise<string>;
 type NamedList = (input: { sort: 'name'; limit: number }) => AsyncIterable<Named>;
 
 /**
- * Returns a function that converts an id or a unique name to the id. That function throws StartError if no item
- * matches, or several.
+ * Returns a function that takes the id or the unique name of an item, and returns the id. That function throws
+ * StartError if no item has this name, or if several have it.
  */
 const finder =
   (what: string, prefix: Prefix, listOf: (client: Farhand) => NamedList): Find =>

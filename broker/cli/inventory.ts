@@ -60,7 +60,7 @@ export function addInventory(program: Command): void {
 async function warnOfMissing(client: Farhand, tags?: string, refresh?: boolean): Promise<void> {
   const { total, without_inventory } = await client.inventory.list({ ...given({ tags }), limit: 1 });
   const next = refresh
-    ? 'a machine sends its inventory only while it is online, and if its owner allows the capability inventory'
+    ? 'a machine sends its inventory only while it is online, and only if its owner allows that (capability "inventory" of the agent’s option --allow)'
     : 'add --refresh to collect it';
   const have = `${without_inventory} of ${counted(total)} ${without_inventory === 1 ? 'has' : 'have'}`;
   if (without_inventory > 0) hint(`farhand: ${have} no inventory; ${next}`);

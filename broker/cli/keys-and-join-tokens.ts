@@ -93,7 +93,8 @@ export function addJoinTokens(program: Command): void {
   routeVerb(tokens, 'create', 'joinTokens', 'create', {
     examples: ['--uses 20 --tags web --expires-in 24h'],
     flags: {
-      '--name <name>': 'name of the token; with one use, also the name of the machine that joins',
+      '--name <name>':
+        'name of the token; if --uses is 1, the install command gives the machine the same name',
       '--expires-in <duration>': 'time after which the token expires (default: 1h)',
       '--uses <count>': 'number of machines that may join with the token (default: 1)',
       '--tags <list>': 'tags of every machine that joins with the token',
@@ -121,7 +122,8 @@ export function addJoinTokens(program: Command): void {
 
 async function fromCheckout(client: Farhand): Promise<string> {
   const { grpc_address } = await client.service.info().catch(() => ({ grpc_address: '' }));
-  // An address without a host that a client can use is taken as one of this machine. `--local` has no address.
+  // Without a host, or with the host 0.0.0.0 or [::], the address does not say where an agent finds the broker. The
+  // agent then gets 127.0.0.1. A broker that runs with `--local` has no address, so the agent also gets port 8421.
   const address =
     grpc_address.replace(/^(?:(?:0\.0\.0\.0|\[::\])?:)?(\d+)$/, '127.0.0.1:$1') || '127.0.0.1:8421';
   return `To start an agent from a checkout: npx node agent/main.ts --broker ${address} --join-token-file FILE`;
@@ -165,15 +167,15 @@ function explainWhatIsLeft({
 }: LeftByKey): void {
   if (schedules.length > 0)
     hint(
-      `these schedules no longer run, because they had the rights of the revoked key: ${schedules.join(', ')}. To run them with the rights of another key, log in with that key, and set the machine (or tags) and the command of each schedule again: farhand schedules update ID`,
+      `these schedules no longer run: ${schedules.join(', ')}. They had the rights of the revoked key. To run them with the rights of another key, log in with that key. Then set the machine (or tags) and the command of each schedule again: farhand schedules update ID`,
     );
   if (webhooks.length > 0)
     hint(
-      `these webhooks no longer send events, because they had the rights of the revoked key: ${webhooks.join(', ')}. To send events with the rights of another key, log in with that key, and enable each webhook: farhand webhooks update ID --enable`,
+      `these webhooks no longer send events: ${webhooks.join(', ')}. They had the rights of the revoked key. To send events with the rights of another key, log in with that key. Then enable each webhook: farhand webhooks update ID --enable`,
     );
   if (alert_channels.length > 0)
     hint(
-      `these alert channels no longer send notifications, because they had the rights of the revoked key: ${alert_channels.join(', ')}. To send them with the rights of another key, log in with that key, and enable each channel: farhand alert-channels update ID --enable`,
+      `these alert channels no longer send notifications: ${alert_channels.join(', ')}. They had the rights of the revoked key. To send notifications with the rights of another key, log in with that key. Then enable each channel: farhand alert-channels update ID --enable`,
     );
   const check = 'the key was the last to change these saved commands; check that they are right';
   if (saved_commands.length > 0) hint(`${check}: ${saved_commands.join(', ')}`);

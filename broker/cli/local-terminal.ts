@@ -9,9 +9,9 @@ const alternateScreen = [47, 1047, 1049];
  * has reset it.
  */
 const cursor = 25;
-// biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
+// biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with a control character
 const modeChange = /\x1b\[\?([\d;]+)([hl])/g;
-/** Longest escape sequence in bytes that may be split between two pieces of output. */
+/** Output arrives in pieces. An escape sequence of at most this many bytes is recognized even if it is split. */
 const longestSequence = 32;
 
 /** Tracks the terminal modes that a remote program sets, because a program may end without resetting them. */
@@ -35,8 +35,8 @@ export function watchModes() {
       return alternateScreen.some((mode) => set.has(mode));
     },
     /**
-     * Returns the escape sequences that reset the text attributes, and the modes that the output has set on the local
-     * terminal.
+     * Returns escape sequences for the local terminal. They reset the text attributes and the modes that the output has
+     * set.
      */
     undo(): string {
       const resets = [...set].map((mode) => `\x1b[?${mode}${mode === cursor ? 'h' : 'l'}`);

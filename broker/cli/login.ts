@@ -21,7 +21,7 @@ const flags = {
   '--key-stdin': 'read the API key from standard input',
   '--pin <pin>': 'hash of the public key in the broker’s own certificate, as sha256//BASE64',
   '--ca <file>': 'PEM file of the certificate authority that signed the broker’s certificate',
-  '--insecure': 'allow http: send the API key unencrypted, even to another machine',
+  '--insecure': 'allow http URLs of other machines; the API key is then sent unencrypted',
 } as const;
 
 export function addLogin(program: Command): void {
@@ -48,7 +48,7 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
   // The stored path is absolute, so that it is valid in every working directory.
   if (trust.ca !== undefined) trust.ca = resolve(trust.ca);
   const place = { dataDir: undefined, url, apiKey: undefined, ...trust };
-  // Fails unless a broker with the expected certificate answers, before the user is asked for the key.
+  // The user is asked for the key only after a broker with the expected certificate has answered.
   await withUrl(place, (client) => client.service.healthz(), 'add --pin sha256//…');
   const api_key = keyStdin ? await firstLine() : await prompt('API key', 'secret');
   const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());

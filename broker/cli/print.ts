@@ -10,8 +10,8 @@ export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
 /**
- * Prints a result as JSON or as text. If `text` returns lines, they are sanitized here. A string must already be
- * sanitized, as by table() or record().
+ * Prints a result as JSON or as text. If `text` returns lines, they are sanitized here. If `text` returns a string, it
+ * must already be sanitized. The strings that table() and record() return are sanitized.
  */
 export async function print(
   format: Format,
@@ -75,7 +75,10 @@ function cellText(value: Cell): string {
   return tint ? paint(tint, text) : text;
 }
 
-/** Colours a text on terminals (always with FORCE_COLOR) unless NO_COLOR is set (https://no-color.org). */
+/**
+ * Colours a text if standard output is a terminal or FORCE_COLOR is set. NO_COLOR turns colours off
+ * (https://no-color.org).
+ */
 function paint(style: 'bold' | keyof typeof tints, text: string): string {
   return process.env.NO_COLOR ? text : styleText(style, text, { stream: process.stdout });
 }

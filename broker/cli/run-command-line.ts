@@ -51,7 +51,7 @@ function refusal(error: FarhandError): string {
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
 
-/** Returns one line for each invalid field whose issue is not yet part of `text`, the message of the error. */
+/** Returns one line for each invalid field. Issues that the error message `text` already contains are left out. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
   // The cast is safe, because the values are only printed.

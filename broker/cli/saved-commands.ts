@@ -19,7 +19,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter as NAME, NAME:TYPE, or NAME:A|B to allow only these values; =DEFAULT may follow, and ? after NAME makes it optional',
+    'parameter, written as NAME, NAME:TYPE, or NAME:A|B (only the values A and B); add ? after NAME to make it optional, and =DEFAULT at the end for a default',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',

@@ -18,15 +18,16 @@ const trigger = ({ cron, timezone, on_change }: Pick<Schedule, 'cron' | 'timezon
 const flags = {
   '--name <name>': 'name of the schedule',
   '--machine <machine>': 'machine to run on',
-  '--tags <list>': 'tags, in place of --machine: run on every machine that has all of them',
+  '--tags <list>': 'run on every machine with all of these tags, in place of --machine',
   '--command <line>': 'shell command line to run',
   '--saved-command <name>': 'saved command to run, in place of --command',
   '--param <name=value>': 'value of a parameter of the saved command; repeat the flag for several',
-  '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
+  '--cron <expression>':
+    'when to run, as a cron expression (5 fields, or 6 with the seconds first) or a word such as @daily',
   '--on-change <path>': 'run when this path on the machine changes, in place of --cron',
   '--recursive': 'watch everything below the directory of --on-change',
   '--settle <duration>':
-    'after a change, start the run once the path of --on-change stays unchanged for this time (default: 2s)',
+    'with --on-change: wait until the path has not changed for this time, then start the run (default: 2s)',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'what the schedule is for',
   '--timeout <duration>': 'kill the command and its child processes after this time',
@@ -35,7 +36,7 @@ const flags = {
   '--env <name=value>': 'environment variable; repeat the flag for several',
   '--overlap <skip|allow>': 'skip or allow a run while the previous run is still in progress (default: skip)',
   '--catch-up <none|last|all>':
-    'missed runs to start after the broker was down: none, the last or all (default: none; with --on-change: last)',
+    'after the broker was down, start none, the last or all of the missed runs (default: none; with --on-change: last)',
   '--catch-up-window <duration>': 'do not start missed runs that were due longer ago than this (default: 1d)',
   '--notify-failure': 'emit the event schedule.failed when a run fails',
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
@@ -142,7 +143,10 @@ function addRuns(schedules: Command): void {
   });
 }
 
-/** Returns a function that names the machine of a run, or the schedule's tags if the run is not of one machine. */
+/**
+ * Returns a function that returns the name of a run's machine. If the run has no single machine, the function returns
+ * the tags of the schedule.
+ */
 async function machineOrTags(client: Farhand, runs: readonly Run[]): Promise<(run: Run) => string> {
   const byTags = runs.some(({ machine_id }) => machine_id === null);
   const all = byTags ? await Array.fromAsync(client.schedules.list({ limit: 100 })) : [];

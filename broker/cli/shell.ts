@@ -1,4 +1,4 @@
-// The verb farhand shell: opens a terminal on a machine, in the local terminal or connected to pipes.
+// The verb farhand shell: opens a terminal on a machine, and connects it to the local terminal or to pipes.
 import type { Command } from 'commander';
 import { after, sleep } from '../../shared/clock.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
@@ -219,7 +219,7 @@ async function drive(
 }
 
 interface Typing {
-  /** Gets all output of the terminal. Once the local input has ended, sends Ctrl-D again at each prompt. */
+  /** Receives all output of the terminal. After the local input has ended, it sends Ctrl-D again at each prompt. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }

@@ -60,7 +60,10 @@ function readText(file: string): string {
   }
 }
 
-/** True if the first certificate of a PEM text is valid. Without this check, Node ignores a text without one. */
+/**
+ * True if the first certificate of a PEM text is valid. This check is needed because Node ignores a text that contains
+ * no certificate.
+ */
 function holdsCertificate(text: string): boolean {
   try {
     return Boolean(new X509Certificate(text));

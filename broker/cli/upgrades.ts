@@ -178,7 +178,7 @@ const uploadSpec = {
 };
 
 export function addPackages(program: Command): void {
-  const packages = program.command('packages').description('manage the agent packages that upgrades install');
+  const packages = program.command('packages').description('manage the agent packages used for upgrades');
   routeVerb(packages, 'list', 'packages', 'list', {
     flags: { '--limit <count>': 'print at most COUNT packages (default: 50)' },
     view: {

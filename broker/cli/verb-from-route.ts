@@ -21,7 +21,7 @@ import { confirm } from './prompt.ts';
 
 export type Item = Record<string, unknown>;
 
-/** Columns of a table. The column `machine` is the name of the machine with the item's machine_id. */
+/** Columns of a table. The column `machine` contains a machine's name, which is found by the item's machine_id. */
 export interface View<T> {
   /**
    * Columns to print, separated by spaces: fields of the answer, or names in `cells`. `title=field` gives a column
@@ -277,7 +277,7 @@ function fieldsOf(record: object): string {
 const machineOf = (item: unknown): string | null =>
   (item as { machine_id?: string | null }).machine_id ?? null;
 
-/** Returns a value as text, formatted by its field. In a table a time is printed as the time since then. */
+/** Returns a value as text, formatted by its field. In a table, a time is printed relative to now, such as "5m ago". */
 function textOf(field: string, value: unknown, isTable: boolean): Cell {
   if (value === undefined || value === null || typeof value === 'boolean') return value;
   if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');

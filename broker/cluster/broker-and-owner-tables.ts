@@ -80,7 +80,10 @@ export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_tim
  */
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
-/** Each broker runs these statements once a minute. The second one deletes brokers that were started again. */
+/**
+ * Each broker runs these statements once a minute. The second one deletes the expired row that a broker left behind if
+ * the broker was started again and has a new row.
+ */
 export const expiring = [
   'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()',
   `DELETE FROM brokers b WHERE lease_until < clock_timestamp() AND EXISTS (SELECT 1 FROM brokers other

@@ -8,8 +8,8 @@ const pruneMs = 3_600_000;
 const expireMs = 60_000;
 
 /**
- * Deletes outdated rows about owners every hour, and expired tokens and restarted brokers every minute. Rows that could not be deleted are
- * deleted the next time. Call the returned function to stop.
+ * Every minute, deletes expired tokens and the old rows of brokers that were started again. Every hour, deletes all
+ * other outdated rows. Rows that could not be deleted are deleted the next time. Call the returned function to stop.
  */
 export function deleteOutdatedRows(connection: PostgresListener, log: Logger): () => void {
   let isStopped = false;

@@ -1,4 +1,4 @@
-// Records in the database that links between this broker and its machines have ended.
+// When a link between this broker and a machine ends, stores this in the database.
 import { nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';

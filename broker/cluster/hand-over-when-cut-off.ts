@@ -1,5 +1,5 @@
-// If this broker cannot reach the database but another broker can, sends its agents to other brokers and ends its
-// clients' streams and terminals.
+// Checks whether this broker cannot reach the database but another broker can. If so, sends this broker's agents to
+// other brokers, and ends the streams and terminals of its clients.
 import { every } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';

@@ -48,8 +48,8 @@ export class Lease {
   /** Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
-    // After an outage of the database, the result stays false for a while. Otherwise a broker that reconnects a moment
-    // later than this one would first send its agents away.
+    // After an outage of the database, the result stays false for a while, because other brokers may need a moment
+    // longer to reconnect. If this broker answered true before that, they would send their agents away.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 
@@ -69,7 +69,7 @@ export class Lease {
     return sent;
   }
 
-  /** Ends the lease, so that other brokers claim this broker's machines at once. */
+  /** Ends the lease early, so that other brokers claim this broker's machines immediately. */
   async release(): Promise<void> {
     this.#isReleased = true;
     await this.#connection.query(releasing, [this.brokerId]);

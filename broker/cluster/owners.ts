@@ -90,7 +90,7 @@ export class Cluster implements Owners {
     this.follow(() => state.refresh());
   }
 
-  /** Creates the tables and this broker's lease. Changes about machines that this broker does not own then fail. */
+  /** Creates the tables and this broker's lease. Later changes about a machine fail unless this broker owns it. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
@@ -291,16 +291,16 @@ export class Cluster implements Owners {
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
-        ? 'this broker could not renew its lease, and other brokers take over its machines when the lease ends'
-        : 'the lease of this broker is over, so other brokers may take over its machines';
+        ? 'this broker could not renew its lease or claim machines; other brokers take over its machines if its lease ends'
+        : 'this broker could not renew its lease before it ended, and other brokers may now take over its machines';
       this.#log.error({ err }, `${text}: trying again in 2 s`);
     }
   }
 
   /** Claims machines without a living owner. */
   async #claim(): Promise<void> {
-    // After a failure of the database, owners with an expired lease first get time to renew it. Until then their
-    // machines are not claimed.
+    // After a failure of the database, other brokers first get time to renew their expired leases. Their machines are
+    // claimed only once the lease of this broker is steady.
     const { isSteady } = this.#lease;
     const free = [...this.#state.machines.keys()].filter((id) => this.#owners.isFree(id, isSteady));
     if (free.length === 0) return;

@@ -156,8 +156,8 @@ async function joinWithToken(settings: Settings, connection: PostgresListener): 
 }
 
 /**
- * Derives from a token the id of its row in the table broker_tokens, and a vault. The vault encrypts the secrets that
- * the row passes to the new broker.
+ * Derives two things from a token: the id of its row in the table broker_tokens, and a vault. The vault encrypts the
+ * secrets that the row passes to the new broker.
  */
 function derivedFrom(token: string): { id: string; vault: SecretVault } {
   const derive = (what: string): Buffer =>
@@ -165,7 +165,7 @@ function derivedFrom(token: string): { id: string; vault: SecretVault } {
   return { id: derive('id').toString('hex'), vault: new SecretVault(derive('key')) };
 }
 
-/** Reads the token from a file, or from the first line of standard input. Throws StartError for any other text. */
+/** Reads the token from a file, or from the first line of standard input. Throws StartError if there is no token. */
 async function readToken(file: string): Promise<string> {
   const text = file === '-' ? await firstLineOfInput() : await readFile(file, 'utf8').catch(cannotRead);
   const token = text.trim();

@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects created with the batch, for the audit log. If a client repeats its request with the same
-   * idempotency key, the answer is about the first of these objects.
+   * Ids of objects created with the batch, for the audit log. A client that repeats its request with the same
+   * idempotency key gets the first of these objects.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */
@@ -355,8 +355,8 @@ function hasMember(such: Condition): Condition {
 }
 
 /**
- * SQL condition for the status that serializeBatch() computes from the commands on these machines, or on all
- * machines.
+ * SQL condition: the batch has this status. The SQL computes the status in the same way as serializeBatch(). If
+ * `machines` is given, only the commands on these machines count.
  */
 function statusIs(status: string | undefined, machines: readonly string[] | undefined): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], reachableOnly(machines)]);

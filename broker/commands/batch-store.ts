@@ -110,7 +110,8 @@ export class BatchStore {
   }
 
   /**
-   * Call this once a change of a command of the batch `id` is on disk. Live updates then read the batch's counts again.
+   * Counts a change to a command of this batch, so that live updates read the batch's counts again. Call this after the
+   * change is on disk.
    */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);

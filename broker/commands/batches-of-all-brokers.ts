@@ -21,8 +21,9 @@ export class BatchFollower {
   }
 
   /**
-   * Removes batches that a broker was storing when it ended. Call this before this broker owns machines. In the other
-   * order, a batch that another broker completes between the two steps would never be loaded.
+   * Removes abandoned batches, and notes which batches are still incomplete. Call this before this broker takes over
+   * machines. When it takes over a machine, it loads the machine's commands, but skips those of incomplete batches. If
+   * this call came later, and such a batch was completed in between, its commands would never be loaded.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -138,8 +138,8 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 
 /** Converts an agent's exit report to fields of the command's record. `journalId` is the id of the agent's journal. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // A report that the command never ran is not credible if the broker saw the command run, or sent it to an agent with
-  // another journal.
+  // EXPIRED means that the command never ran. The broker cannot be sure of this if it saw the command run, or if the
+  // agent had a different journal when it got the command.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);

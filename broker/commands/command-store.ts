@@ -39,8 +39,8 @@ import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
 
 /**
- * Extra milliseconds before this broker removes a command whose output files another broker has. If that broker runs,
- * it removes command and files earlier.
+ * The broker that has a command's output files removes them together with the command. If that broker does not run,
+ * another broker removes the command this many milliseconds later.
  */
 const longerMs = 86_400_000;
 

@@ -156,7 +156,7 @@ export class Commands {
     const { id, members, first } = await this.batches.start(...batch);
     if (!first) throw new Error('startBatch() was called without machines');
     const open = members.find(({ record }) => record.id === first.id);
-    // If another broker owns the machine, the command is reported as it was stored.
+    // If another broker owns the machine, within() does not wait. It returns the command as it was first stored.
     const begun = open ? accepted(open) : { id: first.id, within: async () => serialize(first) };
     return { ...begun, batch_id: id };
   }
@@ -321,14 +321,15 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * Returns the columns that have an index. A list uses only the index of the first of these columns that it filters by,
- * so columns that leave few rows come first.
+ * Returns columns that have an index. If a list filters by several of them, it uses only the index of the first one. So
+ * the columns that leave the fewest rows come first.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // For the other statuses, `status` is left out, because the index commands_failed has both machine and status.
+  // For failures (such as `timeout`), `status` is left out, so that the index commands_failed can find rows by machine
+  // and status together.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

@@ -52,7 +52,7 @@ export class OpenCommand {
   ended: Command | undefined;
   /** True once another broker owns the machine. This object then writes nothing any more. */
   #isDropped = false;
-  /** Settles after the last request with input. The next request with input first waits for it. Never rejects. */
+  /** Settles when the latest input request is done. The next input request waits for that. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
   /** Id of the request that created the command, for the machine's audit log. */
@@ -144,7 +144,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // At all brokers together, the batch has no free slot or too many failures. The command stays queued.
+      // Counted over all brokers, the batch has no free slot or too many failures. The command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -185,7 +185,7 @@ export class OpenCommand {
     store.history
       .write((transaction) => store.update(record, transaction))
       .catch((error: unknown) =>
-        this.#logError(error, 'a command that never ran is sent again, but this could not be stored'),
+        this.#logError(error, 'a command that never ran is sent again, but could not be stored as queued'),
       )
       .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
@@ -242,7 +242,7 @@ export class OpenCommand {
       return undefined;
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, command_id: id }, 'a call to an agent, to start a command or read its reports, failed');
+      log.info({ why, command_id: id }, 'a call to an agent failed while starting or following a command');
       return this.#handleFailure(error, spec !== undefined);
     }
   }

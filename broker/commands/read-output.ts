@@ -204,7 +204,10 @@ async function* parts(
       }
       signal.throwIfAborted();
       if (output.stopped)
-        throw new AppError('unavailable', 'the broker is stopping; continue later from the last offset');
+        throw new AppError(
+          'unavailable',
+          'this broker no longer reads this output; continue later from the last offset',
+        );
       if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }
   } finally {

@@ -129,8 +129,8 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
 }
 
 /**
- * Throws forbidden for a key that is limited to some machines. Other keys and schedules could run this key's changes on
- * any machine.
+ * Throws forbidden for a key that is limited to some machines. Otherwise such a key could write a command that other
+ * keys and schedules then run on any machine.
  */
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
@@ -149,7 +149,7 @@ const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Sch
 function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
   const { may } = caller.during(transaction);
-  // Without these rights, the key could make the command print the secret environment variables of a schedule.
+  // Otherwise a key without these rights could make the command print a schedule's secret environment variables.
   const needed = ['schedules:write', 'schedules:read'] as const;
   const required_scope = needed.find((scope) => !may(scope));
   if (required_scope === undefined || schedulesWith(saved, transaction).length === 0) return;
@@ -177,8 +177,8 @@ function assertSound(saved: SavedCommand, others: ReadonlyMap<string, SavedComma
     const [optional] = parameters.filter(
       (one) => mayBeLeftOut(one) && argument.replace(`{{${one.name}}}`, '') !== argument,
     );
-    // An optional parameter must be a whole argument. As a part of one, such as /srv/{{x}}, a missing value would leave
-    // /srv/.
+    // An optional parameter must be a whole argument. Otherwise an argument such as /srv/{{x}} would become /srv/ when
+    // the parameter has no value.
     if (optional && argument !== `{{${optional.name}}}`) {
       const message = `has the optional parameter ${optional.name} beside other text: give the parameter a default, make it required, or use it as an argument of its own`;
       throw fieldError('body', `argv.${at}`, message);
@@ -199,7 +199,7 @@ function assertSoundParameter(parameter: Parameter, path: string, time: PatternT
   if (pattern !== null && type !== 'string' && type !== 'path')
     throw fieldError('body', `${path}.pattern`, 'is only for the types string and path: leave it out');
   if ((min ?? max) !== null && type !== 'integer')
-    throw fieldError('body', `${path}.min`, 'and max are only for the type integer: leave them out');
+    throw fieldError('body', `${path}.min`, 'min and max are only for the type integer: leave them out');
   if (pattern !== null && !isPattern(pattern))
     throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
   const problem =
@@ -288,8 +288,9 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // The error of a timeout is of the context's own class Error, so instanceof is false. A timeout may fire a moment
-    // before the clock shows that no time is left. Any other error, such as a stack overflow, counts as no match.
+    // After a timeout no time is left, even if it fires a moment before the clock shows this. `instanceof Error` would
+    // be false here, because the context has its own class Error. Any other error, such as a stack overflow, counts as
+    // no match.
     if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

@@ -78,12 +78,12 @@ export class Scheduler {
     return this.#load({ machineIds });
   }
 
-  /** Loads the open commands of batches that another broker has stored, on machines of this broker. */
+  /** Another broker has stored these batches. Loads their open commands for machines of this broker. */
   adoptBatches(batchIds: readonly string[]): Promise<void> {
     return this.#load({ batchIds });
   }
 
-  /** Returns the progress of each batch that has open commands at this broker, with these commands. */
+  /** Groups the open commands at this broker by their batch. Each key is the progress of a batch. */
   membersByBatch(): Map<BatchProgress, OpenCommand[]> {
     const members = this.all().filter(({ batch }) => batch !== undefined);
     // The cast is safe: commands without a batch were left out.
@@ -119,8 +119,8 @@ export class Scheduler {
       const isKnown = this.#open.has(command.id) || this.#endedWhileLoading.has(command.id);
       if (isKnown || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
-      // While another broker still stores this batch, commands that no agent has (no journal_id) must not start.
-      // adoptBatches() loads them once the batch is complete.
+      // While another broker is still writing this batch to the database, commands that no agent has (no journal_id)
+      // must not start. adoptBatches() loads them once the batch is complete.
       if (batch?.isComplete === false && command.journal_id === '') continue;
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, output, { batch });

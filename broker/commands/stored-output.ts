@@ -49,7 +49,7 @@ export class Output {
   }
 
   /**
-   * Returns at most `most` of the last bytes, and only bytes after the last gap. Never rejects: the result is
+   * Returns the last bytes, `most` of them or fewer, and only those after the last gap. Never rejects: the result is
    * empty if the bytes cannot be read.
    */
   async tail(stream: Stream, most = tailBytes): Promise<Buffer> {
@@ -238,7 +238,7 @@ export class OutputDirectory {
   }
 }
 
-/** Returns the last bytes of a log without a gap between them, at most `most` bytes. */
+/** Returns the last bytes of a log, `most` of them or fewer, without a gap between them. */
 async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
   let pieces: Buffer[] = [];
   const { end } = log;

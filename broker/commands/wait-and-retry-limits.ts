@@ -1,4 +1,5 @@
-// Limits how long a command waits for an offline machine, and how long it is sent again after its machine refused it.
+// Limits how long a command waits for an offline machine, and how long the broker keeps sending a command that the
+// machine refuses to start.
 import { monotonic, now } from '../../shared/clock.ts';
 
 /**
@@ -22,7 +23,10 @@ export class QueueTimeout {
     this.#queueUntil = queueUntil;
   }
 
-  /** Lets the command wait for its machine, which has just gone offline or has not linked since the broker's start. */
+  /**
+   * Restarts the time for which a command without queue_for waits for its offline machine. Called when the machine goes
+   * offline or refuses the command, and when this broker starts or takes over the machine.
+   */
   awaitReturn(): void {
     this.#returnUntil = monotonic() + returnMs;
   }

@@ -12,8 +12,8 @@ export const loginEnded = signal(false);
 export const brokerAnswers = signal(true);
 
 /**
- * Header that browsers let the console send, but not pages of other sites. If a request for a change has the cookie of
- * a login but not this header, the broker refuses the request.
+ * Header that proves that a request comes from the console: browsers do not let pages of other sites send it. The
+ * broker refuses a request for a change that has the cookie of a login but not this header.
  */
 export const consoleHeader: readonly [name: string, value: string] = ['X-Farhand-Console', '1'];
 
@@ -42,8 +42,8 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
 }
 
 /**
- * If the broker refused a request until the user enters the API key again, returns the id of the login to confirm;
- * otherwise undefined.
+ * Returns the id of the login to confirm if the broker refused the request because the user has to enter the API key
+ * again. Otherwise returns undefined.
  */
 async function loginToConfirm(response: Response): Promise<string | undefined> {
   const { code, details } = failureOf(response, await response.clone().text());

@@ -64,7 +64,7 @@ function actions(): Found[] {
   ];
 }
 
-/** Finds the machines whose name contains the text, a moment after the last key press. */
+/** Finds the machines whose name contains the text. The search begins once the user stops typing. */
 function useMachines(text: string): Found[] {
   const [found, setFound] = useState<Found[]>([]);
   useEffect(() => {

@@ -14,7 +14,7 @@ export type Happened = NonNullable<Update['event']>;
 
 /** True while the stream is open. Otherwise, data on the page may be out of date. */
 export const connected = signal(false);
-/** True if the stream was open earlier and is lost now. */
+/** True while the page tries to open the stream again, after it broke or did not open. */
 export const lost = signal(false);
 
 const listeners = new Set<(update: Update) => void>();

@@ -9,8 +9,8 @@ export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 export const me = signal<Me | null | undefined>(undefined);
 
 /**
- * True if the key has a scope. The broker itself checks every request; pages only leave out what it would
- * refuse.
+ * True if the key has a scope. Pages use this to leave out what the broker would refuse. The broker itself still
+ * checks every request.
  */
 export function may(scope: Scope): boolean {
   const scopes = me.value?.scopes ?? [];

@@ -84,8 +84,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed if the URL has a forbidden address, or if it leads to this broker's own ports. Each delivery
-   * checks whether the host name in the URL resolves to public addresses.
+   * Throws NotAllowed if the URL has a forbidden address, or if it leads to this broker's own ports. If the URL has a
+   * host name, each delivery checks the addresses of this name.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;
@@ -162,8 +162,8 @@ function isHere(text: string): boolean {
 }
 
 /**
- * Returns the addresses of this computer. Returns none if a sandbox forbids the netlink socket with which they are read;
- * refuseSelf() then refuses the connections.
+ * Returns the addresses of this computer. They are read over a netlink socket. If a sandbox forbids that socket,
+ * returns no addresses; refuseSelf() then refuses the connections.
  */
 function ownAddresses(): string[] {
   try {

@@ -1,5 +1,5 @@
-// Decides when each delivery is attempted. Every receiver (a webhook or an alert channel) has its own queue, so a
-// receiver that does not answer delays no other receiver.
+// Decides when each delivery is attempted. Every receiver (a webhook or an alert channel) has its own queue. If one
+// receiver does not answer, deliveries to the other receivers are not delayed.
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Claims } from '../cluster/tasks-of-one-broker.ts';
@@ -25,7 +25,7 @@ export interface Receivers<R extends Receiver> {
   get(id: string): R | undefined;
   all(): Iterable<R>;
   isEnabled(receiver: R): boolean;
-  /** Returns why a receiver gets no deliveries although its user has enabled it; null if it gets deliveries. */
+  /** Returns why a receiver gets no deliveries even if its user enables it; null if nothing prevents deliveries. */
   disabledReason(receiver: R): string | null;
   /** Returns why a receiver must not get an event; undefined if it may get the event. */
   obstacle(receiver: R, event: EventKind): string | undefined;
@@ -41,8 +41,8 @@ export interface QueueParts<R extends Receiver> {
   store: DeliveryStore;
   receivers: Receivers<R>;
   /**
-   * Decides which broker runs which queue if several brokers share a database. The name of a queue's task is the id
-   * of its receiver.
+   * Decides which broker runs which queue if several brokers share a database. Each queue is one task in Claims, and
+   * the name of the task is the id of the receiver.
    */
   claims?: Pick<Claims, 'has' | 'join'> | undefined;
 }
@@ -57,7 +57,7 @@ export interface RetrySettings {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
-/** Average milliseconds between the starts of two queues. After a start of the broker, queues start at random times. */
+/** After a start of the broker, its queues start at random times, on average this many milliseconds apart. */
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
@@ -327,7 +327,7 @@ export class DeliveryQueue<R extends Receiver> {
     } catch (error) {
       this.#log.error(
         { err: error, receiver: queue.id },
-        'waiting deliveries that must no longer be sent could not be marked as failed; trying again in 5 s',
+        'some deliveries of a receiver could not be marked as failed, although they must not be sent; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
       return;

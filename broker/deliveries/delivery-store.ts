@@ -1,5 +1,5 @@
-// Deliveries in history.db: a row for each event to be sent to a webhook,
-// with its attempts and next due time.
+// Stores deliveries in the database of the history: a row for each event that is sent to a webhook or an alert channel,
+// with its attempts and next due time. A `webhookId` can also be the id of an alert channel.
 import { createHash } from 'node:crypto';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
@@ -46,8 +46,8 @@ export interface Delivery extends EventKind {
 export interface Attempted {
   webhookId: string;
   /**
-   * Number of times that the webhook had been enabled when the attempt began. If the webhook is enabled again during
-   * the attempt, a failure is ignored.
+   * The number `armed` of the webhook when the attempt began. If the webhook is enabled again during the attempt, its
+   * number increases, and a failure of the attempt is ignored.
    */
   armed: number;
   delivery: Delivery;
@@ -87,8 +87,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * For each webhook with a delivery whose attempts all failed: how often the webhook had been enabled by then
-   * (`armed`). The webhook is disabled until it is enabled once more.
+   * A webhook fails when all attempts of one delivery have failed. This map has the ids of failed webhooks, and the
+   * number `armed` of each at that time. The webhook stays disabled until it is enabled again, which increases `armed`.
    */
   readonly #failed = new Map<string, number>();
 
@@ -149,7 +149,7 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // saveAttempt() recognizes by a changed due time that a delivery was requested again during its attempt. The new
+    // saveAttempt() compares due times to find out whether a delivery was requested again during its attempt. The new
     // due time must therefore differ from the old one.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
@@ -223,7 +223,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Brings forward to `at` all waiting deliveries of the webhook that are due later. */
+  /** Limits the due times of the webhook's waiting deliveries: a later due time becomes `at`. */
   limitDue(webhookId: string, at: number, transaction: HistoryTransaction): void {
     transaction.run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',

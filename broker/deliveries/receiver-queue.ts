@@ -1,5 +1,5 @@
-// State of the delivery queue of one webhook or alert channel: deliveries read ahead, running attempts and their
-// limit.
+// State of the delivery queue of one webhook or alert channel: the deliveries that were read from the database, the
+// running attempts, and the limit on running attempts.
 import type { Delivery } from './delivery-store.ts';
 
 export class ReceiverQueue {
@@ -13,12 +13,12 @@ export class ReceiverQueue {
   /** Ids of deliveries whose attempt is running or whose outcome is not on disk yet. */
   readonly unsaved = new Set<string>();
   readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
-  /** Maximum number of attempts at once: 1 after a failure, doubled with each success. */
+  /** Maximum number of attempts that run at the same time: 1 after a failure, doubled with each success. */
   width = 1;
   waking = false;
   /**
-   * True while an attempt loop runs for this queue. A second call then only sets `again`, and the loop checks once
-   * more.
+   * True while DeliveryQueue.#advance() runs for this queue. A second call of #advance() then only sets `again`, and
+   * the first call checks once more.
    */
   advancing = false;
   again = false;

@@ -1,5 +1,5 @@
-// Resolves host names of webhooks without Node's thread pool, so that a name server that does not answer delays no
-// file operation and no other webhook.
+// Resolves host names of webhooks without Node's thread pool. If a name server does not answer, file operations and
+// other webhooks are therefore not delayed.
 import { promises as dns } from 'node:dns';
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';

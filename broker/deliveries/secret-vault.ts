@@ -1,5 +1,5 @@
-// Encrypts secrets with AES-256-GCM. The key for the secrets of webhooks is in a file of its own, so that a copy of
-// state.json reveals no secret.
+// Encrypts secrets with AES-256-GCM. The key for the secrets of webhooks and alert channels is in a file of its own, so
+// that a copy of state.json reveals no secret.
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -28,7 +28,7 @@ export class SecretVault {
     const key = Buffer.from(readFileSync(file, 'utf8').trim(), 'hex');
     if (key.length === keyBytes) return new SecretVault(key);
     throw new StartError(
-      `${file} is damaged; restore it from a backup, or remove it and set the secret of each webhook and the url and secret of each alert channel again`,
+      `${file} is damaged; restore it from a backup, or remove it and set these again: the secret of each webhook, and the url and secret of each alert channel`,
     );
   }
 

@@ -17,7 +17,7 @@ export interface Outcome {
    * webhooks must not be a way to read internal services.
    */
   answer: string | null;
-  /** Milliseconds that a busy receiver asked for by the header Retry-After; null without this header. */
+  /** Milliseconds to wait, from the header Retry-After of a busy receiver (status 429 or 503); null if unknown. */
   retryAfter: number | null;
   /** True if the broker aborted the attempt. Such an attempt does not count as a failure of the receiver. */
   aborted: boolean;

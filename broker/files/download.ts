@@ -23,7 +23,7 @@ type DownloadInput = Input<Api['files']['download']>;
 /** The part of a file to send after all conditions were checked. */
 type Selection = 'whole' | { offset: number; length: number };
 
-/** The properties of a file with which conditions are compared. */
+/** A file's ETag, size and modification time. The conditions and the range of a request are checked against them. */
 type Version = Awaited<ReturnType<typeof versionOf>>;
 
 export async function download(
@@ -114,7 +114,7 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   return { offset: first, length: last - first + 1 };
 }
 
-/** True if If-Range allows a range, because it has exactly this ETag or exactly this date. */
+/** True if a range may be sent: If-Range is absent, or has exactly the ETag or exactly the date of the file. */
 function isSame(condition: string | undefined, { etag, modified_at_ms }: Version): boolean {
   if (condition === undefined || condition === etag) return true;
   return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
@@ -146,7 +146,7 @@ async function open(
     throw new AppError('conflict', 'the file changed while it was being read: try again');
   setValidators(caller, etag, entry.modified_at_ms);
   if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
-  // The parts of a file count as one download, which is recorded when the part with the last byte is sent.
+  // A file that is downloaded in several ranges is recorded once, when the range with the last byte has been sent.
   const complete = length === undefined || offset + length >= entry.size;
   return {
     status: part ? 206 : 200,

@@ -22,7 +22,7 @@ export interface FileServices {
   events: Events;
   /** The other brokers on the same database; undefined with a single broker. */
   others: OtherBrokers | undefined;
-  /** Memory quota of file contents that are being converted to JSON. */
+  /** Memory quota for file contents that arrive from machines and will be sent as JSON. */
   contents: Quota;
   log: Logger;
 }

@@ -1,5 +1,5 @@
-// REST handlers that change files. A copy to another machine streams through the broker, with the checksum of the
-// original.
+// REST handlers that change files. A copy to another machine streams through the broker. At the end the broker sends
+// the checksum of the original, and the other machine checks it.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';

@@ -13,7 +13,7 @@ interface ForwardedCall {
   /** The first message of the client, and its further messages. */
   first: object;
   rest: AsyncIterable<object> | Iterable<object>;
-  /** Fires when the client goes away or this broker stops. */
+  /** Fires when the client's call ends on this side, for example because the client goes away or this broker stops. */
   signal: AbortSignal;
   /** Called when the other broker has accepted the call. */
   begin(): void;
@@ -37,8 +37,8 @@ export async function forwardCall(call: ForwardedCall, elsewhere: Elsewhere): Pr
   far.on('error', () => undefined);
   sendAll(far, call).catch(cancel);
   try {
-    // The cast is safe: grpc-js types messages as any, and the messages of this call are bytes, because they are not
-    // decoded.
+    // The cast is safe: the messages of this call are bytes, because they are not decoded. In grpc-js, their type is
+    // any.
     for await (const answer of far as AsyncIterable<Buffer>) await send(answer);
   } catch {
     // This error is ignored: the status, which is checked below, has the error code and details.

@@ -31,8 +31,8 @@ import { forwardCall } from './forward-call-to-owner.ts';
 /** Longest wait in milliseconds for the first message of a call whose requests are a stream. */
 const firstMs = 30_000;
 /**
- * Milliseconds to wait for a cancel after the client has half-closed the call. A client that cancels sends both, and
- * they may arrive separately.
+ * Milliseconds to wait for a cancel after the client has half-closed the call. A client on Node that cancels a call
+ * also half-closes it, and the cancel may arrive later.
  */
 const leavingMs = 20;
 
@@ -83,7 +83,7 @@ interface Opened<M extends Method> {
   opening: Opening<M>;
 }
 
-/** An rpc, authorized by the rights that a REST route needs. */
+/** An rpc. A call of it needs the same rights as a request of the REST route in `guard`. */
 export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
   /** The field that the client's first message must have; undefined for rpcs with a single request. */
@@ -121,7 +121,7 @@ export function partsOf({ params, query, headers }: Route, message: object): Par
 /** A call that has not ended. */
 export class Call<M extends Method = Method> {
   readonly requestId: string;
-  /** Fires when the client goes away, its key loses the rights, or the broker stops. */
+  /** Fires when the client goes away or stalls, its key loses the rights, the broker stops, or the call ends. */
   readonly gone = new AbortController();
   /**
    * The client's messages in order, until the client half-closes. If they are read slowly, the client is
@@ -146,8 +146,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * True if the call was aborted before its end because its client disconnected, stalled or lost its rights,
-   * and not because the broker stops.
+   * True if the call was aborted before its end, except by a stop of the broker. For example, the client has
+   * disconnected, stalled or lost its rights.
    */
   get abandoned(): boolean {
     const { signal } = this.gone;

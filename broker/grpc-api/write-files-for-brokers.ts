@@ -17,7 +17,7 @@ import { refusalOf } from './incoming-call.ts';
 interface Services {
   presence: Presence;
   state: State;
-  /** Finds the client for which the other broker calls. */
+  /** Returns the client on whose behalf the other broker calls. */
   clientOf(headers: Metadata): Promise<Client>;
   /** Name of the header with the id of the machine. */
   machineHeader: string;
@@ -69,6 +69,6 @@ async function write(
   const { stub } = presence.get(machine);
   const caller = { key_id: key.id, key_name: key.name };
   const options: CallOptions = { request_id, caller, signal: gone.signal, lane: 'bulk' };
-  // The cast is safe: the service decodes the messages of the rpc with the same name.
+  // The cast is safe: the server decodes the messages of `call` as messages of `rpc`, and stub[rpc] takes these.
   return await (stub[rpc] as unknown as Write)(call, options);
 }

@@ -10,7 +10,7 @@ export interface Query {
   values: readonly Value[];
 }
 
-/** A row for the history that can wait in the outbox of state.json. Writing the row twice must be harmless. */
+/** A row for the history. It can wait in the outbox of state.json. Writing the row twice must be harmless. */
 export interface OutboxEntry {
   kind: string;
 }
@@ -35,8 +35,8 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Runs a statement, in the order of the calls. If the statement fails, the whole change fails. */
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement and calls `use` with its first row, before the functions of committed(). If the statement fails,
-   * the change fails, even if it does not await this promise.
+   * Runs a statement, then calls `use` with its first row. The functions of committed() run later. If the statement
+   * fails, the change fails, even if the change does not await the returned promise.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */
@@ -57,7 +57,10 @@ export interface HistoryTransaction extends Journal, RowReader {
 export interface Writer {
   begin(): Promise<void>;
   execute(sql: string, values: readonly Value[]): Promise<Row[]>;
-  /** Resolves once all changes are on disk. If it throws, no change is on disk. */
+  /**
+   * Resolves once all changes are on disk. If it throws, no change is on disk, except if the connection to PostgreSQL is
+   * lost during a commit: then its outcome may be unknown.
+   */
   commit(): Promise<void>;
   /** Undoes all changes since begin(). Does nothing after a commit. */
   rollback(): Promise<void>;
@@ -81,8 +84,8 @@ export interface Database extends RowReader {
    */
   stopWaiting(): void;
   /**
-   * True for a database server. A read then first waits for earlier writes, because a commit takes longer than a turn
-   * of the event loop.
+   * True for a database server. A commit then takes longer than a turn of the event loop, so get(), all() and read() of
+   * History first wait for earlier writes.
    */
   readonly isRemote: boolean;
   /**
@@ -91,8 +94,8 @@ export interface Database extends RowReader {
    */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /**
-   * Reads what is committed, on a connection of its own. These reads wait neither for writes nor for other reads of
-   * this broker.
+   * Reads what is committed. With PostgreSQL, these reads have a connection of their own. They wait only for each
+   * other, not for writes or other reads of this broker.
    */
   readonly committed: RowReader;
   /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */

@@ -10,7 +10,7 @@ export function databaseUnavailable(cause?: unknown): AppError {
   return new AppError('unavailable', message, {}, cause === undefined ? {} : { cause });
 }
 
-/** Returns the error of changes about a machine that this broker does not own. */
+/** Returns the error for a change about a machine that this broker does not own. */
 export function ownedElsewhere(): AppError {
   return new AppError('unavailable', 'another broker is responsible for this machine now; try again');
 }
@@ -31,8 +31,8 @@ interface Pending {
 }
 
 /**
- * Maximum number of changes in a group. A full group takes some 10 ms. After a network failure, thousands of changes
- * may be requested at once.
+ * Maximum number of changes in a group. A full group takes some 10 ms, and then the broker serves other requests.
+ * Without a maximum, thousands of changes after a network failure would delay these requests.
  */
 const mostOfGroup = 100;
 
@@ -273,7 +273,7 @@ class Change {
     clearImmediate(this.#turn);
     if (this.#open > 0 || this.#hasEnded) return;
     this.#turn = setImmediate(() => {
-      const about = `the code of a change of ${this.#name} awaited something other than its transaction, so the change was undone: this is a fault of the broker`;
+      const about = `a change to ${this.#name} was undone because its code awaited something other than the transaction: this is a fault of the broker`;
       this.#late.reject(new Error(about));
     });
   }

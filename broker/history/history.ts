@@ -17,7 +17,7 @@ import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 
 export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './database-interface.ts';
 
-/** Reads a text column. Throws for another type, which means that the file was changed by hand. */
+/** Reads a text column. Throws for another type, which means that the database was changed by hand. */
 export function textIn(row: Row, column: string): string {
   const value = row[column];
   if (typeof value !== 'string') throw new Error(`a row of the history has no text in column ${column}`);
@@ -35,7 +35,7 @@ export interface Retention {
   /** A column of times in milliseconds. */
   column: string;
   keepMs: number;
-  /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
+  /** Maximum number of rows of the table. If there are more, the oldest rows are deleted, whatever their age. */
   keepRows?: number;
   /**
    * The column with the row numbers, if rows with higher numbers have later times in `column`. Old rows are then found
@@ -109,7 +109,7 @@ export class History implements RowReader {
     return this.#database.migrate(noun, steps, first);
   }
 
-  /** Reads what is committed, without waiting for writes and other reads of this broker. */
+  /** Reads what is committed. With PostgreSQL, these reads wait only for each other, not for writes or other reads. */
   get committed(): RowReader {
     return this.#database.committed;
   }
@@ -125,8 +125,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Reads the rows of lists, which may take long, without delaying other requests. All queries see the same state of
-   * the database, which includes every resolved write.
+   * Reads the rows of lists. This may take long, but it does not delay other requests. All queries see the same state
+   * of the database, which includes every resolved write.
    */
   async read(queries: readonly Query[]): Promise<Row[][]> {
     if (this.#database.isRemote) await this.#writes.settled();
@@ -142,8 +142,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Writes each entry of the outbox of state.json once, even if the broker restarts or the entry's row was deleted
-   * because of its age.
+   * Writes the entries of the outbox of state.json, each exactly once. A restart of the broker does not write an entry
+   * again, even if the entry's row was deleted meanwhile because of its age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
@@ -168,12 +168,12 @@ export class History implements RowReader {
     this.#appliers.set(kind, apply as Applier);
   }
 
-  /** Sets the check of a machine's owner. From then on, a change about a machine that another broker owns fails. */
+  /** Sets the check of a machine's owner. From then on, a change about a machine fails unless this broker owns it. */
   fenceWith(fence: Fence): void {
     this.#writes.fence = fence;
   }
 
-  /** False if another broker owns the machine, as far as this broker knows. */
+  /** False if this broker does not own the machine, as far as it knows. */
   owns(machineId: string): boolean {
     return !this.#writes.fence || this.#writes.fence(machineId) !== undefined;
   }

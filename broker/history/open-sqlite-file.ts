@@ -24,8 +24,8 @@ interface Accepted {
 }
 
 /**
- * Opens or creates the database. Throws StartError for a file of another installation or newer version, or for missing
- * data that is not accepted.
+ * Opens or creates the database. Throws StartError if another installation or a newer version wrote the file. Throws it
+ * also if data is missing and the user has not accepted the loss.
  */
 export function openHistory(
   file: string,
@@ -83,7 +83,7 @@ function refuseOther(database: DatabaseSync, file: string, installId: string, ac
   if (!row && !accepted.isNew) throw lost(file);
   if (row?.running === 1 && !accepted.isOld) {
     throw new StartError(
-      `${file} lacks its last changes because ${file}-wal is missing or empty: put that file back, or restore both from a backup, or start once with --old-history to continue without those changes`,
+      `${file} lacks its last changes because ${file}-wal is missing or empty: put that file back, restore ${file} from a backup, or start once with --old-history to continue without those changes`,
     );
   }
   return row !== undefined;

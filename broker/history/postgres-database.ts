@@ -107,7 +107,7 @@ export class PostgresDatabase implements Database {
     return await this.#with(async (client) => {
       const begun = client.query('BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY');
       const answers = queries.map(({ sql, values }) => client.query<Row>(queryOf(sql, values, false)));
-      // All queries are sent at once. The connection is free when all answers have come.
+      // All queries are sent together, before the first answer. The connection is free when all answers have come.
       await Promise.allSettled([begun, ...answers, client.query('COMMIT')]);
       const results = await Promise.all(answers);
       return results.map(({ rows }) => rows);

@@ -1,5 +1,5 @@
-// The connection to PostgreSQL that writes, opened again after a loss. It locks the database against brokers that were
-// not started to share it.
+// The connection that writes to PostgreSQL. After a loss it is opened again. It holds a lock of the database, so that
+// several brokers can use the database only if all of them were started with --peer-listen.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { after, sleep } from '../../shared/clock.ts';
@@ -56,8 +56,8 @@ export const types: CustomTypesConfig = {
 const prepared = new Map<string, { text: string; name: string }>();
 
 /**
- * Returns the PostgreSQL query for SQL of SQLite. Each connection prepares the query once, except SQL with many
- * variants (`isOneOfFew` is false).
+ * Translates SQL for SQLite to a query for PostgreSQL. Each connection prepares the query only once. Set `isOneOfFew`
+ * to false for SQL with many variants. Such a query is not prepared, because the variants would use up `mostPrepared`.
  */
 export function queryOf(sql: string, values: readonly Value[], isOneOfFew = true): QueryConfig {
   const found = prepared.get(sql);

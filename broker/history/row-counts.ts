@@ -1,5 +1,5 @@
-// Counts the rows of lists in the background, so that exact totals need no scan: a list itself counts only the newest
-// rows.
+// Counts rows in the background and stores the counts, so that a list can get its exact total without a scan of the
+// table. The query of the list itself counts only the newest rows, and rows near `since` and `until`.
 //
 // Transactions that write must run one after another (see commitLock). Rows then become visible in the order of their
 // numbers, and do not change while they are counted.
@@ -191,8 +191,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // A range of sequence numbers selects the quarter's counted rows without an index of times. It ends at the highest
-  // number that was stored for the quarter.
+  // The counted rows of the quarter are selected by a range of sequence numbers, which needs no index of times. The
+  // range ends at the highest sequence number among these rows.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

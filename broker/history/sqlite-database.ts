@@ -15,8 +15,8 @@ const mostStatements = 500;
 const copyPages = 256;
 
 /**
- * The database in the file history.db. SQLite answers at once, so a group of writes is complete within one
- * turn of the event loop.
+ * The database in the file history.db. SQLite works synchronously, so a group of writes is complete within one turn of
+ * the event loop.
  */
 export class SqliteDatabase implements Database {
   readonly name = 'history.db';

@@ -38,8 +38,8 @@ export class OrderedTable {
   }
 
   /**
-   * Applies the migration `steps`. The first of them has the number 3, because version 0.1.0 had three steps. Deletes
-   * rows older than `keepMs`, and the oldest rows beyond `keepRows`.
+   * Applies the migration `steps`. The first one has the number 3, because the three steps of version 0.1.0 were merged
+   * into it. Deletes rows older than `keepMs`, and the oldest rows beyond `keepRows`.
    */
   static async open(
     history: History,

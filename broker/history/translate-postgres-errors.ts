@@ -1,4 +1,4 @@
-// Converts failures of PostgreSQL to errors: those that end the start of the broker, and those that clients get.
+// Converts a failure of PostgreSQL to the error that ends the start of the broker, or to the error that a client gets.
 import { AppError, StartError } from '../../shared/errors.ts';
 import { databaseUnavailable, ownedElsewhere } from './group-commit.ts';
 

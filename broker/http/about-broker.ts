@@ -25,8 +25,8 @@ export interface Status {
   /** HOST:PORT to which agents connect from outside. Empty if it is the same as `grpc`. */
   publicGrpc: string;
   /**
-   * `sha256//BASE64` of the public key in the certificate of the REST API if the broker's own CA issued this
-   * certificate, otherwise empty.
+   * The pin by which clients recognize the certificate of the REST API: `sha256//BASE64` of the certificate's public
+   * key. Empty if the broker's own CA has not issued the certificate.
    */
   pin: string;
 }
@@ -48,8 +48,9 @@ const pageWith = (nonce: string): string => `<!doctype html>
 </body>
 </html>
 `;
-// Redoc sets HTML from strings, which the page's policy allows only through a Trusted Types policy. All of these
-// strings come from the broker's own OpenAPI document.
+// Redoc turns strings into HTML. The page's content security policy allows that only through a Trusted Types policy,
+// which this script creates. It may return each string unchanged, because all of them come from the broker's own
+// OpenAPI document.
 const script = `import { init } from './${renderer}';
 globalThis.trustedTypes?.createPolicy('default', { createHTML: (text) => text });
 init('api/v1/openapi.json', { disableTelemetry: true }, document.getElementById('page'));

@@ -31,8 +31,8 @@ export interface AppOptions extends DispatchServices, WebSocketServices {
 /** Settings of one server that decide which routes it has besides those of the API. */
 export interface AppPort {
   /**
-   * Limits connections. Undefined for the broker's own socket file, whose callers need no key: that server has the
-   * routes /local/….
+   * Limits connections. Undefined for the server of the broker's own socket file, whose callers need no key. Only that
+   * server has the routes /local/….
    */
   connections?: ConnectionLimiter;
   /** Finds out whether this broker can reach the database. Set only for the peer port, where other brokers ask. */
@@ -214,8 +214,8 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
 }
 
 /**
- * Returns the header that says after how many seconds a request may be repeated: `retry_after` in the details of its
- * error, otherwise 5.
+ * Returns the header Retry-After for the status 503 or 429, otherwise no header. The header says after how many seconds
+ * the client may repeat the request. This number is `retry_after` in the details of the error, or 5 without it.
  */
 export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'details'>): Headers {
   const { retry_after = 5 } = details;

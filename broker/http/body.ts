@@ -137,8 +137,8 @@ export async function* bytesOf(
 }
 
 /**
- * Reads a form with one part called `file`. Resolves when that part begins if the earlier fields are `sufficient`;
- * otherwise spools the file to disk first.
+ * Reads a form with one part called `file`. If the fields before that part are `sufficient`, the promise resolves when
+ * the part begins. Otherwise the whole file is first spooled to disk, so that the fields after it are read too.
  */
 export async function readForm(
   request: IncomingMessage,
@@ -179,7 +179,7 @@ class Form {
     for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
       parser.once(limit, () =>
         this.stop(
-          fieldError('form', 'file', 'must be the only file of the form, which may have at most 20 fields'),
+          fieldError('form', 'file', 'is in a form with too many parts: send one file and at most 20 fields'),
         ),
       );
     }
@@ -302,7 +302,7 @@ export async function createSpool(directory: string) {
         }
         if (spooledBytes + chunk.length > maxSpooled) {
           const message =
-            'too many uploaded files wait for their form field "path": send "path" before the file, or in the query';
+            'the broker cannot store more files that come before the form field "path": send "path" before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         spooledBytes += chunk.length;

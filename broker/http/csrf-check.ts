@@ -45,8 +45,8 @@ export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean
 }
 
 /**
- * True if others on the network could not read the request: it came over TLS, maybe to a trusted proxy, or directly
- * from the broker's own computer.
+ * True if others on the network could not read the request. This means that it came over TLS, or directly from the
+ * broker's own computer. The TLS connection may end at a trusted proxy.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);

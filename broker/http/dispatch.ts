@@ -39,7 +39,7 @@ export interface DispatchServices extends AccessServices, OriginServices {
   spool: Spool;
   /** Memory quota of large bodies that are being read or processed. */
   bodies: Quota;
-  /** The other brokers, which answer requests about their machines; undefined if there are none. */
+  /** Forwards requests to the brokers that own their machines; undefined if this broker runs alone. */
   peers?: Peers | undefined;
   log: Logger;
 }
@@ -117,7 +117,10 @@ export function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 
-/** The parts of a request except its body. Of the headers, only those of the route; `_` in their names means `-`. */
+/**
+ * Returns the parts of a request except its body. The only headers are those that the route defines. `_` in the name of
+ * such a header stands for `-`.
+ */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
   return {

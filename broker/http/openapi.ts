@@ -172,8 +172,8 @@ export function openapiText(server: string): string {
 }
 
 /**
- * Adds the default of a query parameter whose text is converted to a number or boolean, because zod-openapi leaves
- * it out.
+ * Adds the default value of a query parameter. zod-openapi leaves it out if the text of the parameter is converted to a
+ * number or boolean.
  */
 function addDefault({
   jsonSchema,

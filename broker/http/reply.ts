@@ -33,7 +33,10 @@ const beat = ':\n\n';
 const pieceBytes = 64 * 1024;
 /** Content types that override the mime library, which takes TypeScript files for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
-/** Maximum number of characters of JSON that may be in memory for slow readers, in all answers together. */
+/**
+ * Limits the memory of all objects and lists that are not fully sent yet, because clients may read slowly. Counts the
+ * characters of their JSON, or `itemBytes` for each item of a long array.
+ */
 const answers = new Quota(128 * 1024 * 1024, 'answers wait for clients that read slowly');
 /** Maximum number of items of an array that are checked and written in one turn of the event loop. */
 const mostItems = 100;
@@ -78,8 +81,8 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
 type GrowingParts = Omit<GrowingReply<Record<string, unknown>, string>, 'meta'> & { meta?: object };
 
 /**
- * Returns a reply whose array is too long to be checked in one turn of the event loop; undefined for any
- * other reply.
+ * Splits a reply if its array is too long to be checked in one turn of the event loop. Returns its other fields and
+ * slices of the array; undefined if the reply needs no split.
  */
 function longReply(
   { grows = '', parts }: Route,
@@ -130,7 +133,7 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
   ctx.body = text;
 }
 
-/** Counts bytes against the quota of answers until the answer is sent. */
+/** Reserves memory for an answer in the quota `answers`, until the answer is sent. */
 function occupyMemory({ res }: Context, bytes: number): void {
   const release = answers.take(bytes);
   if (res.closed) release();
@@ -172,7 +175,8 @@ async function sendBytes(
   if (status !== 304) {
     // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may contain them
     const name = filename.replaceAll(/[\u0000-\u001f\u007f]/g, '_');
-    // Only filename* has non-ASCII characters (RFC 6266, section 4.3): in `filename`, programs take Latin-1 for UTF-8.
+    // Non-ASCII characters are sent only in filename* (RFC 6266, section 4.3), because programs may decode the Latin-1
+    // text of `filename` as UTF-8.
     ctx.attachment(name, { fallback: name.replaceAll(/[^ -~]/g, '?') });
     const ending = filename.slice(filename.lastIndexOf('.') + 1).toLowerCase();
     const type = Object.hasOwn(types, ending) ? types[ending] : mime.getType(filename);

@@ -48,7 +48,7 @@ export interface Port extends AppPort {
 /** Milliseconds after which a client is disconnected if the broker waits for it and it neither reads nor sends. */
 const stalledMs = 70_000;
 
-/** Limits of Node's HTTP server, by which clients that send nothing are disconnected. */
+/** Options of Node's HTTP server. `keepAliveTimeout` disconnects clients that send no further request. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
   // Requests have no time limit here, because uploads may be slow. JSON bodies have a limit of their own, and
@@ -114,7 +114,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // A WebSocket counts as a request until its connection closes, so the function that begin() returns is not called.
+    // The end of this request is never marked, because a WebSocket counts as a request until its connection closes.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)
@@ -139,8 +139,8 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
 }
 
 /**
- * Begins requests with a valid key at once, and requests without a key in small groups. A request with a key thus
- * waits for few others.
+ * Begins a request with a valid key immediately. All other requests begin in small groups, one group per turn of the
+ * event loop. A request with a key thus waits for few others.
  */
 export function beginKeyedFirst(
   handle: (request: IncomingMessage, response: ServerResponse) => Promise<void>,

@@ -22,7 +22,7 @@ const pingMs = 15_000;
 const maxUnanswered = 2;
 /** Bytes of input that may wait for the terminal. If more are waiting, the socket is not read. */
 const maxWaiting = 64 * 1024;
-/** Maximum number of bytes of a message that reports received output. */
+/** Maximum number of bytes of a message by which the client reports how much output it has received. */
 const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
@@ -56,7 +56,7 @@ export class WebSocketClient implements ClientPort {
   readonly #reported = new Wake();
   #closing = false;
   #takenAt = monotonic();
-  /** Pings in a row without a message, ping or pong from the client. */
+  /** Number of pings sent since the client last sent a message, ping or pong. */
   #unanswered = 0;
   #ponging = false;
 
@@ -87,8 +87,8 @@ export class WebSocketClient implements ClientPort {
   }
 
   /**
-   * Resolves once the client has confirmed that it processed these bytes. If the client has never confirmed any
-   * bytes, resolves once the socket has sent these.
+   * Sends output. Resolves once the client has reported that it processed this output. If the client has never sent
+   * such a report, resolves once the output is sent.
    */
   async output(bytes: Uint8Array): Promise<void> {
     this.#sent += bytes.length;
@@ -133,8 +133,8 @@ export class WebSocketClient implements ClientPort {
 
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
-    // A report of received output overtakes waiting input, because a program may read no input until the client has
-    // reported the program's output.
+    // A report about output is processed before the input that waits. Otherwise both could wait forever: a program may
+    // read no input until the client has reported that it received the program's output.
     const report = binary ? undefined : reportIn(data);
     if (report !== undefined) {
       this.#received = report;
@@ -198,7 +198,7 @@ export class WebSocketClient implements ClientPort {
   }
 }
 
-/** The offset in a message that reports received output; undefined for any other message. */
+/** Returns the offset if a message reports how much output the client has received; otherwise undefined. */
 function reportIn(data: Buffer): number | undefined {
   return data.length > reportBytes ? undefined : receivedMessage.safeParse(parseJson(data)).data?.offset;
 }

@@ -25,7 +25,7 @@ export interface Attachment {
 export interface WebSocketServices extends OriginServices {
   /** Returns the attachment of a ticket; undefined for an unknown or used ticket. A ticket is valid once. */
   redeem(ticket: string): Attachment | undefined;
-  /** The other brokers, which have the terminals of their machines; undefined if there are none. */
+  /** Forwards terminals to the brokers that own their machines; undefined if this broker runs alone. */
   peers?: Peers | undefined;
   log: Logger;
 }
@@ -33,8 +33,8 @@ export interface WebSocketServices extends OriginServices {
 /** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
 /**
- * Maximum number of requests that wait at once until it is known which broker has their session. These requests have
- * no key, and their tickets are not checked yet.
+ * Maximum number of requests for which the broker of their session is being looked up at the same time. It is small,
+ * because these requests have no key, and their tickets are not checked yet.
  */
 const mostLookups = 16;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
@@ -155,7 +155,7 @@ async function forwardTo(
   socket.on('error', () => socket.destroy());
   const ids = [{ noun: 'session' as const, id: session, listed: false, filters: false }];
   const subject = await peers.subjectOf(ids).finally(looked);
-  // The timeout of the socket is turned off, because the pings of the terminal find a client that is gone.
+  // The socket needs no timeout, because the pings of the terminal detect when the client is gone.
   request.socket.setTimeout(0);
   const elsewhere = subject && peers.elsewhere(subject);
   if (!elsewhere) throw unknownTicket;

@@ -1,5 +1,5 @@
-// Stores the last inventory of each machine in the history. Installed packages have rows of their own, by which
-// machines with a package are found.
+// Stores the last inventory of each machine in the history. Each installed package has a row of its own, so that a
+// query can find the machines that have a package.
 import type { PackageFormat } from '../../shared/api/inventory.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';

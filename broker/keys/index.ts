@@ -258,13 +258,14 @@ function assertNotMore(key: Key, own: Key): void {
   assertNotStronger(key, own);
   if (endOf(key) <= endOf(own)) return;
   const { expires_at } = own;
-  const text = `a key cannot create a key that expires later than itself; send an expires_at of ${expires_at} or earlier`;
+  const text = `a key cannot create, change or rotate a key that expires later than itself; send an expires_at of ${expires_at} or earlier`;
   throw new AppError('forbidden', text, { expires_at });
 }
 
 /**
- * Returns what a revoked key leaves behind: its enabled schedules, webhooks and alert channels, which stop, and the
- * saved commands that it changed last, which remain.
+ * Returns the ids of everything that stops when a key is revoked: the key's enabled schedules that the caller may see,
+ * and its enabled webhooks and alert channels. Also returns the ids of the saved commands that the key was the last to
+ * change. Other keys can still run these commands.
  */
 function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
   const { schedules, webhooks, alert_channels, saved_commands } = declared;

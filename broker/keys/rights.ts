@@ -1,4 +1,5 @@
-// Decides what each key may do and on which machines, by the committed state or by a change that is not committed yet.
+// Decides what each key may do, and on which machines. The decision is based on the committed state. During a change of
+// the state, it is based on the documents from which this change starts.
 
 import type { Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';
@@ -158,7 +159,8 @@ export function mayWatch(state: State) {
 }
 
 /**
- * Returns the machines that a schedule runs on: its machine, or the machines with all of its tags that its key may use.
+ * Returns the machines that a schedule runs on. If the schedule has tags, it runs on every machine that has all of
+ * these tags and that its key may use. Otherwise, it runs on its one machine.
  */
 export function machinesOfSchedule(
   { machine_id, tags, requested_by }: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by'>,
@@ -169,7 +171,8 @@ export function machinesOfSchedule(
   if (!tags || tags.length === 0) return [];
   const key = goodKey(declared, requested_by);
   const tagged = [...declared.machines.values()].filter((one) => tags.every((tag) => one.tags.includes(tag)));
-  // If the key is revoked or expired, the history gets a run for each machine, with the reason why nothing ran.
+  // If the key is revoked or expired, all tagged machines are returned. At a due time nothing runs on them, but the
+  // history gets a failed run for each of them, with the reason.
   const usable = key ? tagged.filter(({ id }) => reaches(key, id, declared)) : tagged;
   return usable.map(({ id }) => id);
 }

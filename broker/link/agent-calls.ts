@@ -138,8 +138,8 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // A large or streamed request is sent only on an answer stream. Without this stream, the machine can reply only
-        // with an error.
+        // The machine gets a large or streamed request only on an answer stream. If it replies without opening this
+        // stream, it does not know the request, so its reply must be an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
@@ -333,8 +333,8 @@ for (const shape of methods.values())
 /** Ends both sides of the stream with an error and wakes the reader. destroy() would leave the agent's side open. */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
-  // By these details the agent recognizes a cancelled call: a lost link also ends with CANCELLED, but with other
-  // details.
+  // By `cancelledDetails` the agent recognizes that the broker has cancelled the call. The code CANCELLED alone is not
+  // enough, because a lost link can also end with this code.
   if (!stream.destroyed) stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
 }
 

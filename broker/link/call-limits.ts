@@ -36,8 +36,9 @@ export class CallLimits {
   }
 
   /**
-   * Waits for a slot; the returned function releases that slot. Rejects with the reason of `abort`, or with unavailable
-   * when the queue is full or after 10 s.
+   * Waits for a slot, and returns a function that releases it. Rejects with the reason of `abort` if `abort` fires.
+   * Rejects with the error code unavailable after 10 s, or immediately if the call would have to wait but the queue is
+   * full or calls of its class never wait.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);

@@ -90,8 +90,8 @@ const mostCapabilities = 64 + 1;
  */
 const mostProcesses = 4096;
 /**
- * Maximum number of messages, besides answers to calls, that an agent may send at once. Each heartbeat interval
- * allows `unaskedPerBeat` more.
+ * Maximum number of messages that an agent may send in one burst, not counting answers to calls. Each heartbeat
+ * interval allows `unaskedPerBeat` more.
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
@@ -241,8 +241,8 @@ class AgentLink {
       instanceId: hello.instance_id,
       methods: offered,
       stub: this.#calls.stub,
-      // An agent without a journal of processes loses all results when it ends, so the agent's instance id is used
-      // as the journal's id.
+      // An agent without a journal of processes keeps no results after it ends. Each of its starts then counts as a new
+      // journal, so its instance id serves as the journal's id.
       journalId: hello.journal_id || hello.instance_id || id,
       processIds: hello.process_ids.slice(0, mostProcesses),
       close: (last) => this.#close(last),
@@ -349,8 +349,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows the agent one more message, the answer. The minimum is needed because some calls are never
-    // answered.
+    // Each call allows the agent one more message, the answer. Some calls are never answered, so without this minimum
+    // the agent could save up any number of messages.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // The bytes are counted here, because Node's limit on this stream counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;

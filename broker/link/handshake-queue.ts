@@ -66,7 +66,8 @@ export class HandshakeQueue {
 
   #read(waiting: Waiting): void {
     const { socket, source, bytes } = waiting;
-    // The bytes are read, because a stream reports its end only after its last byte was read.
+    // A stream reports its end only after its last byte was read. The bytes are read now, so that a connection that
+    // ends leaves the queue.
     const chunk = socket.read() as Buffer | null;
     if (chunk === null) return;
     bytes.push(chunk);

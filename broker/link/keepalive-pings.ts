@@ -1,5 +1,5 @@
 // Sends HTTP/2 pings on connections that have no heartbeats: the connections of clients, and the second connection of
-// each agent, which carries large answers.
+// each agent, which carries large answers. A link is pinged too if it also carries an answer with a stream of its own.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { linkService } from '../../shared/agent-rpcs.ts';
@@ -19,8 +19,8 @@ export interface Pings {
 const channel = 'http2.server.stream.created';
 
 /**
- * Pings each connection from its first stream until the connection closes. The returned function excludes later
- * connections.
+ * Pings each connection from its first stream until the connection closes. After a call of the returned function, new
+ * connections get no pings.
  */
 export function pingConnections(pings: Pings): () => void {
   const stops = new WeakMap<object, () => void>();

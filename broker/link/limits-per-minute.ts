@@ -72,7 +72,7 @@ export function createLinkLimits(services: { history: History; events: Events; l
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);
     },
-    /** Logs the number of lines that were left out so far. */
+    /** Reports how many log lines, hellos and takeovers were left out so far. */
     close(): void {
       for (const limiter of [addresses, machines, hellos, takeovers]) limiter.close();
     },

@@ -71,8 +71,8 @@ export class LiveUpdates {
   }
 
   /**
-   * Returns a signal that fires when the key has lost the scope of one of the topics. Authorization does not check
-   * the scopes of topics.
+   * Returns a signal that fires when the key loses the scope of one of the topics. `caller.signal` does not fire then,
+   * because the route itself needs no scope.
    */
   #lossOf(topics: readonly Topic[], caller: Caller): AbortSignal {
     const loss = new AbortController();
@@ -89,8 +89,8 @@ export class LiveUpdates {
   }
 
   /**
-   * Throws forbidden, command_not_found or batch_not_found. The ids in topics are checked here, because the
-   * schemas of the route do not name them.
+   * Throws forbidden, command_not_found or batch_not_found. The general check of requests does not find the ids in
+   * topics, because they are parts of a text. So they are checked here.
    */
   async #assertAllowed(topic: Topic, caller: Caller): Promise<void> {
     const { kind, id } = topic;

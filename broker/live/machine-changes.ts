@@ -1,5 +1,5 @@
-// Collects the machines that change while a client follows them. Only machines that the client's key may use
-// are collected.
+// Collects the machines that change while a client follows them. Updates leave out machines that the client's key may
+// not use.
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -57,7 +57,8 @@ export class MachineChanges {
   }
 
   /**
-   * Returns the oldest changes that were not sent yet; undefined if the key may use none of their machines.
+   * Returns the oldest changes that were not sent yet. Skips changes that the key may not see, and returns undefined if
+   * none is left.
    */
   take(): { machines?: LiveMachine[]; removed?: MachineId[] } | undefined {
     this.#compare();
@@ -92,8 +93,8 @@ export class MachineChanges {
   }
 
   /**
-   * Finds machines that were added, edited or removed, and machines that the key may use from now on, or no
-   * longer.
+   * Finds machines that were added, edited or removed. A machine that the key may use from now on counts as added, and
+   * one that it may no longer use counts as removed.
    */
   #compare(): void {
     const before = this.#seen;

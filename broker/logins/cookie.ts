@@ -3,8 +3,8 @@
 
 const name = '__Host-farhand';
 /**
- * Allows only blanks and tabs before the name of the cookie. Browsers take any other white space as the start of a
- * different name, which lacks the protected prefix, so a neighbouring host may set that cookie.
+ * Allows only blanks and tabs before the name of the cookie. Browsers count any other white space there as part of the
+ * name. Such a name does not begin with `__Host-`, so a neighbouring host may set a cookie with it.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

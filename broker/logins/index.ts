@@ -54,7 +54,7 @@ export class Logins {
     }
     const hashed = hashOf(secret);
     const login = this.#byHash.get(hashed);
-    // This comparison always takes the same time, because its duration could reveal the hash.
+    // This comparison always takes the same time. Otherwise its duration could reveal the hash.
     if (!login || !timingSafeEqual(Buffer.from(login.hash), Buffer.from(hashed))) return undefined;
     const key = this.#state.keys.get(login.key_id);
     return key && this.#endOf(login) > now() ? { login, key } : undefined;
@@ -186,14 +186,14 @@ export class Logins {
     });
     // After a failure, the next call of #sweep() makes the same changes.
     saved.catch((error: unknown) =>
-      this.#log.error({ err: error }, 'ended logins could not be removed; trying again in a minute'),
+      this.#log.error({ err: error }, 'changes of logins could not be saved; trying again in a minute'),
     );
   }
 }
 
 const noStoredKey = new AppError(
   'forbidden',
-  'the broker’s own socket file needs no key, so a request through it cannot log in: create a key with farhand auth create-key, and log in with that key',
+  'a request through the broker’s own socket file cannot log in, because it uses no API key: create a key with farhand auth create-key, and log in with that key',
 );
 const anotherKey = new AppError(
   'forbidden',
@@ -211,8 +211,8 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
 }
 
 /**
- * True if the key `own` may list and end a login: every login of `own` and, if `own` has the scope admin, every login
- * of a key that has no further rights than `own`.
+ * True if the key `own` may list and end a login. It may do so with its own logins. With the scope admin, it may also
+ * do so if it may use every machine that the login's key may use.
  */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;

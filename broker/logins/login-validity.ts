@@ -1,5 +1,5 @@
-// Checks requests with a login, apart from the rights of its key: the login must not have ended, and some requests need
-// a recent confirmation with the key.
+// Checks the login of a request: it must not have ended, and some requests need a recent confirmation with the key.
+// authorize.ts checks the rights of the login's key.
 import type { Route } from '../../shared/api/route.ts';
 import type { KeyId, LoginId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
@@ -33,8 +33,8 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
 }
 
 /**
- * Ends the logins of a key whose secret was replaced: now, or at `until`. The login `asking` continues, because its
- * browser displays the new secret.
+ * Ends the logins of a key when the key's secret is replaced: at `until`, or now if it is undefined. The login `asking`
+ * continues, because its browser displays the new secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -44,8 +44,8 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // The secret of a login with `secret_until` was replaced earlier. Only the last replaced secret of a key stays
-    // valid, so this login ends.
+    // If a login has `secret_until`, an earlier rotation has replaced the key secret with which it was made. Only the
+    // last replaced secret of a key stays valid, so this login ends now.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

@@ -1,5 +1,5 @@
-// The REST handlers of machines: their declared names and tags, reported facts,
-// and which of them are connected now.
+// The REST handlers of machines. Their replies contain the declared name and tags of a machine, the facts that it
+// reported, and whether it is connected now.
 
 import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
@@ -123,7 +123,7 @@ function assertNothingDependsOn(
     transaction.all('schedules').some(({ tags }) => tags?.includes(tag)),
   );
   if (scheduled === undefined) return;
-  const text = `the tag ${scheduled} decides on which machines a schedule runs: adding or removing it needs the scope admin`;
+  const text = `a schedule chooses its machines by the tag ${scheduled}: adding or removing this tag needs the scope admin`;
   throw new AppError('forbidden', text, { required_scope });
 }
 

@@ -39,7 +39,10 @@ interface List {
  * its own.
  */
 const mostLists = 16;
-/** A list that is sorted by reported values is reused for 10 times as long as making it took, to limit the CPU time. */
+/**
+ * Limits the CPU time for lists that are sorted by reported values. If making such a list took 1 ms, the list is then
+ * reused for 10 ms.
+ */
 const reuseFactor = 10;
 
 export class MachineLists {

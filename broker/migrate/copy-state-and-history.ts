@@ -207,7 +207,8 @@ async function createTables(
   await rm(folder, { recursive: true, force: true });
   await mkdir(folder, { mode: 0o700 });
   try {
-    // The first broker stores the fingerprint of its certificate authority in the database.
+    // The broker that startAndStop() runs stores the fingerprint of its certificate authority in the database. After
+    // that, no broker with another authority can use the database. So this broker gets a copy of the real authority.
     const [authority] = authorityFiles;
     await copyFile(join(settings.data_dir, authority), join(folder, authority));
     await startAndStop({ ...settings, data_dir: folder }, log);

@@ -39,7 +39,7 @@ export function packageFor(
   if (!upgrade_unit)
     return refusal(
       'not_supported',
-      `the systemd unit farhand-agent-upgrade.path is not installed on the machine: ${byHand}`,
+      'the systemd unit farhand-agent-upgrade.path is not installed on the machine: run farhand-agent install there as root',
     );
   if (hold_version !== '' && hold_version !== target)
     return refusal('held', `the machine’s owner accepts only version ${hold_version} (--hold-version)`);
@@ -51,7 +51,7 @@ export function packageFor(
   if (trusted_key === '')
     return refusal(
       'no_key',
-      'the machine trusts no signing key yet: run farhand-agent trust-key FILE there as root, with the public key that signs your packages',
+      'the machine trusts no signing key yet: run farhand-agent trust-key FILE as root on the machine; FILE is the public key that verifies your packages',
     );
   return signedPackage(catalog, { version: target, arch, kind }, trusted_key);
 }
@@ -78,12 +78,12 @@ function signedPackage(
     );
   if (!found.signature)
     return refusal('no_package', `the package ${found.file} is not signed: build it with --sign-key`);
-  // `key_changes` are signed steps from an older key to the package's key. Only the machine can verify these steps, so
-  // the broker accepts them here.
+  // A machine that trusts an older key also trusts the package's key if `key_changes` lead from the older key to it.
+  // Only the machine can verify that, so the broker accepts every package with `key_changes` here.
   if (found.signature.key_changes.length > 0 || found.signed_by === trustedKey) return found;
   return refusal(
     'other_key',
-    `the machine trusts another key than the one that signed the package ${found.file}: sign the package with the key that the machine trusts, or run farhand-agent trust-key FILE there as root, with the public key of the package’s signature`,
+    `the machine does not trust the key that signed the package ${found.file}: sign it with the trusted key, or run farhand-agent trust-key FILE as root on the machine; FILE is the public key that verifies the package`,
   );
 }
 

@@ -49,8 +49,8 @@ interface Offer {
 }
 
 /**
- * Finds the packages in `directory`, the value of --packages, and the uploaded ones in `uploads`. Throws StartError
- * if `directory` is set but has no packages.
+ * Finds the broker's own packages in `directory`, and the uploaded packages in `uploads`. `directory` is the value of
+ * --packages. Throws StartError if it is set, but its SHA256SUMS is missing or has a wrong line.
  */
 export function createPackages(
   directory: string | undefined,
@@ -123,7 +123,7 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
 }
 
 /**
- * Like offerIn(), but returns undefined if SHA256SUMS names missing files. Such a file is damaged, or is being written.
+ * Like offerIn(), but returns undefined if SHA256SUMS has a wrong line. The file is then damaged, or is being written.
  */
 function completeOffer(directory: string): Offer | undefined {
   try {
@@ -136,7 +136,7 @@ function completeOffer(directory: string): Offer | undefined {
 
 /**
  * Reads the packages of a directory from its SHA256SUMS; undefined if there is no SHA256SUMS. Throws StartError if
- * SHA256SUMS names a missing file.
+ * SHA256SUMS has a wrong line: one that is not in the right format, or names a missing file.
  */
 function offerIn(directory: string): Offer | undefined {
   const path = join(directory, sumsFile);

@@ -82,7 +82,7 @@ function uploaded({ packages }: Catalog, file: string): AgentPackage {
     throw new AppError('package_not_found', `this broker has no package ${file.slice(0, 200)}`, details);
   throw new AppError(
     'conflict',
-    `${file} was not uploaded: it belongs to the packages of the broker itself, and cannot be deleted`,
+    `${file} cannot be deleted: it is one of the broker’s own packages, and only uploaded packages can be deleted`,
     details,
   );
 }

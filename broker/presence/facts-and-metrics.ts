@@ -114,7 +114,7 @@ export class MachineFacts {
         if (!this.#facts.has(machine_id)) this.#set(machine_id, { ...facts, report: undefined });
       });
     });
-    // The history logs a failed write, and the next one includes the same machines.
+    // A failed write is ignored here: the history logs it, and the next write includes the same machines.
     this.#stops = [
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
@@ -285,8 +285,8 @@ export class MachineFacts {
   }
 
   /**
-   * Removes the metrics of the last hour of a removed machine. Its facts remain, because lists of past commands and
-   * events can still be filtered by its id.
+   * Call this for a removed machine. It deletes the machine's metrics of the last hour, but keeps the facts: without
+   * them, lists of past commands and events could not be filtered by the id of the machine.
    */
   remove(machineId: string): void {
     this.#heardAt.delete(machineId);
@@ -344,7 +344,7 @@ export class MachineFacts {
 
   #save(machine_id: string, transaction: HistoryTransaction): void {
     const facts = this.of(machine_id);
-    // If several brokers share the database, only the owner of the machine has its newest facts.
+    // Several brokers may share the database. Only the one that owns the machine has its newest facts and stores them.
     if (!facts || !this.#history.owns(machine_id)) return;
     transaction.about(machine_id);
     const { report, ...host } = facts;
@@ -365,7 +365,7 @@ export class MachineFacts {
     });
   }
 
-  /** Writes machines in slices, so that no request waits for all. The machines of a failed write stay in `ids`. */
+  /** Writes machines in small transactions, so that no request waits long. Unwritten machines stay in `ids`. */
   async #writeSlices(
     ids: Set<string>,
     write: (id: string, transaction: HistoryTransaction) => void,

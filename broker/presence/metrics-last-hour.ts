@@ -10,9 +10,9 @@ const bytes = 2 * minutes;
 const none = 255;
 
 export class LastHour {
-  /** The index of each machine in `#values`. */
+  /** The number of each machine's row. `#values` consists of rows of `bytes` bytes. */
   readonly #rows = new Map<string, number>();
-  /** Indexes in `#values` that removed machines have left free. */
+  /** Numbers of the rows that removed machines have left free. */
   readonly #free: number[] = [];
   #values = new Uint8Array(0);
   #minute = minuteNow();
@@ -78,8 +78,8 @@ export class LastHour {
   }
 
   /**
-   * Clears the slots of the minutes that have begun since the last call. Until then, these slots have the values of
-   * one hour ago.
+   * Clears the slots of the minutes that have begun since the last call. These slots still have the values of one
+   * hour ago.
    */
   #advance(): void {
     const now = minuteNow();

@@ -27,8 +27,8 @@ const reportSchema = z.object({
   agent_uptime_s: amount,
 });
 /**
- * A checked report. `clock_offset_ms` is the machine's clock minus the broker's clock; reports that older brokers have
- * stored lack it.
+ * A checked report. `clock_offset_ms` is the machine's clock minus the broker's clock. It is missing in a report that
+ * an older version of the broker has stored.
  */
 export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 

@@ -130,9 +130,9 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // The list of machines is stored, because only a key that may use all of them may read the details.
+  // The row needs this list: a key may read the details only if it may use all machines of the request.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
-  // The header marks a repeat with the same Idempotency-Key, which has changed nothing.
+  // The header marks a repeated request with the same Idempotency-Key. Such a repeat has changed nothing.
   if (answer.has(replayed)) what.replayed = true;
   return { machines, what };
 }

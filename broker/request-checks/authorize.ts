@@ -15,12 +15,12 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
-/** The machines of an object. A key that is limited to some machines may use the object if it may use one of these. */
+/** The machines of an object. A limited key may use the object if it may use at least one of these machines. */
 type Found = {
   machines?: readonly MachineId[];
   /**
-   * For a schedule with tags: the key with whose rights it runs. This key may use the schedule even if no machine has
-   * the tags.
+   * A schedule with tags runs with the rights of this key. The key may use the schedule even if no machine has the
+   * tags. Undefined for all other objects.
    */
   ownKey?: KeyId;
   /** Id of the data directory with the output files of an ended command; undefined with a single broker. */
@@ -234,8 +234,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks scope and ids against the present key. Requests made with a replaced secret continue, because the key is
-   * found by its id.
+   * Checks login, scope and ids against the present state. The key is found by its id, so a request with an API
+   * key continues even if the secret of the key is replaced meanwhile.
    */
   #check(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);

@@ -186,8 +186,8 @@ export class Idempotency {
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
     } finally {
-      // The request counts as running until its answer is stored. A repeat that arrives earlier would find neither a
-      // running request nor an answer.
+      // The request counts as running until its answer is stored. Otherwise a repeat that arrives just before that
+      // would find neither a running request nor an answer.
       await this.#history
         .write((transaction) => this.#store(id, answer, transaction))
         .finally(() => this.#underWay.delete(id));

@@ -20,7 +20,7 @@ export interface FoundId {
   id: string;
   /** True for an id in a list. Ids outside lists are the subject of the request. */
   listed: boolean;
-  /** True if the id filters a list or stream of past events, so it may identify a removed object. */
+  /** True if the id is a filter of a list or of an event stream. Such an id may identify a removed object. */
   filters: boolean;
 }
 
@@ -30,7 +30,7 @@ export interface Subject extends FoundId {
   exists: boolean;
   /** The machines that the object belongs to. */
   machines?: readonly MachineId[] | undefined;
-  /** The key with whose rights a schedule with tags runs; undefined for all other objects. */
+  /** A schedule with tags runs with the rights of this key. Undefined for all other objects. */
   ownKey?: KeyId | undefined;
 }
 
@@ -117,7 +117,8 @@ export function queryOf(text: string): Record<string, unknown> {
     // decodeURIComponent() throws for bytes that are not UTF-8; parseQuery() would silently replace them.
     decodeURIComponent(text);
   } catch {
-    const message = 'query: must be percent-encoded UTF-8; send other paths as base64 with path_encoding';
+    const message =
+      'query: must be percent-encoded UTF-8; send a path that is not UTF-8 in base64 with path_encoding=base64';
     throw new AppError('invalid_request', message);
   }
   return parseQuery(text, '&', '=', { maxKeys: 0 });

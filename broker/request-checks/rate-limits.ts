@@ -21,8 +21,8 @@ const wrongFromOne = 30;
  */
 const wrongFromMany = 1_000;
 /**
- * Milliseconds by which each further refusal of a source over its limit is delayed, so that the source cannot keep the
- * broker busy by retrying at once.
+ * Delay of a refusal in milliseconds. Once a source is over its limit, every refusal after the first is delayed, so
+ * that the source cannot keep the broker busy with quick retries.
  */
 const refusalDelayMs = 500;
 /** How many requests a key may make per minute, and how many more it may make in the present minute. */
@@ -44,8 +44,8 @@ export interface RateSettings {
   /** Maximum number of requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
   /**
-   * Runs SQL in the database in which several brokers together count the requests of a key; undefined with a single
-   * broker.
+   * Runs SQL in the database that several brokers share. There they count the requests of each key together. Undefined
+   * with a single broker.
    */
   countTogether?: CountTogether | undefined;
   /** True for the address of a trusted proxy. Many clients may share it, if the proxy reports no client. */
@@ -110,7 +110,7 @@ function sharedLimiter(points: number, countTogether: CountTogether): RateLimite
   });
 }
 
-/** Counts one point, and returns the count even beyond the limit, where the library rejects. */
+/** Counts one point and returns the count. Beyond the limit the library rejects; the count is returned then too. */
 async function spent(from: RateLimiterAbstract, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
     if (over instanceof RateLimiterRes) return over;

@@ -27,8 +27,8 @@ export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_u
 /** Milliseconds after a forward jump of the clock in which no schedule runs, because the clock may be set back. */
 export const lastingMs = 60_000;
 /**
- * A due time that the broker notices more than this many milliseconds late is missed. The number includes `lastingMs`,
- * the wait after a jump of the clock.
+ * Maximum delay of a regular run, in milliseconds. If the broker notices a due time later, the due time runs only if
+ * `catch_up` allows it. The delay includes `lastingMs`, the wait after a jump of the clock.
  */
 export const lateMs = lastingMs + 60_000;
 

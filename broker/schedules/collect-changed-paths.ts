@@ -1,9 +1,10 @@
-// Collects the changes of a watched path for one run of a command, until no change has come for the time `settle`.
+// Collects the changes of a watched path for one run of a command. Collecting ends after `settle` milliseconds without
+// a change.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** A path that keeps changing starts a run after at most this multiple of the time `settle`. */
+/** Maximum time to wait for further changes, as a multiple of `settle`. It ends the wait if the path keeps changing. */
 const mostSettles = 10;
 /** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;
@@ -46,8 +47,8 @@ export class Changes {
     const text = path.toString();
     if (!this.#paths || this.#paths.has(text)) return;
     this.#bytes += path.length + 1;
-    // The command gets one path per line. A path with a control character is not passed, because programs differ in
-    // which characters end a line.
+    // The command gets one path per line. If a path has a control character, no paths are passed, because programs
+    // differ in which characters end a line.
     const isLine = isUtf8(path) && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(text);
     if (!isLine || this.#bytes > mostBytes || this.#paths.size >= mostPaths) this.forgetPaths();
     else this.#paths.add(text);

@@ -1,13 +1,13 @@
-// Checks cron expressions strictly, finds their next match after a wall time (in milliseconds, as if in UTC), and
-// describes them in words.
+// Checks cron expressions strictly, finds their next match, and describes them in words. All times are wall times: the
+// time that clocks in the time zone show, in milliseconds since 1970 as if the zone were UTC.
 import { Cron as Pattern } from 'croner';
 import cronstrue from 'cronstrue';
 import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * True if the hour field starts with `*`. Such an expression is due twice in an hour that is repeated when clocks are
-   * set back.
+   * True if the hour field starts with `*`. When clocks are set back, an hour comes twice. Such an expression is then
+   * due both times, any other only the first time.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */

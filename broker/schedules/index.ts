@@ -132,8 +132,8 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // A schedule runs with the rights of the key that last changed it. A request without changes must not replace
-        // that key.
+        // Most changes give the schedule the key of the request, and it runs with the rights of that key. A request
+        // without changes must not do so.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
@@ -207,7 +207,7 @@ export class Schedules {
     return machine === undefined || this.#context.machinesOf(schedule).includes(machine);
   }
 
-  /** Throws forbidden unless the key may use every machine on which a schedule with tags runs. */
+  /** For a schedule with tags: throws forbidden unless the key owns the schedule or may use all its machines. */
   #assertReachesAll(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
     const { id, tags, requested_by } = schedule;
     const { reachable, reaches } = caller.during(transaction);
@@ -225,7 +225,7 @@ export class Schedules {
   ): void {
     const where = changes.tags ?? changes.machine_id;
     const what = changes.command ?? changes.saved_command_id;
-    // A change of both the machines and the command makes the request's key the key of the schedule.
+    // If a request changes both the machines and the command, the schedule gets the key of the request.
     if (where !== undefined && what !== undefined) return;
     // A schedule that stays disabled may be changed, except in fields that decide where or what it runs.
     const isDisabled = !(changes.enabled ?? enabled) && !decidesRun(changes);
@@ -236,8 +236,8 @@ export class Schedules {
   }
 
   /**
-   * Checks the cron expression and the time zone of a schedule, or its watched path. Throws validation_failed,
-   * forbidden or conflict.
+   * Checks the cron expression and the time zone of a schedule. If it watches a path, checks the right to read files
+   * and the number of watches on the machine. Throws validation_failed, forbidden or conflict.
    */
   #assertTrigger(schedule: Schedule, transaction: StateTransaction, caller: Caller): void {
     const { id, cron, on_change, timezone, machine_id, enabled, requested_by } = schedule;
@@ -281,7 +281,7 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: schedule.id });
   }
 
-  /** Returns the future due times for which these schedules have already run, while the clock was ahead. */
+  /** Returns future due times that have already run. These schedules ran them while the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
       schedules.map(({ id }) => id),

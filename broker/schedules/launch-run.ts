@@ -54,7 +54,7 @@ interface More {
 
 /** Milliseconds that a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** Milliseconds that a machine has to connect, after the start of the broker or after the broker took it over. */
+/** Milliseconds that a machine gets to connect after the broker has started or has taken the machine over. */
 const returnMs = 60_000;
 /** A machine that has linked again reports within this many milliseconds which of its commands have ended meanwhile. */
 const reportMs = 5_000;
@@ -62,7 +62,7 @@ const reportMs = 5_000;
 export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
-  /** Ids of the runs that had not ended when the previous broker process stopped. */
+  /** Ids of the runs that had not ended when this broker started or took over machines. */
   readonly #leftOpen: Set<string>;
   /** For each machine, the monotonic time at which this broker took it over from another broker. */
   readonly #adoptedAt = new Map<string, number>();
@@ -96,7 +96,8 @@ export class Launcher {
   }
 
   /**
-   * True if all of these runs began before this broker owned their machine, and may have ended without a report so far.
+   * True if each of these runs may have ended although its machine has not reported that yet. Such a run began before
+   * this broker owned its machine, and the machine still has time to report.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -215,8 +216,8 @@ interface FilledIn {
 
 const filledIn = new WeakMap<Schedule, FilledIn>();
 /**
- * Milliseconds for which fillIn() reuses a result. That is enough for all machines of one due time; a longer time would
- * prolong errors that are temporary.
+ * Milliseconds for which fillIn() reuses a result. This is long enough to start a schedule on all its machines. It is
+ * not longer, because the result can be an error that is only temporary.
  */
 const filledInMs = 10_000;
 
@@ -266,11 +267,11 @@ const withEnvironment = (params: CommandParams, env: Record<string, string> | un
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, send a change of the schedule with that key. For a schedule with tags, the change must contain its tags and its command, even unchanged',
+  'the key of this schedule may no longer run commands on its machine (key_revoked). To run the schedule with the rights of another key, change the schedule in a request with that key. If the schedule has tags, send its tags and its command too, even if they stay the same',
 );
 
 /** The error for a schedule whose key may no longer watch its path. */
 export const mayNotWatch = new AppError(
   'forbidden',
-  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). To use the rights of another key, send a change of the schedule with that key. For a schedule with tags, the change must contain its tags and its command, even unchanged',
+  'the path of this schedule is not watched: the key of the schedule may no longer read files and run commands on the machine (key_revoked). To use the rights of another key, change the schedule in a request with that key. If the schedule has tags, send its tags and its command too, even if they stay the same',
 );

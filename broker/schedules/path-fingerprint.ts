@@ -1,5 +1,5 @@
 // Computes a fingerprint of a path on a machine. If two fingerprints of a path differ, the path has changed between
-// them. The broker thus finds changes from a time when the path was not watched.
+// them. With fingerprints, the broker finds changes that happened while it did not watch the path.
 import { createHash } from 'node:crypto';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';

@@ -21,7 +21,7 @@ const atOnce = 32;
  */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** Maximum number of successive missed due times of a schedule that get a row each. All further ones share one row. */
+/** If a schedule misses many due times one after another, at most this many get their own row. The rest share one. */
 const mostMissed = 1000;
 /**
  * Maximum number of rows that are written for missed due times of all schedules, after a start of the broker or a
@@ -139,7 +139,7 @@ export class DueTimes {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'the clock was set back, but the schedule rows and progress marks from the time when it was ahead could not be corrected',
+        'the broker could not correct the schedule rows and progress marks that it stored while the clock was ahead; it tries again at its next start',
       ),
     );
   }
@@ -189,8 +189,8 @@ export class DueTimes {
    */
   async #decideOverlap(tracked: Tracked, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
     const { schedule, machine_id } = tracked;
-    // A manual run that starts during this read is not noticed. That is as if it had started a moment after this due
-    // time.
+    // This read may overlook a manual run that starts meanwhile. Such a run is treated as if it had started just after
+    // this due time.
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     // If the machine is offline, the run does not wait for earlier runs: its command fails at once, and its row has the
     // reason.

@@ -43,8 +43,8 @@ export interface OnMachine {
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
 /**
- * Maximum number of due times of a schedule that `next_run` leaves out because they ran already, while the clock was
- * ahead.
+ * While the clock was ahead, a schedule may have run due times that are now in the future. For each schedule,
+ * `next_run` leaves out at most this many of them.
  */
 export const mostRan = 1000;
 
@@ -103,7 +103,7 @@ export class ScheduleRecords {
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
-  /** Stores runs without a command. The last of them causes an event if its schedule has `notify` set. */
+  /** Stores runs without a command. If `notify` has on_failure, the last one causes an event, unless it is skipped. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
@@ -112,7 +112,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.#ended(last));
   }
 
-  /** Calls `watcher` with each run that has ended or did not take place. Call the returned function to stop. */
+  /** Calls `watcher` with each ended run, and the last run of each settle(). Call the returned function to stop. */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -167,8 +167,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule, so that earlier due times do not count on
-   * these machines.
+   * Stores marks for machines that have just got the tags of a schedule. Due times after these marks then count, even
+   * if the broker is down at the time.
    */
   async mark(marks: readonly Mark[]): Promise<void> {
     for (let from = 0; from < marks.length; from += marksAtOnce) {

@@ -34,7 +34,8 @@ export function assertMayRead({ may }: Pick<Rights, 'may'>): void {
 }
 
 /**
- * Fields with which a request could expose the environment of a schedule, because a command can print its environment.
+ * A command can print the environment of its schedule. With these fields, a request could therefore make a schedule
+ * expose an environment that the request's key may not read.
  */
 const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'machine_id', 'tags'] as const;
 
@@ -45,7 +46,7 @@ export const decidesRun = (changes: Changes): boolean =>
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `must be sent too: this key lacks the scope schedules:read, and the change of ${exposed.join(', ')} could make the schedule print the stored environment, which the key may not read; send a new environment, or null for none`;
+  const message = `must be sent too, because the change of ${exposed.join(', ')} could make the schedule print its stored environment. This key may not read it without the scope schedules:read. Send a new environment, or null for none`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 
@@ -71,8 +72,8 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. Sets `since` to now if due times or file changes before the request must not start
- * runs of the changed schedule.
+ * Applies the changes of a request. Some changes also set `since` to now. Earlier due times and file changes then start
+ * no runs of the changed schedule.
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();

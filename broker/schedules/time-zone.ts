@@ -7,7 +7,7 @@
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 
 const second = 1000;
-/** Longer than any change of a time zone's offset. */
+/** One day in milliseconds. A time zone changes its offset by at most one day, when it moves across the date line. */
 export const dayMs = 24 * 3_600_000;
 
 const zoneName = /^[A-Za-z][A-Za-z0-9_+\-/]{0,63}$/;

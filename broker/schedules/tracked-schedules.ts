@@ -59,7 +59,7 @@ export class TrackedSchedules {
     this.#cancelRetry();
   }
 
-  /** Calls `watcher` after the schedules or this broker's part of them have changed. Call the returned function to stop. */
+  /** Calls `watcher` after the schedules or this broker's part of them change. Call the returned function to stop. */
   watch(watcher: () => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -263,8 +263,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Without these marks, the broker would
-   * overlook due times on these machines that pass while it is down.
+   * Stores marks for machines that have just got the tags of a schedule. Due times may pass on these machines while the
+   * broker is down. Without the marks, the broker would overlook these due times after its next start.
    */
   #mark(added: readonly Tracked[]): void {
     const { history, records } = this.#context;
@@ -304,8 +304,8 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine whose earlier runs count; undefined if those of all machines count, because a schedule without
- * tags may have moved from another machine.
+ * Returns the machine on which earlier runs of the schedule count. Returns undefined for a schedule without tags: its
+ * runs on all machines count, because it may have moved from another machine.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;
@@ -314,8 +314,8 @@ export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefi
 type LatestMarks = ReadonlyMap<string, number>;
 
 /**
- * Returns the marks by the ids of schedule and machine, and also the latest mark of each schedule by the schedule's id
- * alone.
+ * Returns a map with two kinds of keys. The ids of a schedule and a machine give the schedule's mark on that machine.
+ * The id of a schedule alone gives its latest mark on any machine.
  */
 function latestOf(marks: readonly Mark[]): LatestMarks {
   const latest = new Map<string, number>();

@@ -1,5 +1,5 @@
-// Watches the paths of schedules with on_change on their machines. Starts a run when a changed path has not changed
-// again for the time `settle`.
+// Watches the path of each schedule with `on_change`, on each machine of the schedule. Starts a run after a change,
+// once the path has not changed again for the time `settle`.
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import { after, monotonic, sleep } from '../../shared/clock.ts';
@@ -21,8 +21,8 @@ import { machineIn, type Tracked, type TrackedSchedules } from './tracked-schedu
 export const mostWatches = 16;
 export const tooManyWatches = `schedules already watch ${mostWatches} paths of this machine: delete or disable one of these schedules`;
 /**
- * Milliseconds until a path is watched again: `soonMs` after the end or the first failure of a watch, otherwise
- * `laterMs`.
+ * Milliseconds until a path is watched again: `soonMs` after a watch has ended or failed once, `laterMs` after more
+ * failures or if the agent reports the path as missing.
  */
 const soonMs = 1_000;
 const laterMs = 30_000;
@@ -68,7 +68,7 @@ export class PathWatches {
   readonly #tracked: TrackedSchedules;
   readonly #log: Logger;
   readonly #watches = new Map<string, PathWatch>();
-  /** Limits how many fingerprints are computed at once, because thousands of machines may link at once. */
+  /** Limits how many fingerprints are computed at the same time, because thousands of machines may link together. */
   readonly #readings = new Semaphore(16);
   readonly #stops: (() => void)[];
   #stopped = false;
@@ -148,7 +148,7 @@ export class PathWatches {
     }
   }
 
-  /** Follows a path until the agent ends the watch. Resolves with the milliseconds until the next watch. */
+  /** Follows a path until the watch ends or must be renewed. Resolves with the milliseconds until the next watch. */
   async #watchOnce(watch: PathWatch, signal: AbortSignal): Promise<number> {
     const { path, recursive } = watch.on_change;
     this.#assertFewWatches(watch);
@@ -239,12 +239,12 @@ export class PathWatches {
     const before = await records.seen(tracked);
     if (signal.aborted) return;
     if (watch.changes) {
-      // No changes were reported while no watch was open, so the collected paths are incomplete.
+      // Changes were not reported while the watch was interrupted, so the collected paths may be incomplete.
       watch.changes.forgetPaths();
       return this.#settle(watch);
     }
     if (before === seen) return;
-    // There is nothing to compare with if no state is stored, or only one from before a change of the schedule.
+    // A stored state counts only if it has the schedule's present `since`. Otherwise the new state is just stored.
     if (!before?.startsWith(schedule.since))
       return history.write((transaction) => records.see(tracked, seen, transaction));
     if (watch.wasLinked) return this.#begin(watch, 'change');
@@ -278,7 +278,7 @@ export class PathWatches {
     if (!watch.waiting) this.#settle(watch);
   }
 
-  /** Starts to collect changes after a comparison has found a change, without knowing which paths changed. */
+  /** Starts to collect changes after a comparison. The comparison has found a change, but not which paths changed. */
   #begin(watch: PathWatch, trigger: 'change' | 'catch_up'): void {
     watch.changes = new Changes(trigger);
     watch.changes.forgetPaths();
@@ -323,8 +323,8 @@ export class PathWatches {
     const { schedule, tracked } = watch;
     watch.waiting = schedule.overlap === 'skip';
     if (!watch.waiting) return false;
-    // The timer is set before the read. If the open run ends during the read, a shorter timer is set, which must not be
-    // replaced.
+    // This timer is set before the read. If the open run ends during the read, #settle() sets a shorter timer. A timer
+    // that is set after the read would replace the shorter one.
     this.#arm(watch, openMs);
     const open = await this.#context.records.open(schedule.id, machineIn(tracked));
     watch.waiting = open.length > 0;

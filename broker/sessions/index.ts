@@ -90,9 +90,7 @@ export class Sessions {
   };
   readonly #context: SessionContext;
   readonly #publicUrl: () => string;
-  /**
-   * Clients that a request has attached, but that have not opened their WebSocket yet, by the hashes of their tickets.
-   */
+  /** Maps the hash of a ticket to the attached client. The client must still open its WebSocket with this ticket. */
   readonly #tickets = new Map<string, Attachment>();
   readonly #stopping = new AbortController();
   readonly #stops: (() => void)[];
@@ -121,7 +119,10 @@ export class Sessions {
     ];
   }
 
-  /** Resolves when the sessions that an earlier broker process left open are recovered. */
+  /**
+   * Opens the records of sessions. A single broker also recovers the sessions that its earlier process left open. With
+   * several brokers, a broker recovers the sessions of a machine when it becomes the owner of the machine.
+   */
   static async open(
     services: SessionServices,
     { keepMs, publicUrl }: SessionSettings,
@@ -147,9 +148,7 @@ export class Sessions {
       (await this.#context.records.find(id))?.machine_id,
   };
 
-  /**
-   * Returns the client of a WebSocket by its ticket from POST attach. A ticket is valid once, within 30 s.
-   */
+  /** Finds the client for which POST attach returned this ticket. A ticket works only once, and only for 30 s. */
   redeem(ticket: string): Attachment | undefined {
     const hashed = hashOf(ticket);
     const attachment = this.#tickets.get(hashed);
@@ -190,8 +189,8 @@ export class Sessions {
   }
 
   /**
-   * Recovers the sessions that another broker process left open, on all machines or on these. The sessions wait for the
-   * links of their machines, and all of their clients are detached.
+   * Recovers the sessions that another broker process left open. Without `machineIds`, recovers those on all machines.
+   * The sessions wait for the links of their machines, and all of their clients are detached.
    */
   async #load(machineIds?: readonly string[]): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;

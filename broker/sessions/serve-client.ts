@@ -1,5 +1,5 @@
-// Serves one attached client of a terminal. Across lost links, the client gets each byte of output once, and its input
-// reaches the terminal at most once.
+// Serves one attached client of a terminal. Even if the link to the agent is lost and replaced, the client gets each
+// byte of output once, and its input reaches the terminal at most once.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
 import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
@@ -165,8 +165,8 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The agent ends the output only when the session has ended or this client was detached. The broker learns of the
-      // end of the session in a moment.
+      // The agent ends the output only when the session has ended or this client was detached. The broker may learn
+      // of the session's end a moment later, so it waits for that.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
@@ -175,7 +175,7 @@ export class Conversation {
       if (!signal.aborted)
         this.#log.info(
           { why: code ?? error, client_id },
-          'the broker’s call to the agent for a terminal client ended early',
+          'a call to the agent ended early while the broker served a terminal client',
         );
       this.#drained = session.ended && code !== undefined && nothingLeft.includes(code);
       if (code === 'range_not_satisfiable' && !session.ended) return { why: 'fell_behind' };
@@ -349,7 +349,7 @@ class UnacknowledgedInput {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // Input must wait until the agent has reported how much of it the agent already has.
+      // Input is sent only after the agent has reported how many bytes of input it already has.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);

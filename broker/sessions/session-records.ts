@@ -93,7 +93,7 @@ export class SessionRecords {
     return row && sessionOf(row);
   }
 
-  /** Returns the sessions that have not ended, oldest first: all of them, or those on some machines. */
+  /** Returns the sessions that have not ended, oldest first. Without `machineIds`, returns those on all machines. */
   async open(machineIds?: readonly string[]): Promise<Session[]> {
     const [where, values] = allOf([['ended_at IS NULL'], reachableOnly(machineIds)]);
     const text = `SELECT ${columns} FROM sessions WHERE ${where} ORDER BY created_at, rowid`;
@@ -108,7 +108,10 @@ export class SessionRecords {
     transaction.run('DELETE FROM session_clients WHERE client_id = ?', clientId);
   }
 
-  /** Returns the clients that were still attached when their broker stopped, on all machines or on these. */
+  /**
+   * Returns the clients that were still attached when their broker stopped. Without `machineIds`, returns those of all
+   * machines.
+   */
   async attached(machineIds?: readonly string[]): Promise<Attached[]> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const ofThese = `session_id IN (SELECT id FROM sessions WHERE ${where})`;

@@ -26,7 +26,7 @@ export interface SessionContext extends SessionServices {
   log: Logger;
 }
 
-/** An attached client, as far as its session uses it. */
+/** The part of an attached client that its session uses. */
 interface SessionClient {
   readonly attached: Attached;
   /** Detaches the client. Resolves when that is on disk. Never rejects. */
@@ -55,7 +55,7 @@ const killGraceMs = 2_000;
  * the terminal. Then the broker ends the session itself.
  */
 const overdueMs = 15_000;
-/** If a linked agent does not answer a call, the broker calls it again after this number of milliseconds. */
+/** If a call to a linked agent fails or ends early, the broker calls again after this number of milliseconds. */
 const retryMs = 1_000;
 
 export class OpenSession {
@@ -232,8 +232,8 @@ export class OpenSession {
   }
 
   /**
-   * Handles the events of a call that opens or keeps a terminal. If the call ends before the terminal does, makes
-   * another call on the same link.
+   * Handles the events of an openTerminal or keepTerminal call. If the call ends but the session has not ended, calls
+   * keepTerminal on the same link after `retryMs`.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -379,7 +379,7 @@ function refusalOf(error: unknown, unopened: boolean, session: Session, link: Li
   if (!(error instanceof AppError)) return undefined;
   // The terminal may exist in spite of these errors, so the call is repeated.
   const unsure = ['machine_offline', 'machine_timeout'];
-  // After `unavailable`, a terminal that was to be opened does not exist.
+  // If the terminal was not open yet, it does not exist after `unavailable`. An open terminal may still exist.
   if (!unopened) unsure.push('unavailable');
   if (unsure.includes(error.code)) return undefined;
   return unopened ? { reason: `${error.code}: ${error.message}` } : lostOn(session, link);

@@ -21,9 +21,9 @@ export function actionOf(message: unknown): Action {
   return { size: { cols: data.cols, rows: data.rows } };
 }
 
-/** A message to a client other than terminal output. */
+/** A message to a client. Terminal output is no notice, and is sent with output(). */
 export type Notice =
-  /** The terminal is ready. Sent once, before any output. If the machine is offline, the notice waits for it. */
+  /** The terminal is ready. Sent only once, before any output. Delayed while the machine is offline. */
   | {
       type: 'ready';
       client_id: string;
@@ -32,8 +32,8 @@ export type Notice =
       cols: number;
       rows: number;
       /**
-       * Maximum number of bytes that are sent beyond those that the client has reported as processed; absent if the
-       * client cannot report them.
+       * After the client's first report of processed output, the broker sends at most this number of bytes beyond the
+       * last reported offset. gRPC clients cannot send such reports, and do not get this field.
        */
       window?: number;
     }
@@ -50,7 +50,7 @@ export type CloseReason =
 
 /** The connection of one client. A session reads `actions`, and calls close() at the end unless `gone` has fired. */
 export interface ClientPort {
-  /** Sends output. Resolves when the client has received enough for more to be sent. Never rejects. */
+  /** Sends output. Resolves when the client has received it, as far as the transport knows. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;
   /** Sends a notice. Resolves and never rejects, like output(). */
   notify(notice: Notice): Promise<void>;

@@ -102,8 +102,8 @@ export interface Opening {
 }
 
 /**
- * Maximum number of bytes of large file contents that are being sent as JSON at any time. Each of these bytes takes
- * about five bytes of memory.
+ * File contents that will be sent as JSON are read into memory. At most this number of bytes is being read at any time.
+ * Each byte takes about five bytes of memory.
  */
 const maxContents = 64 * 1024 * 1024;
 
@@ -113,7 +113,7 @@ export async function createParts(opening: Opening) {
   const stored = await createStores(opening);
   const { state, history, untouched, cluster, countTogether, started } = stored;
   const remedy =
-    settings.peer_listen && 'get the missing file from another broker with farhand-broker cluster join';
+    settings.peer_listen && 'run farhand-broker cluster join to get the missing file from another broker';
   const authority = await loadAuthority(settings.data_dir, untouched, remedy);
   await assertAuthority(authority, stored);
   const events = await Events.open(history, settings.keep_events);
@@ -126,8 +126,8 @@ export async function createParts(opening: Opening) {
   const others = peerClients?.others;
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster, others };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() writes to the history the entries that are left in the outbox. Events, machine facts and idempotency
-  // must be open before, because some of these entries are for their tables.
+  // createNouns() writes the entries that are left in the outbox to the history. Some of them belong in the tables of
+  // events, machine facts and idempotency, so these three must be opened first.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -179,7 +179,7 @@ function followOthers(
   });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
   cluster.watch(() => presence.changedElsewhere());
-  // The facts of other brokers' machines are read at intervals, but those of a new machine at once.
+  // Facts of other brokers' machines are normally read at intervals. Those of a new machine are read immediately.
   state.watch(() => {
     const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));
     const problem =
@@ -223,7 +223,7 @@ async function deliveriesOf({ settings, tuning, closers }: Opening, history: His
   return deliveries;
 }
 
-/** Failures never disable a channel, so each delivery of a channel gets at least 10 attempts. */
+/** Alert channels get at least 10 attempts per delivery. Unlike a webhook, a channel is never disabled by failures. */
 function retryOfAlerts({ webhook_attempts, webhook_retry }: BrokerSettings): RetrySettings {
   return { attempts: Math.max(10, webhook_attempts), waits: webhook_retry };
 }
@@ -266,8 +266,8 @@ async function createNouns(
   const inventories = await Inventories.open(stores, log);
   const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
-  // The outbox must be written before any schedule runs, because the history may lack changes of an earlier broker
-  // process.
+  // The outbox may have changes of an earlier broker process that the history lacks. They must reach the history
+  // before any schedule runs.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
@@ -300,7 +300,7 @@ async function createNouns(
 }
 
 function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
-  const contents = new Quota(maxContents, 'file contents are being sent as JSON');
+  const contents = new Quota(maxContents, 'file contents are being read for answers in JSON');
   return {
     machines: machineHandlers(parts),
     inventory: parts.inventories.handlers,
@@ -330,14 +330,14 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
   const { alerts, commands, schedules, sessions, upgrades, webhooks } = nouns;
   return {
-    // The facts of a removed machine are still stored, so that its id can filter lists.
+    // A list can also be filtered by the id of a removed machine, because its facts are still stored.
     machine: {
       present: (id, { machines }, filters) =>
         machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     },
     command: {
       present: (id) => belongingTo(commands.machineOf.open(id)),
-      // A run keeps the id of its command after the command was deleted, so that this id can filter lists.
+      // A list can also be filtered by the id of a deleted command, because the schedule run still has this id.
       async stored(id, filters) {
         const { machine, directory } = (await commands.whereIs(id)) ?? {};
         const found = belongingTo(machine ?? (filters ? await schedules.machineOfCommand(id) : undefined));

@@ -51,21 +51,21 @@ export interface Broker {
 }
 
 const proofMs = 5_000;
-/** Milliseconds within which a new agent must send its first bytes. After that, newer connections may displace it. */
-const firstBytesMs = 2_000;
+/** Milliseconds that a new agent has to authenticate before newer connections may displace its connection. */
+const graceMs = 2_000;
 /** Pings on gRPC connections. A client that does not answer is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * Longest time in milliseconds in which a gRPC client neither reads nor sends during a file transfer. After that the
- * broker ends the call, as it does over HTTP.
+ * If a gRPC client neither reads nor sends for this number of milliseconds during a file transfer, the broker ends the
+ * call. HTTP has the same limit.
  */
 const stalledMs = 70_000;
-/** Milliseconds in which agents that are asked to reconnect do so, each at a random time. */
+/** When the broker asks agents to reconnect, each waits a random time of at most this number of milliseconds. */
 const returnSpreadMs = 5_000;
 /** Milliseconds within which the headers of the first request on a connection must arrive. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
-/** Maximum number of bytes of large JSON bodies that may be arriving at once. */
+/** Maximum total size, in bytes, of the large JSON bodies of all requests in progress. */
 const maxBodies = 64 * 1024 * 1024;
 /** Milliseconds that a stopping server waits for requests in progress to finish. */
 const finishRequestsMs = 4_000;
@@ -261,7 +261,7 @@ function listenForAgents({ settings, tuning, log }: Opening, parts: Parts, strea
   const connections = new ConnectionLimiter({
     ...connectionLimits().grpc,
     deadlineMs: tuning.proofMs ?? proofMs,
-    graceMs: firstBytesMs,
+    graceMs,
     isShared: parts.proxies.isShared,
   });
   const { fingerprint } = authority;

@@ -23,13 +23,16 @@ interface Opening {
 interface OpenedStores {
   state: State;
   history: History;
-  /** True if the state has never contained a document, as at the first start of a broker. */
+  /**
+   * True at the first start of a broker: the state has never contained a document. In a database, no broker has stored
+   * a certificate authority either.
+   */
   untouched: boolean;
   /** The other brokers on the same database; undefined with a single broker. */
   cluster?: Cluster | undefined;
   /**
-   * Runs the SQL with which all brokers on the database together count the requests of a key (--rate-limit); undefined
-   * with a single broker.
+   * Runs SQL in the database that the brokers share, so that they count the requests of each key together
+   * (--rate-limit). Undefined with a single broker.
    */
   countTogether?: CountTogether;
   /** Lets other brokers start. Must be called as soon as all tables exist. */
@@ -56,8 +59,8 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // `since` is set before the history is created. Otherwise a crash between the two would leave an empty history with
-  // the old `since`, and the next start would repeat earlier runs.
+  // The schedules get a new `since` before the history is created. Otherwise, a crash in between would leave an empty
+  // history with the old `since`, and the next start would run earlier due times again.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -132,8 +135,8 @@ export async function assertAuthority(
 }
 
 /**
- * Returns the URL that other brokers get for the peer port at first. When the port listens, the URL with the actual
- * port number replaces this one.
+ * Returns the URL at which other brokers reach the peer port. If --peer-url is not set, this URL is preliminary. Once
+ * the port listens, advertise() replaces it with a URL that has the actual port number.
  */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};

@@ -19,7 +19,7 @@ type Services = Pick<
 > & {
   owners: Owners;
   clients: PeerClients;
-  /** Milliseconds in which agents that are asked to reconnect do so, each at a random time. */
+  /** An agent that is asked to reconnect waits a random time of at most this many milliseconds. */
   spreadMs: number;
 };
 

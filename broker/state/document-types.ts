@@ -69,11 +69,11 @@ const login = z.strictObject({
    * Time when the client last sent the API key itself: to log in, or to confirm the login (POST /logins/{id}/confirm).
    */
   confirmed_at: z.string(),
-  /** Time of a recent use. The time of the last use is only in memory. */
+  /** Time of the last use, saved at most once per hour. The exact time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * Present only if the secret with which the client logged in has been replaced. At this time that secret becomes
-   * invalid, and the login ends.
+   * The time when the login ends, because the key secret with which it was made becomes invalid then. The field is
+   * present only if that secret has been replaced.
    */
   secret_until: z.string().optional(),
 });
@@ -138,7 +138,8 @@ const schedule = z.strictObject({
   saved_command_id: savedCommandId.nullable().default(null),
   parameters: z.record(z.string(), parameterValue).nullable().default(null),
   /**
-   * The schedule has either a cron expression, or a path after whose changes it runs. Older files have no `on_change`.
+   * The schedule has either a cron expression or a path. With a path, it runs after changes of that file or directory.
+   * Older files have no `on_change`.
    */
   cron: z.string().nullable(),
   on_change: z
@@ -161,8 +162,9 @@ const schedule = z.strictObject({
   created_at: z.string(),
   updated_at: z.string(),
   /**
-   * Due times, and changes of the watched file or directory, start no run if they are before this time. For example, a
-   * request that changes `cron`, `on_change` or `enabled` sets this field.
+   * Due times before this time start no run. Neither do earlier changes of the watched file or directory. The field is
+   * set when the schedule is created. It is set again, for example, when a request changes `cron`, `on_change` or
+   * `enabled`.
    */
   since: z.string(),
 });
@@ -324,5 +326,8 @@ export const names = [
   'saved_commands',
 ] as const;
 export type Name = (typeof names)[number];
-/** The declared documents by id: those of the last commit or, within a change, those from which the change started. */
+/**
+ * The declared documents at one moment, such as after the last commit or at the start of a change. Each collection is a
+ * map from ids to documents.
+ */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

@@ -71,8 +71,8 @@ export class PostgresStore implements StateStore {
   async refresh(current: Version): Promise<Version> {
     const { committed } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');
-    // #newest() may also return documents of later generations. That does no harm, because the next refresh starts from
-    // this generation and reads them again.
+    // The generation is read first, so #newest() may also return documents of later generations. That does no harm: the
+    // result has the earlier generation, so the next refresh reads these documents again.
     return await this.#newest(current, Number(row?.generation), committed);
   }
 
@@ -94,8 +94,8 @@ export class PostgresStore implements StateStore {
       if (found[name].length + gone.length === 0) return [name, declared[name]];
       const all = new Map<string, object>(declared[name]);
       for (const document of found[name]) all.set(document.id, document);
-      // A document that is removed between the two reads is in both results. It stays removed, because no id is used
-      // twice.
+      // Removals come last, because a document that was removed between the two reads is in both results. A removed id
+      // never comes back, because no id is used twice.
       for (const id of gone) all.delete(id);
       return [name, all];
     });

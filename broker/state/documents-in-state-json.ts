@@ -19,7 +19,7 @@ export class FileStore implements StateStore {
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
-  /** Number of outbox entries in the file that the history already has. The next write removes them from the file. */
+  /** The history already has this many of the first outbox entries. The next write removes them from the file. */
   #applied = 0;
 
   private constructor(file: StateFile, data: Documents) {

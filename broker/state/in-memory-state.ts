@@ -100,8 +100,8 @@ export class State implements Declared {
   }
 
   /**
-   * Reads the changes of other brokers, without waiting for commits of this broker. Resolves at once if no other broker
-   * can use the store.
+   * Reads the changes of other brokers, without waiting for commits of this broker. Resolves immediately if no other
+   * broker can use the store.
    */
   refresh(): Promise<void> {
     if (!this.#store.isReady) return Promise.reject(databaseUnavailable());
@@ -234,8 +234,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in a transaction of its own. An edit that throws is rejected, and changes nothing. For each other
- * edit, adds a function to `done` that resolves its promise.
+ * Runs each edit in a transaction of its own. If an edit throws, its promise is rejected, and it changes nothing. If it
+ * succeeds, a function that resolves its promise is added to `done`.
  */
 function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;
@@ -303,8 +303,8 @@ export class StateTransaction implements Journal {
 }
 
 /**
- * Returns the documents from which the change of `journal` starts. Returns undefined if `journal` is a transaction of
- * the history alone.
+ * If `journal` is a state transaction, returns the documents from which its change starts. If it is a transaction of
+ * the history alone, returns undefined.
  */
 export function foundBy(journal: Journal): Declared | undefined {
   return journal instanceof StateTransaction ? journal.before : undefined;

@@ -25,8 +25,9 @@ export class StateFile implements Adapter<Documents> {
   }
 
   /**
-   * Reads the documents; null if the file does not exist. If the file has no checksum, adds one. Throws StartError for
-   * a damaged file.
+   * Reads the documents; null if the file does not exist. Throws StartError if the file is damaged, or was edited by
+   * hand without `acceptEdit`. If the checksum of an accepted file is missing or wrong, writes the file again with the
+   * right one.
    */
   async read(): Promise<Documents | null> {
     if (!existsSync(this.#file)) return null;

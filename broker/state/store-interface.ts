@@ -23,18 +23,18 @@ export interface StateStore {
   readonly documents: Documents;
   /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
   readonly isUndone: boolean;
-  /** False while the store does not answer. Changes that begin then reject at once. */
+  /** False while the store does not answer. Meanwhile, State rejects each new change or refresh immediately. */
   readonly isReady: boolean;
   /** Calls `listener` each time the store stops answering. */
   onUnavailable(listener: () => void): void;
   /**
    * Calls `edit` once with the newest documents, and stores the result. Resolves with the stored documents. `current`
-   * is any version that change() or refresh() has returned.
+   * is the version at the opening of the store, or any version that change() or refresh() has returned.
    */
   change(current: Version, edit: (newest: Declared) => Edited): Promise<Version>;
   /**
-   * Returns the newest version, which is `current` itself unless another broker has changed a document. Does not wait
-   * for change().
+   * Returns the newest version. If nothing was committed after `current`, that is `current` itself. Does not wait for
+   * change().
    */
   refresh(current: Version): Promise<Version>;
   /**

@@ -151,8 +151,8 @@ export class Upgrades {
   }
 
   /**
-   * Creates the list of the machines of a new upgrade. Machines that cannot be upgraded get the status `skipped` at
-   * once.
+   * Creates the list of the machines of a new upgrade. Machines that cannot be upgraded have the status `skipped` from
+   * the beginning.
    */
   #members(
     upgrade_id: UpgradeId,

@@ -224,7 +224,7 @@ export class Rollout {
       this.#unanswered.set(machineId, upgradeId);
       this.#log.error(
         { err, machine_id: machineId },
-        'a machine reported the outcome of its upgrade after the time limit, and this could not be stored; the upgrade lists the machine with no_answer until the machine reports again',
+        'a machine reported the outcome of its upgrade after the time limit, but the upgrade could not be read from the database; the machine keeps no_answer until it reports again',
       );
     }
   }

@@ -29,7 +29,7 @@ export interface UpgradeServices {
 
 interface Context extends UpgradeServices {
   records: UpgradeRecords;
-  /** Limits how many machines get a package at once. */
+  /** Limits how many machines get a package at the same time. */
   slots: Semaphore;
   log: Logger;
   /** Called after the end of the machine's upgrade has been stored. */
@@ -43,7 +43,7 @@ interface Context extends UpgradeServices {
  * milliseconds.
  */
 const outcomeMs = 180_000;
-/** Milliseconds after a start of the broker in which machines can link again. */
+/** After a restart of the broker, each machine has at least this number of milliseconds to link again. */
 const returnMs = 60_000;
 /**
  * A call to a machine ends after `wait_for` plus this number of milliseconds. The number leaves enough time to transfer

@@ -247,8 +247,8 @@ export class UpgradeRecords {
   }
 
   /**
-   * Cancels an upgrade that has not ended, and its machines that have not begun. Every other machine is cancelled by
-   * the broker that owns it.
+   * Cancels a running upgrade, and ends it for the machines that are `waiting` or `offline`. If a machine is `staging`
+   * or `busy`, the broker that owns the machine stops its upgrade.
    */
   cancel(id: UpgradeId, commit: (transaction: HistoryTransaction) => void): Promise<void> {
     return this.history.write((transaction) => {

@@ -28,7 +28,7 @@ export interface Upgrade
 export interface Member {
   upgrade_id: UpgradeId;
   machine_id: MachineId;
-  /** Number of the machine's wave, from 1; 0 if the machine was skipped at once. */
+  /** Number of the machine's wave, from 1; 0 if the machine was skipped when the upgrade was created. */
   wave: number;
   status: MachineUpgradeStatus;
   reason: UpgradeReason | null;

@@ -259,8 +259,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The event of the last delivery can have a type to which the webhook no longer subscribes, and which the caller
-    // is not allowed to read.
+    // The caller may not be allowed to read the event of the last delivery, because the webhook may have subscribed to
+    // other events at that time.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

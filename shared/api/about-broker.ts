@@ -16,7 +16,9 @@ export const service = {
       tls_pin: z
         .string()
         .nullable()
-        .describe('Public key for `curl --pinnedpubkey`; null if the certificate needs no pin'),
+        .describe(
+          'Hash of the public key of the REST API’s certificate, for `curl --pinnedpubkey`; null unless the broker’s own CA issued that certificate',
+        ),
       limits: group('Limits', {
         body_bytes: z.number().describe('Largest JSON body in bytes'),
         file_content_bytes: z.number().describe('Largest file in bytes that `files/content` reads'),
@@ -60,7 +62,7 @@ export const service = {
       port: queryNumber(1, 65_535)
         .optional()
         .describe(
-          'Port of an exporter that runs on every machine, such as 9100: each target is the host name of a machine with this port. Default: each target is the address of this broker, which serves the last report of every machine',
+          'Port of an exporter that runs on every machine, such as 9100: the target of a machine is then HOSTNAME:PORT. Default: every target is the address of this broker, which serves the last report of each machine',
         ),
     },
   }),

@@ -51,7 +51,7 @@ const url = z
   )
   .meta({
     description:
-      'Where alerts are sent: the URL of an incoming webhook of Slack or Discord, of a topic of ntfy, of a webhook receiver, or of a mail server (`smtps://` for TLS, `smtp://` for STARTTLS)',
+      'Where alerts are sent. `slack`, `discord`: the URL of an incoming webhook. `ntfy`: the URL of a topic. `webhook`: the URL of the receiver. `email`: the URL of the mail server, with `smtps://` for TLS or `smtp://` for STARTTLS',
     format: 'uri',
     examples: ['https://example.org/alerts'],
   });

@@ -40,8 +40,8 @@ const whatKinds =
 const described = {
   above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
-  for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline` and measured values, else 0',
-  before: 'How many milliseconds before the expiry an alert opens; default: 14 days',
+  for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline`, `cpu`, `memory`, `disk` and `load`; 0 for the other kinds',
+  before: 'An alert opens this many milliseconds before the expiry; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
   tags: 'Tags: the rule applies to machines with any of them, in addition to those in `machine_ids`. If both are null, it applies to all machines',
   repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
@@ -138,7 +138,9 @@ const alert = named('Alert', {
     .number()
     .nullable()
     .describe('Measured value when the alert opened; null if the rule does not compare a measured value'),
-  created_at: timestamp.describe('Time when the condition had lasted as long as the rule requires (`for`)'),
+  created_at: timestamp.describe(
+    'Time of creation. The condition had then lasted as long as `for` of the rule requires',
+  ),
   opened_at: timestamp
     .nullable()
     .describe('Time when the alert opened; null if a maintenance window holds it back'),
@@ -162,8 +164,8 @@ export const alerts = {
     reply: alert,
   }),
   get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
-  // /alerts/{alert_id}/acknowledge is not possible: /alerts/rules/acknowledge would match both that path and
-  // /alerts/rules/{rule_id}.
+  // A route /alerts/{alert_id}/acknowledge would be ambiguous: the path /alerts/rules/acknowledge would match both this
+  // route and /alerts/rules/{rule_id}.
   acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
     summary: 'Acknowledge an alert, so that its notification is not repeated',
     body: z.strictObject({

@@ -17,7 +17,7 @@ const entry = named('AuditEntry', {
     ),
   action: z.string().meta({
     description:
-      'Operation id of the call. Also `sessions.input` and `sessions.leave` for terminal clients, and `refusals` for a count of refused calls that are not listed',
+      'Operation id of the call, or one of these. `sessions.input`: a terminal client sent input. `sessions.leave`: a terminal client left. `refusals`: a key had many refused calls in a minute; `what.left_out` is the number of those without an entry of their own',
     examples: ['sessions.attach'],
   }),
   machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),

@@ -50,7 +50,9 @@ export const mostFollowed = 1_000;
 const ofMember = { command_id: commandId, machine_id: machineId };
 
 const result = command.omit({ command: true, args: true, cwd: true, user: true });
-const results = z.array(result).describe('The command of each machine, with the last 4 KiB of each output');
+const results = z
+  .array(result)
+  .describe('The command of each machine, with at most the last 4 KiB of each output');
 const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
 const target = {

@@ -83,7 +83,7 @@ export const user = label(1, 64).describe('User to run as; default: the agent’
 export const spec = {
   command: text(131_072)
     .min(1)
-    .describe('Command line for `/bin/sh -c`; with `args` the program to run without a shell'),
+    .describe('Command line for `/bin/sh -c`, or, if `args` is set, a program to run without a shell'),
   args: z.array(text(131_072)).max(4096).optional().describe('Arguments of the program'),
   cwd: cwd.optional(),
   env: environment.optional(),
@@ -124,7 +124,7 @@ export const outputPiece = z.object({
 });
 export const outputGap = z.object({
   stream: z.enum(streams).describe('Which output of the command has the gap'),
-  from: z.number().describe('Offset of the first byte that is no longer stored'),
+  from: z.number().describe('Offset of the first byte that is not stored'),
   to: z.number().describe('Offset at which the output continues after the gap'),
 });
 export const exit = command.pick({
@@ -136,7 +136,7 @@ export const exit = command.pick({
   stdout_bytes: true,
   stderr_bytes: true,
 });
-/** Schemas of a command's events: `output`, `gap` (bytes that are no longer stored) and `exit`. */
+/** Schemas of a command's events: `output`, `gap` (bytes that are not stored) and `exit`. */
 const streamEvent = z.union([outputPiece, outputGap, exit]);
 
 const eventId = z.string().regex(/^\d{1,16}\.\d{1,16}$/, 'must be the id of an event');
@@ -199,7 +199,7 @@ export const commands = {
   }),
   stream: outgoing('events', '/commands/{command_id}/stream', 'commands:read', {
     summary: 'Follow stdout, stderr and the end of a command as events',
-    description: 'Events: `output`, `gap` (output that is no longer stored), and `exit` as the last one.',
+    description: 'Events: `output`, `gap` (output that is not stored), and `exit` as the last one.',
     headers: {
       last_event_id: eventId.optional().describe('Id of the last event received, to resume after it'),
     },

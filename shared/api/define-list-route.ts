@@ -72,7 +72,10 @@ type Filterable =
   | 'type'
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
-/** Returns the filters for the fields of an item. Authorization checks a filter by id like an id in the path. */
+/**
+ * Returns the filters for the fields of an item. Authorization checks ids in filters as it checks ids in the path, but
+ * an id in a filter may identify a removed object.
+ */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
     const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);

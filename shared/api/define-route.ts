@@ -11,8 +11,8 @@ type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
   ? Name | ParamNames<Rest>
   : never;
 /**
- * The params of a path: `{machine_id}` takes the id of a machine. A param whose name is not that of an id takes any
- * text.
+ * The params of a path. A param that is named after a kind of object, such as `{machine_id}`, takes an id of that kind.
+ * All other params take any text.
  */
 export type PathParams<Path> = {
   [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`

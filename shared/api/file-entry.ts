@@ -18,7 +18,7 @@ export const sha256 = z.string().describe('SHA-256 of the bytes, hexadecimal');
 export const pathEncoding = z
   .literal('base64')
   .optional()
-  .describe('`base64` if the path is sent in base64, for names that are not UTF-8');
+  .describe('`base64` if the path is in base64; needed for a path that is not UTF-8');
 /**
  * The fields by which an answer gives a path. Requests use `requestedPath`, or `optionalPath` for a path that they may
  * omit.
@@ -48,10 +48,10 @@ export const entry = named('FileEntry', {
   special: special
     .optional()
     .describe(
-      'Kind of a FIFO, socket or device, whose `type` is `file` too; absent for regular files and directories',
+      'Kind of special file: FIFO, socket or device; absent for regular files and directories. The `type` of a special file is `file`',
     ),
   name_encoding: z
     .literal('base64')
     .optional()
-    .describe('`base64` if `name` and `path` are in base64, because they are not UTF-8'),
+    .describe('`base64` if `name`, `path` and `link_target` are in base64, because one of them is not UTF-8'),
 });

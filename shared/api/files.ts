@@ -266,7 +266,7 @@ export const files = {
   upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
     summary: 'Upload a file as a form',
     description:
-      'Send `path` in the query, or in the form before the file: the broker then forwards the file while it arrives, and does not store it first.',
+      'Send `path` in the query, or as a form field before the file. The broker then forwards the file while it arrives, and does not store it first.',
     query: {
       path: path.optional().describe('Path of the new file; may be sent in the form instead'),
       path_encoding: pathEncoding,
@@ -327,10 +327,12 @@ export const files = {
     headers: {
       range: condition('One range of bytes, such as `bytes=0-1023`'),
       if_range: condition(
-        'ETag or time of the version that `range` is for; if the file has another version, all of it is sent',
+        'ETag or modification time of the partial copy that the client has; if the file has changed, all of it is sent instead of `range`',
       ),
       if_match: condition('ETag that the file must have; else precondition_failed'),
-      if_none_match: condition('ETag of the copy that the client has; 304 if the file still has it'),
+      if_none_match: condition(
+        'ETag of the copy that the client has; the answer is 304 if the file still has this ETag',
+      ),
       if_modified_since: condition(
         'Modification time of the copy that the client has; the answer is 304 if the file is unchanged since then',
       ),
@@ -351,7 +353,9 @@ export const files = {
         .min(1)
         .max(1000)
         .optional()
-        .describe('Glob pattern for the name; with a slash, for the path below the directory'),
+        .describe(
+          'Glob pattern for the name or, if the pattern has a slash, for the path relative to the directory',
+        ),
       content: z.string().min(1).max(1000).optional().describe('Text that a line must contain'),
       ignore_case: queryBoolean.default(false).describe('Ignore case'),
       hidden: queryBoolean.default(false).describe('Include entries whose name starts with a dot'),

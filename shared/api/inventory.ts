@@ -171,7 +171,7 @@ export const inventory = {
         refresh: queryBoolean
           .optional()
           .describe(
-            'True to make online machines collect their inventory first, for at most 2 minutes; only with offset 0',
+            'True to make online machines collect their inventory first. The request waits at most 2 minutes for them. With an `offset` above 0, no machine collects',
           ),
         ...paging(sort),
       },

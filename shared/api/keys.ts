@@ -42,7 +42,7 @@ const key = named('ApiKey', {
   last_used_ip: z
     .string()
     .nullable()
-    .describe('IP address of the client that used the key last; empty for the broker’s socket file'),
+    .describe('IP address of the client that used the key last; null: no known use'),
 });
 
 const newKey = key
@@ -83,13 +83,14 @@ export const keys = {
       .extend({
         login: login
           .optional()
-          .describe('The login whose cookie the request has; absent if the request has an API key'),
+          .describe('The login, if the request was authorized by a login’s cookie; otherwise absent'),
       })
       .meta({ id: 'CurrentApiKey' }),
   }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {
     summary: 'Change an API key',
-    description: 'Neither old nor new rights of the key may exceed those of the key that changes it.',
+    description:
+      'The key of the request must have all rights of the changed key: the old rights and the new ones.',
     body: z.strictObject({
       name: label(1, 100).optional().describe('Name'),
       scopes: scopeList.optional(),
@@ -126,22 +127,22 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of the schedules of the revoked key. None of them runs until another key changes it. If the schedule has `tags`, that key must set again where it runs (`tags` or `machine_id`) and what it runs (`command` or `saved_command_id`)',
+          'Ids of the enabled schedules of the revoked key. They no longer run by themselves. To reactivate a schedule, change it with another key. If it has `tags`, send both its machines (`tags` or `machine_id`) and its command (`command` or `saved_command_id`), even if they stay the same',
         ),
       webhooks: z
         .array(webhookId)
         .describe(
-          'Ids of the webhooks of the revoked key. None of them sends anything until another key enables it',
+          'Ids of the enabled webhooks of the revoked key. None of them sends anything until another key enables it',
         ),
       alert_channels: z
         .array(channelId)
         .describe(
-          'Ids of the alert channels of the revoked key. None of them sends anything until another key enables it',
+          'Ids of the enabled alert channels of the revoked key. None of them sends anything until another key enables it',
         ),
       saved_commands: z
         .array(savedCommandId)
         .describe(
-          'Ids of the saved commands that the revoked key was the last to change. Other keys can still run them, so check what they run',
+          'Ids of the saved commands whose last change was made with the revoked key. Other keys can still run these commands: check what each of them runs',
         ),
     }),
   }),

@@ -35,7 +35,7 @@ function topicsIn(text: string): Topic[] | undefined {
 const topics = parsedText(
   4096,
   topicsIn,
-  `must be at most ${mostTopics} of machines, events, commands, commands:ID and batches:ID, separated by commas`,
+  `must be a comma-separated list of at most ${mostTopics} topics: machines, events, commands, commands:ID or batches:ID`,
 );
 
 const update = named('LiveUpdate', {
@@ -54,7 +54,7 @@ const update = named('LiveUpdate', {
     .array(commandId)
     .optional()
     .describe(
-      'In the event `commands`: ids of the commands that were created, started or ended; if there are many, only of the newest',
+      'In the event `commands`: ids of the commands that were created, started or ended. If there are many, the list has only the ids of those that changed last',
     ),
   command: command
     .optional()

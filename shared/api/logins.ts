@@ -16,7 +16,7 @@ export const login = named('Login', {
     'Time of the last request. The broker stores it at most once an hour, so after a restart it may be an hour too early',
   ),
   expires_at: timestamp.describe(
-    'Time when the login ends: after 12 hours without a request, at most after 7 days',
+    'Time when the login ends: 12 hours after its last request, at the latest 7 days after its creation. It ends earlier if its API key expires, or if the secret with which it was made becomes invalid',
   ),
 });
 
@@ -28,7 +28,7 @@ export const logins = {
   create: single('POST', '/logins', 'any key', {
     summary: 'Log in: get a session cookie for the API key of this request',
     description:
-      'Sets the cookie `__Host-farhand`. The login always has the current rights of its key. The header `Authorization` has the API key, or the one-time ticket in the link that `npm start` prints. Refused over plain HTTP from another machine.',
+      'Sets the cookie `__Host-farhand`. The login always has the current rights of its key. Send the API key in the header `Authorization`, or the one-time ticket from the link that `npm start` prints. The broker refuses a login over plain HTTP from another machine.',
     body: z.strictObject({ name }),
     example: { name: 'Firefox on Linux' },
     reply: login,
@@ -37,7 +37,7 @@ export const logins = {
   list: list('/logins', 'any key', {
     summary: 'List logins',
     description:
-      'Lists the logins of this request’s key; with the scope `admin` also those of all keys that reach no further machines.',
+      'Lists the logins of this request’s key. A key with the scope `admin` also lists the logins of another key if it may use all machines of that key.',
     sort: ['created_at', 'last_used_at'],
     reply: login,
   }),

@@ -140,7 +140,7 @@ const point = z.object({
 });
 
 const metrics = named('MachineMetrics', {
-  since: timestamp.describe('Start of the period; its reports are averaged in `points`'),
+  since: timestamp.describe('Start of the period. `points` contains averages of the reports in this period'),
   until: timestamp.describe('End of the period; reports from this time on are left out'),
   step: z.number().describe('Seconds per point'),
   points: z.array(point).describe('Averages, oldest first'),
@@ -199,9 +199,9 @@ export const machines = {
   }),
   metrics: single('GET', '/machines/{machine_id}/metrics', 'machines:read', {
     summary: 'Get the metrics history of a machine',
-    description: 'By default the broker stores one point per 5 minutes, for 48 hours.',
+    description: 'The broker stores one point per 5 minutes, for 48 hours.',
     query: {
-      since: instant.optional().describe('Start of the period; default: the oldest stored point'),
+      since: instant.optional().describe('Start of the period; default: 48 hours before its end'),
       until: instant.optional().describe('End of the period; default: now'),
       step: queryNumber(1, 604_800).optional().describe('Seconds per point; default: as stored'),
     },

@@ -1,4 +1,5 @@
-// REST routes of the install script, and of the agent packages that new machines download and upgrades install.
+// REST routes of the install script and of the agent packages. New machines download these packages, and upgrades
+// install them.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { incoming, outgoing, raw, single } from './define-route.ts';
@@ -80,7 +81,8 @@ export const packages = {
   }),
   remove: single('DELETE', '/packages/{package}', 'admin', {
     summary: 'Delete an uploaded agent package',
-    description: 'A package that came with the broker’s installation cannot be deleted.',
+    description:
+      'Only uploaded packages can be deleted, not those of the broker’s installation or of `--packages`.',
     reply: deleted,
     errors: ['package_not_found', 'conflict'],
   }),

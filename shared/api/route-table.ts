@@ -1,4 +1,4 @@
-// The table of all REST routes, from which broker, OpenAPI document, SDK and CLI verbs are derived.
+// The table of all REST routes. The broker's router, the OpenAPI document, the SDK and the CLI verbs are made from it.
 import type * as z from 'zod';
 import { service } from './about-broker.ts';
 import { alertChannels } from './alert-channels.ts';
@@ -184,11 +184,14 @@ export interface Caller extends Rights {
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   headers: Headers;
-  /** Returns the caller’s rights after all earlier changes of this state transaction, which may have removed some rights. */
+  /**
+   * Returns the caller’s rights at the start of this state transaction. They may be fewer than in the last committed
+   * state, because an earlier change of the same commit may have removed some.
+   */
   during(change: Journal): Rights;
   /**
-   * Adds this request's audit entry and idempotency key to the commit of its change. In a state transaction, also
-   * authorizes the request again.
+   * Adds this request's audit rows and idempotency key to the transaction of its change. In a state transaction, it
+   * first authorizes the request again, because the key may have lost rights since the request was admitted.
    */
   commit(
     journal: Journal,
@@ -202,8 +205,8 @@ export interface Caller extends Rights {
 }
 
 /**
- * One handler per route; a missing handler does not compile. WebSocket routes need none, because their ticket names the
- * session.
+ * One handler per route; a missing handler does not compile. WebSocket routes have no handler: the broker connects each
+ * WebSocket directly to the session for which its ticket was made.
  */
 export type Handlers = {
   [N in keyof Api]: {

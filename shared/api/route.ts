@@ -39,7 +39,7 @@ export type Kind =
   | 'events'
   // A WebSocket.
   | 'socket';
-/** The form of a body that is not JSON: bytes, or a form (multipart/form-data) with one part called file. */
+/** Format of a body that is not JSON: plain bytes, or multipart/form-data with one part called file. */
 export type Accepts = 'bytes' | 'form';
 /** Headers that only some answers have. */
 export type ReplyHeader = 'ETag' | 'X-Output-Offset' | 'X-Last-Event-Id';
@@ -71,7 +71,7 @@ export interface Route<
   body: Body | undefined;
   /** A valid JSON body for the reference page. A test sends it. */
   example?: Readonly<Record<string, unknown>>;
-  /** Form of a body that is not JSON; the handler gets it as a stream. */
+  /** Format of a body that is not JSON. The handler gets this body as a stream. */
   accepts?: Accepts;
   /** Schema of `data` in the answer, or of one item of a list or stream. Raw and bytes routes have none. */
   reply: Reply;
@@ -99,8 +99,9 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of the operation of the same noun that answers a repeated request if the broker crashed before it could store
-   * the first answer. Default: `get`.
+   * Name of an operation of the same noun; default: `get`. This operation answers a repeated request if the first
+   * answer was not stored, for example because it was too long. It also answers if the key may no longer use all
+   * machines of the created object.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */
@@ -109,7 +110,10 @@ export interface Route<
   impliesMachine?: boolean;
   /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;
-  /** True if a login may call the route only within 15 minutes after a confirmation. */
+  /**
+   * True if a login may call the route only in the 15 minutes after it was created or confirmed. The route
+   * `logins.confirm` confirms a login with its API key.
+   */
   confirmed?: boolean;
   /** Name of the last server-sent event; absent if the stream has no end. */
   lastEvent?: string;

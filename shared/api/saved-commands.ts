@@ -18,7 +18,7 @@ const described = {
   name: 'Name; in `argv`, `{{name}}` stands for the value',
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
   required:
-    'True if every caller must give a value. Default: true, or false if the parameter has a `default`. An optional parameter without `default` must be a whole argument of `argv`; the argument is left out if there is no value',
+    'True if every caller must give a value. Default: false if the parameter has a `default`, otherwise true. An optional parameter without `default` must be an argument of its own in `argv`. If a caller gives no value, this argument is left out',
   default: 'Value that the parameter has if a caller gives none',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',

@@ -38,7 +38,7 @@ const notify = z.object({
 const watched = {
   path: z.string().describe('Path on the machine'),
   recursive: z.boolean().describe('True to watch everything below the directory'),
-  settle: z.number().describe('Milliseconds without a change after which a run starts'),
+  settle: z.number().describe('A run starts once the path has not changed for this many milliseconds'),
 };
 
 const lastRun = z.object({
@@ -74,7 +74,7 @@ const listed = named('Schedule', {
   last_run: lastRun
     .nullable()
     .describe(
-      'Last run that has ended or could not start; skipped and missed runs do not count. With `tags`: of the runs that began together on several machines, the one with the worst result',
+      'Last run that has ended or could not start. Skipped and missed runs do not count. If a schedule with `tags` ran on several machines together, this is the run with the worst status',
     ),
   created_at: timestamp.describe('Time of creation'),
 });
@@ -91,7 +91,7 @@ const detailed = listed
       'Whether a run starts while the previous one is in progress: `skip` or `allow`',
     ),
     catch_up: catchUp.describe(
-      'Which of the runs that were missed while the broker was down are started later; with `on_change`, whether a change while it was down starts a run',
+      'Which missed runs start after the broker was down. With `on_change`: whether a change that happened while the path was not watched starts a run',
     ),
     catch_up_window: z.number().describe('Milliseconds after which a missed run no longer starts'),
     user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
@@ -101,7 +101,7 @@ const detailed = listed
     requested_by: z
       .string()
       .describe(
-        'Id of the API key with whose rights the schedule runs: the key that last changed the schedule. If the schedule has `tags`: the key that last changed where or what the schedule runs',
+        'Id of the API key whose rights the schedule has. With `machine_id`, this is the key that last changed the schedule. With `tags`, it is the key that last set `tags`, `command`, `saved_command_id`, `parameters`, `env`, `user`, `cwd` or `on_change`',
       ),
     updated_at: timestamp.describe('Time of the last change'),
   })
@@ -151,7 +151,7 @@ const onChange = z
     settle: milliseconds(1000, 600_000)
       .default(2000)
       .describe(
-        'Milliseconds without a change after which a run starts. If changes do not stop, the run starts 10 × `settle` after the first change',
+        'A run starts once the path has not changed for this many milliseconds. If changes do not stop, the run starts 10 × `settle` after the first change',
       ),
   })
   .meta({
@@ -167,7 +167,10 @@ const further = {
   description: text(4096).nullable().optional().describe('What the schedule is for'),
   timeout: timeout.nullable().optional().describe(untilKilled),
   notify: z.strictObject(notify.partial().shape).nullable().optional().describe('Which runs emit an event'),
-  enabled: z.boolean().optional().describe('True if the schedule runs at its times; default: true'),
+  enabled: z
+    .boolean()
+    .optional()
+    .describe('True if the schedule runs at its times, or when its path changes; default: true'),
   timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
   overlap: overlap
     .optional()
@@ -223,9 +226,9 @@ const changes = z
 const changeRules = [
   'The key needs the scopes `schedules:write` and `commands:execute`, and with `on_change` also `files:read`.',
   'A key without the scope `schedules:read` must also send `env` if it changes the command, its parameters, user, cwd, machine or tags. Otherwise the changed command could print the stored environment.',
-  'A schedule with `machine_id` runs with the rights of the key that last changed it. A schedule with `tags` runs with the rights of the key that last changed where or what it runs. The field `requested_by` names this key.',
+  'A schedule runs with the rights of the key that its field `requested_by` names. With `machine_id`, this is the key that last changed the schedule. With `tags`, it is the key that last set `tags`, `command`, `saved_command_id`, `parameters`, `env`, `user`, `cwd` or `on_change`.',
   'Only the key `requested_by`, and keys that may use all machines of the schedule, can change a schedule with `tags`.',
-  'If the key `requested_by` of a schedule with `tags` is revoked or expired, a request can always disable the schedule. Every other change must contain both where it runs (`tags` or `machine_id`) and what it runs (`command` or `saved_command_id`).',
+  'The key `requested_by` of a schedule with `tags` may be revoked or expired. A change must then set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). There is one exception: a request may disable the schedule or leave it disabled, if it sets none of the fields that change `requested_by`.',
 ].join('\n\n');
 
 export const schedules = {

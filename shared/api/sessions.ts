@@ -99,7 +99,9 @@ export const sessions = {
         .int()
         .min(0)
         .optional()
-        .describe('Offset of the first byte of output to send; default: the last 256 KiB'),
+        .describe(
+          'Offset of the first byte of output that the client gets. Without it, the client gets the last 256 KiB',
+        ),
     }),
     reply: z.object({
       session_id: sessionId,
@@ -113,7 +115,9 @@ export const sessions = {
   detach: single('POST', '/sessions/{session_id}/detach', 'sessions:attach', {
     summary: 'Detach a client; the session goes on',
     body: z.strictObject({
-      client_id: clientId.optional().describe('Id of the client; default: the only one of this API key'),
+      client_id: clientId
+        .optional()
+        .describe('Id of the client; needed unless exactly one client of this API key is attached'),
     }),
     example: { client_id: 'cli_4fJ2kQ9ZtR7wXc0BvN1mLp' },
     errors: ['client_not_found'],

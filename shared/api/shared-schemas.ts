@@ -2,8 +2,8 @@
 import * as z from 'zod';
 
 /**
- * Returns metadata with which OpenAPI describes a schema as `json`. Without it, OpenAPI would describe a number in a
- * query as text.
+ * Returns metadata for a schema that makes the OpenAPI document describe the schema by the JSON Schema `json`. Without
+ * this metadata, the document would describe a number in a query as text.
  */
 function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {
@@ -25,7 +25,10 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
     .meta(jsonSchemaOf({ type: 'integer', ...bounds }));
 }
 
-/** Returns the schema with a check that its field `name` is valid in its `encoding`. */
+/**
+ * Adds checks to the schema of a body with a text and an `encoding`. The text is in the field that `name` names. It
+ * must be base64 if `encoding` is base64, and well-formed Unicode otherwise.
+ */
 export function encoded<N extends string, T extends z.ZodType<Record<N | 'encoding', string>>>(
   name: N,
   body: T,
@@ -75,7 +78,7 @@ export function label(min: number, max: number) {
     );
 }
 
-/** Schema of well-formed Unicode text without NUL, which processes and databases receive unchanged. */
+/** Schema of well-formed Unicode text without NUL. Processes and databases receive such text unchanged. */
 export function text(max: number) {
   return z
     .string()

@@ -91,7 +91,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .string()
     .nullable()
     .describe(
-      'Fingerprint of the key that must have signed a package for this machine to accept it; null: no key is pinned',
+      'Fingerprint of the pinned key. The machine accepts only packages that this key signed. Null: no key is pinned',
     ),
   hold_version: z
     .string()
@@ -158,7 +158,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Why some keys get null for a number: it would reveal how many machines the upgrade has. */
+/** Says for which keys some fields are null: the values would reveal how many other machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 
@@ -167,7 +167,7 @@ const upgrade = named('Upgrade', {
   status: z
     .enum(['running', 'completed', 'failed', 'cancelled'])
     .describe(
-      '`completed`: all machines are done and none failed; `failed`: at least one machine failed (machines that the key may not use count too)',
+      '`completed`: all machines are done and none failed; `failed`: at least one machine failed. Both also count machines that the key may not use',
     ),
   version: z.string().describe('Version that the machines get'),
   ...choices,
@@ -252,7 +252,7 @@ export const upgrades = {
   cancel: single('POST', '/upgrades/{upgrade_id}/cancel', 'machines:write', {
     summary: 'Cancel an upgrade',
     description:
-      'Machines that still wait are not upgraded. The upgrade of a machine that is already starting the new version continues.',
+      'Machines that still wait or are receiving the package are not upgraded. The upgrade of a machine that is already starting the new version continues.',
     reply: upgrade,
   }),
 };

@@ -27,7 +27,7 @@ const agent = { name: 'farhand-agent' };
 /** True if the directory is the one of an agent that is installed as a service. */
 const isOfService = (dataDir: string): boolean => dataDir === dataOf(agent) && existsSync(unitOf(agent));
 
-/** Returns how to join a broker. The account of a service owns its data, so only `install` can join it. */
+/** Returns how to join a broker. A service joins by `install`, because its own account owns the data directory. */
 export function joinAdvice(isService: boolean): string {
   const how = isService
     ? 'sudo farhand-agent install --join-token-file FILE'
@@ -69,8 +69,8 @@ async function reached(broker: string, ca: string): Promise<Finding> {
 }
 
 /**
- * Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. `refused`: what
- * exit code 78 of this program means.
+ * Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. `refused` is the
+ * explanation in the finding if the service ended with exit code 78.
  */
 export async function unitState(name: string, refused: string): Promise<Finding[]> {
   // systemd makes this directory when it boots a machine (sd_booted(3)).

@@ -1,4 +1,5 @@
-// The checks that `farhand-broker doctor` and `farhand doctor --data-dir` share: service and place of the state.
+// Checks that `farhand-broker doctor` and `farhand doctor --data-dir` share: the state of the service, and whether a
+// database that was not checked may hold the broker's state.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { unitState } from './agent-checks.ts';
@@ -12,11 +13,11 @@ export const brokerUnit = (): Promise<Finding[]> =>
 /** Returns how to start the broker. `unit`: the findings of brokerUnit(). */
 export function startAdvice(unit: readonly Finding[]): string {
   return unit.some(({ state }) => state === 'fail')
-    ? `correct what the finding “service” names, then run systemctl start ${name}`
+    ? `fix the problem that the check “service” reports, then run systemctl start ${name}`
     : `run systemctl start ${name}, or ${name} --data-dir DIR`;
 }
 
-/** Returns a warning for a directory whose broker has its state in a database that was not checked. */
+/** Returns a warning if a broker's directory has no state.json: a database that was not checked may hold its state. */
 export function uncheckedDatabase(dataDir: string): Finding[] {
   const has = (file: string): boolean => existsSync(join(dataDir, file));
   if (!has('authority.json') || has('state.json')) return [];

@@ -10,8 +10,8 @@ export interface CallSettings {
   /** Key for a safe repeat: a call with the same key within 24 h gets the first answer. */
   idempotencyKey?: string;
   /**
-   * For an event stream that resumes: called with false when its connection broke and after each failed attempt to
-   * reconnect, and with true after a reconnect.
+   * Reports the connection of an event stream that resumes. Called with false when the connection is lost, and again
+   * after each failed attempt to reconnect. Called with true when the stream is connected again.
    */
   onConnection?: (isOpen: boolean) => void;
 }
@@ -66,8 +66,8 @@ export interface ReceivedEvent<T> {
 type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : never;
 
 /**
- * What a call resolves to. A download resolves to the Response itself, with a streaming body and headers about the
- * file.
+ * What a call returns. The promise of a download resolves to the Response itself, with a streaming body and headers
+ * about the file.
  */
 type Answer<R> = R extends { kind: 'list' }
   ? Listing<Output<R>, ListMeta<R>>

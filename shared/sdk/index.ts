@@ -44,7 +44,7 @@ export interface FarhandOptions {
   onRetry?: Connection['onRetry'];
 }
 
-/** One namespace per resource, one method per route. Every method rejects with FarhandError. */
+/** One namespace per resource, one method per route. If a request fails, its method rejects with FarhandError. */
 export type Farhand = Namespaces;
 
 class Client {

@@ -1,4 +1,5 @@
-// The result of the SDK's list and stream calls: a promise that can also be iterated. A list is then read page by page.
+// The result of the SDK's list and stream calls: a promise that can also be iterated. Iterating over a list requests
+// page after page.
 /* oxlint-disable unicorn/no-thenable -- it is a promise */
 import type { ListResult } from './call-types.ts';
 
@@ -43,8 +44,8 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
 /** Maximum number of items that the broker returns in one page. */
 const pageSize = 100;
 /**
- * Number of yielded items whose ids are remembered. If more items than this are created between two pages, some are
- * yielded twice.
+ * Number of yielded items whose ids are remembered, so that the same item is not yielded again. If more items than this
+ * are created between two requests, some items are yielded twice.
  */
 const remembered = 10_000;
 
@@ -58,7 +59,8 @@ export async function* allItems(
     const { items, total, has_more } = await page({ limit, offset });
     const deleted = known - total;
     known = total;
-    // Deleted items have shifted later items to an earlier page, so that page is read again.
+    // Each deletion moves the later items one place towards the start of the list. The offset goes back by as many
+    // places, so that no item is skipped.
     if (deleted > 0 && offset > first) {
       offset = Math.max(first, offset - deleted);
       continue;

@@ -48,8 +48,8 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
 }
 
 /**
- * Returns the WebSocket address of a terminal: the broker address that this client uses, with the ticket in
- * `stream_url`.
+ * Returns the WebSocket address of a terminal. Only the ticket is taken from `stream_url`. Host and path come from the
+ * broker address that this client uses.
  */
 export function socketUrl(
   { baseUrl }: Connection,
@@ -70,7 +70,7 @@ function urlOf(baseUrl: string, route: Route, input: Input): string {
 
 /** Encodes a path segment. Throws for "", "." and "..", which would vanish from the URL and lead to another route. */
 function pathSegment(text: string, name: string): string {
-  if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must not be empty, . or ..`);
+  if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must not be empty, "." or ".."`);
   return encodeURIComponent(text);
 }
 

@@ -1,4 +1,4 @@
-// The SDK's terminal of a session, over a WebSocket. Yields output; writes, resizes, signals and detaches.
+// Attaches the SDK to the terminal of a session over a WebSocket. Receives output, and sends input, sizes and signals.
 import { closeCodes } from '../api/close-codes.ts';
 import type { Route } from '../api/route.ts';
 import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
@@ -48,7 +48,7 @@ export interface Terminal {
   detach(): void;
 }
 
-/** Maximum number of bytes of received output that are not read yet. Only brokers of version 0.1.0 send that many. */
+/** The client disconnects if more bytes of output are unread. Only brokers of version 0.1.0 send that many. */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;
@@ -58,7 +58,7 @@ const messageBytes = 64 * 1024;
 /** Number of times that a client reports its position to the broker while it reads one window of output. */
 const reportsPerWindow = 8;
 
-/** Opens the terminal that an attach call has prepared, at the broker address that this client uses. */
+/** Opens a terminal after an attach call (`attached` is its answer). Connects to the broker address of this client. */
 export async function attachTerminal(
   to: Connection,
   route: Route,
@@ -214,7 +214,7 @@ class OutputBuffer {
     this.#stream = new ReadableStream({ start }, limit);
   }
 
-  /** Sets where in the session's output the next added bytes begin. */
+  /** The bytes that are added next begin at this offset in the session's output. */
   startAt(offset: number): void {
     this.#next = offset;
     if (this.#controller?.desiredSize === maxUnreadOutput) this.offset = offset;
@@ -233,8 +233,8 @@ class OutputBuffer {
   }
 
   /**
-   * Sends the current offset. Later sends the offset of the processed output, each time after at least `stepBytes` more
-   * bytes.
+   * Sends the current offset now. Later sends the new offset each time the reader has processed at least `stepBytes`
+   * more bytes.
    */
   report(stepBytes: number, send: (offset: number) => void): void {
     let sent = this.offset;

@@ -8,13 +8,13 @@ export interface WebhookDelivery {
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Maximum number of milliseconds between the delivery's timestamp and now; 5 minutes by default. Infinity accepts
-   * deliveries of any age and without a timestamp, and so also replays.
+   * Maximum number of milliseconds between the delivery's timestamp and now; 5 minutes by default. With Infinity, a
+   * delivery may have any age or no timestamp, so replays are accepted too.
    */
   tolerance?: number;
 }
 
-/** The event in a webhook delivery. Its `type` is an event type that a webhook can name, or `test`. */
+/** The event in a webhook delivery. Its `type` is one that a webhook can subscribe to, or `test`. */
 export interface WebhookEvent {
   id: string;
   type: string;

@@ -33,8 +33,8 @@ interface Ran {
 }
 
 /**
- * `timeout`: longer than the start of a service, which may take three minutes. `cwd`: after `sudo -u`, this user may not be
- * allowed to enter the current directory, and then no program starts there.
+ * `timeout` is longer than the three minutes that a service may take to start. `cwd` is a directory that every user may
+ * enter. After `sudo -u`, the current directory may be closed to the new user, and then no program could start in it.
  */
 const options = { timeout: 200_000, cwd: '/', reject: false, stripFinalNewline: false } as const;
 
@@ -51,7 +51,7 @@ export async function must(file: string, args: readonly string[]): Promise<strin
   return stdout;
 }
 
-/** The end of the message of `uninstall` on a machine without systemd. */
+/** `uninstall` ends its error message with this text if the machine has no systemd. */
 export const noService = 'there is no service to remove';
 
 /** Throws StartError on a machine without systemd, or if `root` is required and this user is not root. */
@@ -112,8 +112,8 @@ export async function lastLines(name: string, count: number): Promise<string[]> 
 }
 
 /**
- * Returns the last 10 lines of a service's log since `since` (ms since 1970). If an error was logged before them, its
- * first line comes first.
+ * Returns the last 10 lines of a service's log since `since` (ms since 1970). If the first error line since then is
+ * older than these 10, it comes before them, followed by a line `…`.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

@@ -71,8 +71,8 @@ export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
 /**
- * Returns the arguments with `--config` and the settings file of the installed service in front. Returns them unchanged
- * if they have `--config`, or if no service is installed.
+ * Adds `--config` and the settings file of the installed service in front of the arguments. Returns the arguments
+ * unchanged if they already have `--config`, or if the file does not exist.
  */
 export function withSettingsOf(name: string, argv: readonly string[]): readonly string[] {
   const file = settingsOf({ name });

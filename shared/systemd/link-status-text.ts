@@ -1,4 +1,4 @@
-// The text about its link that an agent reports to systemd. `farhand-agent status` parses this text.
+// The text that an agent reports to systemd about its link to the broker. `farhand-agent status` parses this text.
 
 /** Returns the agent's text for `systemctl status`. `machineId`: undefined while the agent is not linked. */
 export function linkText(broker: string, machineId: string | undefined): string {

@@ -42,7 +42,7 @@ export function createNotify(env: Environment, pid: number, log: Logger): Notify
       // The status includes the version of the running program, because its file may have been updated since its start.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
-      // systemd ends the program if these reports stop.
+      // systemd ends the program if it receives no WATCHDOG=1 for `watchdogMs`.
       const beat = async (): Promise<void> => {
         if (await alive()) await notify('WATCHDOG=1');
       };
@@ -64,7 +64,7 @@ function take(env: Environment, name: string): string | undefined {
 
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
-/** Runs `systemd-notify`, which takes 8 ms, because Node cannot send datagrams to a Unix socket. */
+/** Runs `systemd-notify`, because Node cannot send datagrams to a Unix socket. Each run takes 8 ms. */
 function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
   return new Promise((resolve, reject) => {

@@ -118,7 +118,7 @@ function jsonOf({ active, exitStatus, ...state }: State, more: object, log: stri
 function textOf(name: string, state: State, log: string[]): string {
   const { installed, active, enabled, since, status, version, result, exitStatus, user } = state;
   if (!installed) return `${name} is not installed as a service; see ${name} install --help`;
-  const failed = active === 'failed' ? `, ${result}: its exit code was ${exitStatus}` : '';
+  const failed = active === 'failed' ? `, ${result}: its exit code or signal was ${exitStatus}` : '';
   return [
     `${version ? `${name} ${version}` : name}: ${active}${failed}${since && `, since ${since}`}, as ${user}${enabled ? '' : ', not started at boot'}`,
     ...(status && ['active', 'failed'].includes(active) ? [status] : []),

@@ -4,7 +4,7 @@ import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
 
-/** The kind of an entry that has a path. Entries of other kinds only describe the next one. */
+/** The kinds of entry that can be unpacked. kindOf() returns undefined for all others, such as devices. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
 /**
@@ -94,8 +94,8 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
 }
 
 /**
- * Returns a value in octal digits. If it has more digits, returns the largest number that fits; a pax record then has
- * the value itself.
+ * Returns a value as exactly `digits` octal digits. If the value is too large for them, returns the largest number that
+ * fits. A pax record then holds the true value.
  */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
@@ -128,8 +128,8 @@ export function decodeBlock(block: Buffer): TarBlock | undefined {
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // Two other flags also mean a regular file. The oldest tars (Unix v7) have no flag, and "7" asks for contiguous
-    // storage.
+    // Replaces two other flags of a regular file by "0": an empty flag, as in the oldest tars (Unix v7), and "7", which
+    // asks for contiguous storage.
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),
@@ -156,13 +156,13 @@ function number(block: Buffer, at: number, length: number): number | undefined {
 export const kindOf = (flag: string): TarKind | undefined =>
   (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 
-/** Key under which decodePax() stores all records of a sparse file, whatever their full names are. */
+/** decodePax() shortens every key that starts with "GNU.sparse." to this key, which marks an entry as a sparse file. */
 export const sparseRecord = 'GNU.sparse';
 /** Keys of the records that are used. decodePax() drops all others, which could fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
 
 /**
- * Returns the records of a pax header, by key, without keys that are not in `usedRecords`. Returns undefined if the
+ * Returns the records of a pax header by key, but only those with a key in `usedRecords`. Returns undefined if the
  * header is malformed.
  */
 export function decodePax(body: Buffer): Map<string, Bytes> | undefined {

@@ -17,8 +17,8 @@ import {
 } from './header.ts';
 
 /**
- * Maximum number of bytes of a long name or a pax header. It allows for extended attributes in a pax header, which are
- * ignored.
+ * Maximum number of bytes of a long name or a pax header. It is this high because a pax header may also contain
+ * extended attributes, which readTar() ignores.
  */
 const longestExtension = 1024 * 1024;
 /** Maximum number of headers in a row that only describe the next entry. */
@@ -176,8 +176,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gunzip may end before its input does, and pipeline() then calls return() on the input. `rest` has no return(), so
-  // that `iterator` stays open for the loop below.
+  // gunzip may finish before its input ends. pipeline() then calls return() on the input, which would close `iterator`.
+  // `rest` has no return(), so `iterator` stays open and the loop below can read what is left.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;

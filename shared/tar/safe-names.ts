@@ -19,8 +19,7 @@ export function pathOfEntry(name: Bytes): Bytes {
   if (name.startsWith('/')) throw refuse('has an absolute path');
   const parts = name.split('/').filter((part) => part !== '' && part !== '.');
   if (parts.includes('..')) throw refuse('has ".." in its path, which leads outside the directory');
-  if (parts.length > mostComponents)
-    throw refuse(`lies more than ${mostComponents} directories deep, the most allowed`);
+  if (parts.length > mostComponents) throw refuse(`has a path of more than ${mostComponents} names`);
   if (parts.some((part) => part.length > longestName)) throw refuse(`has a name over ${longestName} bytes`);
   return parts.join('/');
 }
@@ -36,8 +35,8 @@ export function assertTarget(path: Bytes, target: Bytes): void {
 }
 
 /**
- * Throws unless a symlink stays inside the directory. ".." may stand only at the start of its target, because a name
- * before ".." may be a symlink.
+ * Throws if a symlink could lead outside the directory. Its target may have ".." only at the start. After a name, ".."
+ * could lead anywhere, because that name may itself be a symlink.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);

@@ -77,7 +77,7 @@ test('says of a failed service what its exit code means, with the status of the 
 
 test('install warns if the agent is linked by a stored address instead of those of --broker', () => {
   const link = { broker: 'a:1', machineId: 'mach_1' };
-  expect(unusedBroker(link, ['b:7777'])).toMatch(/^linked by a stored address, a:1, .*b:7777 .*was not used/);
+  expect(unusedBroker(link, ['b:7777'])).toMatch(/^--broker b:7777 is not in use: .* linked to a:1, /);
   expect(unusedBroker(link, ['b:7777', 'a:1'])).toBeUndefined();
   expect(unusedBroker({ ...link, machineId: undefined }, ['b:7777'])).toBeUndefined();
 });

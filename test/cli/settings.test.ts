@@ -443,12 +443,12 @@ test('an agent that waits to join reports what is wrong with the address, and st
     [
       plain.url,
       await plain.joinToken(),
-      /is not the broker’s port for agents; set --broker to the port of .* 8421/,
+      /is not the broker’s port for agents; use 8421 in --broker, or the port/,
     ],
     [
       secure.url,
       await plain.joinToken(),
-      /is not the broker’s port for agents; set --broker to the port of .* 8421/,
+      /is not the broker’s port for agents; use 8421 in --broker, or the port/,
     ],
     ['http://127.0.0.1:1', await plain.joinToken(), /check that the broker runs/],
   ];

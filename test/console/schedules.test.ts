@@ -117,10 +117,10 @@ browserTest('a schedule runs when a path changes, and in its settings a time rep
   await page.getByRole('textbox', { name: 'Command' }).fill('echo reloaded');
   await page.getByRole('button', { name: 'When a path changes' }).click();
   await page.getByLabel('Path on the machine').fill(file);
-  await page.getByLabel('Seconds without a change before the run').fill('0.1');
+  await page.getByLabel('Run after this many seconds without a change').fill('0.1');
   await page.getByRole('button', { name: 'Create' }).click();
   await page.getByRole('alert').getByText('settle').waitFor();
-  await page.getByLabel('Seconds without a change before the run').fill('1');
+  await page.getByLabel('Run after this many seconds without a change').fill('1');
   await page.getByRole('button', { name: 'Create' }).click();
   await page.getByRole('heading', { name: 'reload' }).waitFor();
   const [made] = (await client.schedules.list()).items;

@@ -15,10 +15,10 @@ browserTest(
     await page.getByText('0 of 1 can be upgraded').waitFor();
     const { upgrade } = await system.client.machines.get({ machine_id: machine, include: 'upgrade' });
     await page.getByText(`web-1: ${upgrade?.message}`).waitFor();
-    await page.getByLabel('Machines of a wave').fill('0%');
+    await page.getByLabel('Machines per wave').fill('0%');
     await page.getByRole('button', { name: 'Upgrade', exact: true }).click();
     await page.getByRole('alert').getByText('must be a number of machines').waitFor();
-    await page.getByLabel('Machines of a wave').fill('50%');
+    await page.getByLabel('Machines per wave').fill('50%');
     await page.getByLabel('Version').fill('9.9.9');
     await page.getByRole('button', { name: 'Upgrade', exact: true }).click();
     await page.getByRole('heading', { name: 'Upgrade to 9.9.9' }).waitFor();

@@ -173,8 +173,8 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 }
 
 /**
- * Flushes a directory. Before that, gives a directory that the agent created the mode and time of its archive entry, or
- * mode 0755 without an entry.
+ * Flushes a directory. If the agent created the directory, it first gets the mode and time of its archive entry.
+ * Without an entry, it gets mode 0755.
  */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
   // A directory that the agent may write but not read cannot be opened (EACCES). Such a directory is skipped.

@@ -63,7 +63,10 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   yield endOfArchive;
 }
 
-/** Leaves out a protected path, which fails with an AppError. Throws every other error, such as EACCES. */
+/**
+ * Accepts an AppError, which means that the path is protected: the walk then leaves out the path. Throws every other
+ * error, such as EACCES.
+ */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, toText(path));
 }

@@ -90,10 +90,11 @@ export class Flushes implements AsyncDisposable {
 
 /** Returns a time for Node's utimes(), exact to less than a microsecond. */
 export function seconds(ns: bigint): string {
-  // Most whole milliseconds have no exact floating point number, and could be stored as the millisecond before.
+  // Most whole milliseconds have no exact floating point number. Such a time could be stored as the millisecond before,
+  // so half a microsecond is added. It is subtracted from a negative time.
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
   const halfMicrosecond = ns < 0n ? -500n : 500n;
-  // The result is a string, because Node takes a negative number for the present time.
+  // The result is a string, because Node replaces a negative number by the present time.
   return String(Number(isInexact ? ns + halfMicrosecond : ns) / 1e9);
 }
 
@@ -107,7 +108,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
     throw fault(
       'permission_denied',
       path,
-      'only an agent that runs as root may set the original owner and group',
+      'cannot keep its owner and group, because only an agent that runs as root may set them; run the agent as root',
     );
   }
 }
@@ -189,7 +190,8 @@ export class AtomicWrite implements AsyncDisposable {
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // Removing the temporary name updates the change time of the file, which the caller reads next.
+      // This removal updates the change time of the file. It must happen now, before the caller reads that time for the
+      // etag.
       await fs.unlink(at);
     }
     await entry.keep();

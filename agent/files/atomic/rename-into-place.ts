@@ -59,7 +59,10 @@ async function claim(from: Confined, to: Confined): Promise<void> {
   }
 }
 
-/** Throws before anything is copied if the file that has the target name would make the rename fail. */
+/**
+ * Throws if the target exists and may not be replaced: without `overwrite`, or if only one of source and target is a
+ * directory. Called before anything is copied.
+ */
 export function assertPlace(
   present: { isDirectory(): boolean } | undefined,
   { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,

@@ -28,7 +28,7 @@ export class PrivateDirectory implements AsyncDisposable {
     }
   }
 
-  /** Returns the path of a name in the temporary directory, which is empty at first. */
+  /** Returns the path of `name` in the temporary directory. The directory is empty at first. */
   content(name = 'content'): Confined {
     return child(this.#pinned.at, name);
   }

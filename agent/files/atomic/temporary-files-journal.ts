@@ -161,7 +161,8 @@ export class Journal {
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
-  // The last piece is dropped. It is empty, or a crash cut it off before its file was created.
+  // The last piece is dropped: it is empty, or a line that a crash cut off. No leftover needs that line. Its name is
+  // not used yet, is removed already, or belongs to an empty directory that also has a "+" line.
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
     const left = Buffer.from(path, 'base64url').toString('latin1');

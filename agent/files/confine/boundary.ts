@@ -105,7 +105,10 @@ export class Boundary {
     return new Boundary(real, spelled, inodes, processes);
   }
 
-  /** True if the path, compared as text, lies inside a root. Only chooses an error, never allows access. */
+  /**
+   * True if the path, compared as text, lies inside a root. The result only decides which error is thrown. It never
+   * allows access.
+   */
   covers(path: Bytes): boolean {
     return this.#spelled.some((root) => within(path, root));
   }

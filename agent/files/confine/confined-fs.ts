@@ -45,8 +45,8 @@ export class Pinned implements Disposable {
   }
 
   /**
-   * Closes without waiting: close() waits for reads in progress, which may hang, and closing a deleted file
-   * may take long.
+   * Does not wait until the handle is closed. close() waits for reads in progress, which may hang, and may take long
+   * for a deleted file.
    */
   [Symbol.dispose](): void {
     this.handle.close().catch(() => undefined);
@@ -100,7 +100,8 @@ export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.
 export const identify = async (at: Confined): Promise<string> => identityOf(await stat(at));
 
 /**
- * Returns the id of the mount through which a directory was opened. Bind mounts have the same device but different ids.
+ * Returns the id of the mount through which a directory was opened. A bind mount has the same device as its source, but
+ * another id.
  */
 export function mountOf(at: Confined): string | undefined {
   // A synchronous read is safe here: the kernel answers from memory, without the disk.
@@ -141,8 +142,8 @@ const namesAtOnce = 256;
  * Yields names in the order of the file system, in batches. readdir() would read all names into memory first.
  */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
-  // Node's types lack the encoding 'buffer'. Node needs the exact bytes of names to read stats on file systems that
-  // report no file types.
+  // If a file system reports no file types, Node reads the stats of every name, and needs the exact bytes of the name
+  // for this. So the encoding is 'buffer', which Node's types lack.
   const options = { bufferSize: namesAtOnce, encoding: 'buffer' as 'latin1' };
   const entries: AsyncIterable<Dirent<string | Buffer>> = await fs.opendir(at, options);
   let batch: Named[] = [];

@@ -19,7 +19,7 @@ const madeUp: ReadonlySet<number> = new Set([
 
 /** True if an open directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
 export async function holdsFiles(at: Confined): Promise<boolean> {
-  // If statfs fails, true is returned: reading the directory then fails with the reason.
+  // If statfs fails, the result is true. The caller then reads the directory, and that read fails with the reason.
   const found = await statfs(bytes(at)).catch(() => undefined);
   return found === undefined || !madeUp.has(found.type);
 }

@@ -42,7 +42,10 @@ export async function openTargetFile(
   return { file: await pin(at, readOnly), stats, link: entry.link };
 }
 
-/** Opens a file found by a walk. Returns undefined if it is gone, is no regular file by now, or is protected. */
+/**
+ * Opens a file found by a walk. Returns undefined if it is gone, is no regular file by now, is protected, or gives
+ * access to the memory of a process.
+ */
 export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   // The file is gone, or a symlink, socket or device has its name now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');

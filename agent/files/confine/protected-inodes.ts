@@ -22,8 +22,8 @@ export interface ProtectedInode {
 }
 
 /**
- * Milliseconds for which the inodes that were read last are used. If a new file replaces a protected one meanwhile, the
- * inode of the new file is unknown, but the name is protected too.
+ * Inodes are used for this many milliseconds before they are read again. If a new file replaces a protected one
+ * meanwhile, the new file's inode is not known yet, but the file is protected by its name.
  */
 const trustMs = 1_000;
 
@@ -32,7 +32,7 @@ export class ProtectedInodes {
   readonly #known = new Map<Bytes, ProtectedInode>();
   #lookedAt = Number.NEGATIVE_INFINITY;
   #inside = new Set<string>();
-  /** The first error of the last read of all files below the protected directories. */
+  /** The first error that occurred when the files below the protected directories were last read. */
   #insideError: Error | undefined;
   #insideAt = Number.NEGATIVE_INFINITY;
 
@@ -72,8 +72,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * True if a file with this inode lies below a protected directory. If none was found, but a part of these directories
-   * could not be read, throws the system error of that read.
+   * True if a file with this inode lies below a protected directory. If no such file was found, but #attempt() stored
+   * an error, throws that error, because the file may lie in the part that could not be read.
    */
   isInside(inode: string): boolean {
     if (monotonic() - this.#insideAt >= trustMs) this.#readInside();

@@ -8,7 +8,10 @@ export { type Bytes, bytes, fromText, toText };
 export interface Target {
   /** Absolute path. It has no parts "." or "..", and no slash at its end unless it is "/". */
   path: Bytes;
-  /** True if the path must be a directory, because the request wrote it with "/", "." or ".." at its end. */
+  /**
+   * True if the path must be a directory, because the request wrote it with "/", "." or ".." at its end, as "~", or
+   * empty.
+   */
   folder: boolean;
 }
 
@@ -32,7 +35,7 @@ export function fault(
   return new AppError(code, `${toText(path)}: ${reason}`, { path: toText(path), ...details });
 }
 
-/** Throws not_a_directory if the request named a directory and the file is none. */
+/** Throws not_a_directory if the path must be a directory and the file is not one. */
 export function assertFolder({ path, folder }: Target, stats: { isDirectory(): boolean }): void {
   if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'is not a directory');
 }

@@ -34,8 +34,8 @@ class Trail {
   }
 
   /**
-   * Opens a path with O_PATH. The path may be unchecked, because the caller checks the directory to which it
-   * leads.
+   * Opens a path with O_PATH. The path may be unchecked, because the caller checks the file or directory that was
+   * opened.
    */
   async hold(path: Bytes, flags: number): Promise<fs.Pinned> {
     const pinned = await fs.pin(path as fs.Confined, fs.pathOnly | flags);
@@ -88,15 +88,15 @@ export class PathEntry implements AsyncDisposable {
     return this.found;
   }
 
-  /** Checks access again. `stats` are of the file that has the name now, and may differ from `found`. */
+  /** Checks access again. `stats` describes the file that has the name now, which may be another than `found`. */
   async recheck(stats: fs.BigIntStats | undefined): Promise<void> {
     const location = { at: this.directory, name: this.name };
     this.#boundary.judge(await this.#boundary.survey(location), stats, this.path);
   }
 
   /**
-   * Makes the name and the directories created for it durable. Without this call disposal removes these
-   * directories.
+   * Makes the name durable, and also the directories that were created for it. If keep() is not called, disposal
+   * removes these directories.
    */
   async keep(): Promise<void> {
     const { made } = this.#trail;

@@ -1,12 +1,11 @@
-// Walks everything below an open directory, and never through a symlink, even if directories are renamed during the
-// walk.
+// Walks everything below an open directory. Never follows a symlink, even if directories are renamed during the walk.
 import { posix } from 'node:path';
 import { fromErrno, isErrno } from '../../../shared/errors.ts';
 import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
 import * as fs from './confined-fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Number of names whose stats are read together, before the caller asks for these names. */
+/** The walk reads the stats of this many names together, before the caller asks for these names. */
 const batchSize = 64;
 
 /** One entry of the walk. Its handles stay open until the caller asks for the next step. */
@@ -50,9 +49,9 @@ interface Level {
   self: string;
   /** Path of the directory relative to the start, with a slash at its end; empty for the start. */
   prefix: Bytes;
-  /** Names that remain, in reverse order; undefined until the directory has been read. */
+  /** Names whose stats have not been read yet, in reverse order; undefined until the directory has been read. */
   names?: Bytes[];
-  /** Names with stats read ahead, in reverse order. */
+  /** Names whose stats have been read, but which have not been visited yet, in reverse order. */
   looked: Look[];
   /** The step that entered this directory; undefined for the start. */
   step: Step | undefined;
@@ -124,7 +123,10 @@ class Walker implements Disposable {
     return level.looked.pop();
   }
 
-  /** Reads all names before the first step, because some file systems leave out names while other names are removed. */
+  /**
+   * Reads all names of a directory before any of them is visited. If names are removed during the reading, some file
+   * systems leave out other names.
+   */
   async #namesIn({ inside, prefix }: Level): Promise<Bytes[]> {
     try {
       return (await fs.sortedNames(inside.at)).reverse();
@@ -150,7 +152,7 @@ class Walker implements Disposable {
     if (below && !((await this.#options.enter?.(step, below.inside.at)) ?? true)) below.names = [];
   }
 
-  /** Returns current stats of a name; a directory is also opened. */
+  /** Returns the stats of a name. If it is a directory, opens it and reads its stats again. */
   async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: fs.BigIntStats; inside?: fs.Pinned }> {
     if ('error' in look) throw look.error;
     if (!look.stats.isDirectory()) {

@@ -3,7 +3,7 @@
 import { AppError } from '../../../shared/errors.ts';
 
 const longestGlob = 1_000;
-/** Limits of brace expansion: characters of all resulting patterns together, and pairs of braces. */
+/** Limits of brace expansion: characters of all patterns that arise during the expansion, and pairs of braces. */
 const longestExpanded = 4_000;
 const mostBraces = 32;
 
@@ -111,7 +111,7 @@ function classOf(characters: string[], negated: boolean): Piece {
 
 /** Expands `{this,that}` into patterns, the innermost braces first. Braces without a comma are literal. */
 function expand(glob: string): string[] {
-  if (glob.split('{').length > mostBraces) throw invalid(`too complex: over ${mostBraces} braces`);
+  if (glob.split('{').length - 1 > mostBraces) throw invalid(`too complex: over ${mostBraces} braces`);
   const done: string[] = [];
   const open = [glob];
   let length = 0;

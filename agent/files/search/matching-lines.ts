@@ -5,7 +5,10 @@ import type { Contents } from '../confine/open-regular-file.ts';
 const chunkBytes = 64 * 1024;
 /** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
-/** Maximum number of bytes of an unfinished line in memory, enough for a hit across chunks and the text around it. */
+/**
+ * Maximum number of bytes of an unfinished line that wait in memory for its end. The limit leaves enough space for a
+ * hit that spans two chunks, and for the text around the hit.
+ */
 const longestTail = 64 * 1024;
 const longestText = 1024;
 /** Number of bytes before the hit that are included when a part of a long line is reported. */
@@ -37,8 +40,8 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // The offset is slightly wrong if a letter has another length in lower case. That only shifts the part that is
-    // reported of a long line.
+    // The offset is slightly wrong if a letter has another length in lower case. The only effect is on a long line: the
+    // reported part of the line starts a little too early or too late.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };
@@ -50,7 +53,7 @@ export async function* linesWith(
   { find, overlap }: Text,
   signal: AbortSignal,
 ): AsyncGenerator<Line | undefined, void, void> {
-  // Only the size at opening is read, so that the search of a growing file ends.
+  // Bytes that are appended after the file was opened are not read, so that the search of a growing file ends.
   const size = Number(stats.size);
   const buffer = Buffer.allocUnsafeSlow(longestTail + chunkBytes);
   const state: State = { buffer, held: 0, number: 1, reported: false };
@@ -72,8 +75,8 @@ export async function* linesWith(
 interface State {
   buffer: Buffer;
   /**
-   * Number of bytes in use in the buffer. They are a line whose end is not read yet, or the last bytes of such a line
-   * if it is long.
+   * Number of bytes in use in the buffer. They belong to a line whose end has not been read yet. Of a long line, only
+   * the last bytes are kept.
    */
   held: number;
   number: number;

@@ -35,7 +35,7 @@ const most = 3;
 /** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
 const startMs = 30_000;
-/** Milliseconds for which the processes that a dead spawner left half started get SIGKILL again and again. */
+/** After a spawner has died: milliseconds for which SIGKILL is repeated for the processes that it was starting. */
 const killForMs = 5_000;
 
 /**
@@ -50,8 +50,8 @@ export class Spawners {
   readonly #marks: string[];
   readonly #options: SpawnersOptions;
   /**
-   * The spawners by their values of the marker variable (see marksOf). A dead spawner is removed once all processes
-   * that it left half started are killed.
+   * The spawners by their values of the marker variable (see marksOf). A dead spawner is removed after the processes
+   * that it was starting have been killed.
    */
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;

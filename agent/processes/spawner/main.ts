@@ -71,7 +71,7 @@ function reportFailure(id: string, error: unknown): void {
   report({ id, errno: error instanceof Error && 'code' in error ? String(error.code) : 'unknown' });
 }
 
-/** Opens stdin, stdout and stderr for one program alone: programs that share an open file share its locks. */
+/** Opens stdin, stdout and stderr anew for each program. Programs that share an open file would share its locks. */
 function withFiles(
   { cgroup: own, stdin, stdout, stderr }: SpawnRequest,
   use: (files: number[]) => void,
@@ -109,7 +109,7 @@ function joinCgroup(directory: string | undefined): string | undefined {
   }
 }
 
-/** Moves this thread into a cgroup ("threaded mode", cgroups(7)), in which its next child then begins. */
+/** Moves this thread into a cgroup ("threaded mode", cgroups(7)). A child of the thread begins in the same cgroup. */
 function moveInto(directory: string): void {
   try {
     // Moving the whole process would block all forks on the machine for 3 to 12 ms (measured).
@@ -120,8 +120,8 @@ function moveInto(directory: string): void {
 }
 
 /**
- * Returns the start time in clock ticks since boot (proc(5)); empty if unreadable. The pid cannot be reused before the
- * exit is reported.
+ * Returns the start time of a child in clock ticks since boot (proc(5)); empty if unreadable. No other process can have
+ * the pid yet, because the spawner has not read the child's exit.
  */
 function startTime(pid: number): string {
   try {

@@ -15,8 +15,8 @@ export interface SpawnRequest {
 }
 
 /**
- * The end of a process. After a signal, `code` is 128 plus the signal's number, as in shells. Otherwise `signal` is
- * empty.
+ * How a process ended. If a signal ended it, `code` is 128 plus the signal's number, as in shells. If no signal ended
+ * it, `signal` is empty.
  */
 export interface Exited {
   code: number;

@@ -1,5 +1,5 @@
-// Starts programs with posix_spawn(3), called through the addon koffi. With 32 commands at once, Node's spawn is half
-// as fast, because it copies the page tables of its process.
+// Starts programs with posix_spawn(3), called through the addon koffi. With 32 commands at the same time, Node's spawn
+// is half as fast, because it copies the page tables of its process.
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
@@ -80,7 +80,10 @@ function loadLibc(koffi: Koffi) {
   return { spawn, wait };
 }
 
-/** Makes the child lead a new session and neither ignore nor block a signal, as `detached` of Node's spawn does. */
+/**
+ * Makes the child lead a new session, with the default handling of every signal and no signal blocked. Node's spawn
+ * with `detached` does the same.
+ */
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);

@@ -119,8 +119,8 @@ export class Terminals extends ProcessTable<Terminal> {
 }
 
 /**
- * Handles the messages of a client until its call ends. Reads on after an error, so that the call can end. Never
- * rejects.
+ * Handles the messages of a client until its call ends. After an error it still reads the messages but ignores them,
+ * because unread messages would keep the call from ending. Never rejects.
  */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
   for (;;) {

@@ -1,4 +1,4 @@
-// A pseudo terminal: the agent reads and writes its master. The program has its slave as stdin, stdout and stderr.
+// A pseudo terminal. The agent reads and writes the master. The program has the slave as stdin, stdout and stderr.
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { ReadStream } from 'node:tty';

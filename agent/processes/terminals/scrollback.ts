@@ -38,8 +38,8 @@ export class Scrollback {
   }
 
   /**
-   * Returns the offset from which a new client gets output. Skips the rest of a UTF-8 character that begins before this
-   * offset.
+   * Returns the offset from which a new client gets output: `terminalReplayBytes` before the end, or the first stored
+   * byte. If this is inside a UTF-8 character, returns the offset of the next character.
    */
   replayFrom(): number {
     const from = Math.max(this.start, this.#end - terminalReplayBytes);
@@ -55,7 +55,7 @@ export class Scrollback {
     return this.pace.hold(() => this.#end);
   }
 
-  /** Ends the waiting for readers: from now on append() resolves at once. */
+  /** Ends the waiting for readers: from now on append() resolves immediately. */
   release(): void {
     this.pace.release();
   }

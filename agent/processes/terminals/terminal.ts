@@ -15,16 +15,16 @@ import { fellOut, Scrollback } from './scrollback.ts';
 
 const pieceBytes = 64 * 1024;
 /**
- * Bytes of output that are sent at once in each period of `collectMs` milliseconds. Further output is sent in one
- * message at the end of the period.
+ * In each period of `collectMs` milliseconds, this number of bytes of output is sent without delay. Further output is
+ * sent in one message at the end of the period.
  */
 const sentAtOnce = 8 * 1024;
 const collectMs = 5;
-/** While more bytes of input than this wait for the program, no messages of the client are read. */
+/** While more than this number of input bytes wait for the program, the client's messages are not read. */
 const queuedBytes = 64 * 1024;
 /**
- * Input is acknowledged at once if at least this number of bytes is unacknowledged. Fewer bytes are acknowledged with
- * the next output.
+ * Input is acknowledged immediately if at least this number of bytes is unacknowledged. Fewer bytes are acknowledged
+ * with the next output.
  */
 const acknowledgeBytes = 8 * 1024;
 
@@ -71,8 +71,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Keeps the terminal alive until the returned function is called. The terminal ends `graceMs` milliseconds after the
-   * last of these functions was called.
+   * Keeps the terminal alive until the returned function is called. Once every function that keep() returned has been
+   * called, the terminal ends after `graceMs` milliseconds, unless keep() is called again.
    */
   keep(): () => void {
     this.#keepers += 1;
@@ -121,8 +121,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Removes the held clients after `heldMs` milliseconds. Called only while the broker keeps the terminal alive:
-   * clients come back through the broker.
+   * Removes the held clients after `heldMs` milliseconds. It is called only while the broker keeps the terminal alive,
+   * because clients can come back only through the broker.
    */
   #awaitHeld(): void {
     this.#stopWaiting();
@@ -216,8 +216,8 @@ export class Client {
   }
 
   /**
-   * If more than `sentAtOnce` bytes were sent in this period, waits for its end. Without the wait, each read (at most 4
-   * KiB) would become a message.
+   * Waits for the end of this period if more than `sentAtOnce` bytes were sent in it. Without the wait, every read from
+   * the pseudo terminal (at most 4 KiB) would become a message of its own.
    */
   async #collect(sent: number, signal: AbortSignal): Promise<void> {
     const now = monotonic();
@@ -243,8 +243,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // While input is paused, acknowledgements are not read. Without this line, the program would wait for an
-    // acknowledgement and never read its input.
+    // While input is paused, the client's acknowledgements are not read, so all sent output counts as acknowledged.
+    // Otherwise unacknowledged output could pause the program, and it would never read its input.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
@@ -255,8 +255,8 @@ export class Client {
   }
 
   /**
-   * Handles one message of the client. Resolves when the next message may be read. A program that does not read its
-   * input delays that.
+   * Handles one message of the client, and resolves when the next one may be read. If more than `queuedBytes` bytes of
+   * input are waiting, it resolves only after the terminal has accepted them.
    */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;

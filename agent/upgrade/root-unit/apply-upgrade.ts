@@ -56,7 +56,8 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
     else await upgrade.begin();
   } catch (error) {
-    // systemd starts the unit again at once as long as the state file or a request exists. This pause delays that.
+    // While the state file or a request exists, systemd starts the unit again as soon as it ends. This pause keeps the
+    // unit from failing again and again without a break.
     await sleep(retryMs);
     throw error;
   }
@@ -106,7 +107,7 @@ class Upgrade {
     await dropRequest(this.#directory);
   }
 
-  /** Brings an upgrade to its end, beginning with the step that a reboot or crash has interrupted. */
+  /** Runs an upgrade from the step in the state file to its end. After a reboot or crash, that step starts again. */
   async finish(): Promise<void> {
     const state = await this.#begun(this.#read());
     if (state.phase === 'rolling_back') return await this.#rollBack(state);

@@ -32,7 +32,7 @@ export class DebianPackage implements Installer {
     const found = (await must('dpkg-deb', ['--field', copy, 'Package', 'Version'])).trim();
     if (found !== `Package: ${name}\nVersion: ${version}`)
       throw new StartError(
-        `the package must be of ${name} ${version}, but its control file has "${found.replace('\n', ', ')}"`,
+        `the package must contain ${name} ${version}, but its control file says "${found.replace('\n', ', ')}"`,
       );
     const folder = await mkdtemp(join(directory, '.new-'));
     try {

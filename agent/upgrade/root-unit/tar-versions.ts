@@ -61,7 +61,8 @@ export class TarVersions implements Installer {
 }
 
 /**
- * Makes the link `current` point to a version, and `previous` to the version before. Each link is replaced atomically.
+ * Makes the link `current` point to a version. If `current` pointed to another version, the link `previous` then points
+ * to that one. Each link is replaced atomically.
  */
 async function point(name: string): Promise<void> {
   const before = await readlink(current).catch(() => name);

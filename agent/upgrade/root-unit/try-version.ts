@@ -9,7 +9,7 @@ const service = 'farhand-agent';
 const pollMs = 500;
 /** Milliseconds for which the new version must stay linked. */
 const stayMs = 10_000;
-/** Number of restarts with which a service counts as failed. */
+/** A service counts as failed after this number of restarts. */
 const mostRestarts = 3;
 
 /** Throws StartError unless the program in this directory starts and has this version. */
@@ -32,8 +32,8 @@ async function startVersion(command: string): Promise<string> {
 }
 
 /**
- * Starts the service with the restored version. If that version does not run then, restarts the service once. Returns
- * what is wrong if the restart does not help.
+ * Starts the service with the restored version, and restarts it once if that version does not run. Returns what is
+ * wrong if the version does not run even after the restart; undefined if it runs.
  */
 export async function faultOfRestored(command: string, version: string): Promise<string | undefined> {
   const output = await startVersion(command);

@@ -59,7 +59,7 @@ function readiness(url: string, { ok: ready, status }: Response): Finding {
       `${url} is not ready for requests`,
       'wait until the broker has started, or read its log',
     );
-  const mend = 'check that the URL is that of a broker, with nothing after host and port';
+  const mend = 'check that the URL belongs to a broker and has no path';
   return fail('broker', `${url} answers with HTTP status ${status}`, mend);
 }
 
@@ -98,7 +98,7 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
     if (!(error instanceof StartError || error instanceof FarhandError)) throw error;
     const code = error instanceof FarhandError ? error.code : '';
     const what = `${clean(error.message)}${code && ` (${clean(code)})`}`;
-    // Such an answer says nothing about the key.
+    // If the broker is unavailable, its answer says nothing about the key.
     if (code === 'unavailable')
       return [fail('broker', what, 'run farhand-broker doctor on the broker’s machine, and read its log')];
     return [fail('key', what, 'store another key with farhand login')];
@@ -171,7 +171,7 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
       warn(
         'upgrades',
         what,
-        'on each of these machines, run as root: farhand-agent trust-key FILE, with the public key that verifies your packages',
+        'on each of these machines, run farhand-agent trust-key FILE as root; FILE is the public key that verifies your packages',
       ),
     );
   }

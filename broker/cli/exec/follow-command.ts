@@ -57,8 +57,8 @@ export async function follow(
 }
 
 /**
- * Returns a handler for an error of follow(). It says that `what` was sent all the same, so that the user does not
- * send it twice.
+ * Returns a handler for an error of follow(). The handler throws a StartError. Its message says that `what` was sent
+ * but not followed, so that the user does not send it twice.
  */
 export const wasSent =
   (what: string, next: string) =>
@@ -81,7 +81,7 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
   return exit_code ?? 1;
 }
 
-/** Returns the end of a command as text. Returns undefined if the exit code is explanation enough. */
+/** Explains in words how a command ended. Returns undefined if the exit code is explanation enough. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;

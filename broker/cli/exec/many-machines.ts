@@ -11,7 +11,10 @@ import { type ConnectionReporter, reportConnection } from './report-silence.ts';
 const followedAtOnce = 32;
 /** A line that is longer than this number of characters is printed in parts. */
 const maxLine = 64 * 1024;
-/** Maximum number of bytes of input. The arguments, environment and input of a batch may have 64 KiB together. */
+/**
+ * Maximum number of bytes of input. The broker limits the input, arguments and environment of a batch to 64 KiB
+ * together, so this limit leaves room for the arguments and the environment.
+ */
 const maxInput = 48 * 1024;
 const advice =
   'input for several machines must be UTF-8 of at most 48 KiB; send longer input as a file, and let the command read that file';

@@ -3,9 +3,9 @@ import { after, sleep } from '../../../shared/clock.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { hint } from '../print.ts';
 
-/** Milliseconds without a connection after which the break is reported. Shorter interruptions are not reported. */
+/** A broken connection is reported after this number of milliseconds. Shorter interruptions are not reported. */
 const brokenMs = 3_000;
-/** Milliseconds without an event after which the status of the machine is read, and read again. */
+/** The status of the machine is read after every period of this many milliseconds that has no event. */
 const silentMs = 10_000;
 
 export interface ConnectionReporter {
@@ -14,7 +14,7 @@ export interface ConnectionReporter {
   forget(command_id: string): void;
 }
 
-/** Reports when streams of commands have lost their connection, and when all have one again. */
+/** Reports when the output stream of a command has lost its connection, and when all streams are connected again. */
 export function reportConnection(whatGoesOn: string): ConnectionReporter {
   const broken = new Set<string>();
   let reported = false;
@@ -65,7 +65,7 @@ export function reportMachine(client: Farhand, machine_id: string, name: string)
   const watch = async (): Promise<void> => {
     while (!over.signal.aborted) {
       await sleep(silentMs, over.signal);
-      // Nothing is reported to a key without machines:read, and while the broker cannot be reached.
+      // look() fails if the key lacks machines:read or the broker cannot be reached. Then nothing is reported.
       if (isSilent && !over.signal.aborted) await look().catch(() => {});
       isSilent = true;
     }

@@ -46,7 +46,7 @@ function addReads(files: Command): void {
     examples: ["farhand files find web-1:/var/log --name '*.log' --content error"],
     flags: {
       '--name <glob>':
-        'glob pattern for the name; a pattern with a slash is compared with the path below the directory',
+        'glob pattern for the name or, if the pattern has a slash, for the path relative to the directory',
       '--content <text>': 'text that a line must contain',
       '-i, --ignore-case': 'ignore case',
       '-a, --all': 'include hidden files',

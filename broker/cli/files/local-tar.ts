@@ -8,7 +8,7 @@ import { clean, hint } from '../print.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** Yields a directory with files, directories and symlinks as a tar. If `mode` is set, every file gets this mode. */
+/** Yields a tar of a directory and the files, directories and symlinks in it. Every file gets `mode` if it is set. */
 export async function* pack(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
   yield* packBelow(tar.fromText(directory), './', mode);
   yield tar.endOfArchive;

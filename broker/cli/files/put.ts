@@ -103,8 +103,8 @@ async function putTree(
   const sent = await send(tree, progress, signal, (content) =>
     client.files.extract({ ...target, ...rest, content }, { signal }),
   ).catch((error: unknown) => {
-    // The machine unpacks files as they arrive. If the user interrupts the transfer, those files stay on the machine, so
-    // the message says where they are.
+    // The machine unpacks files as they arrive. If the user interrupts the transfer, those files stay on the machine.
+    // The message therefore says where they are.
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,

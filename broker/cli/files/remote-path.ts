@@ -1,4 +1,5 @@
-// Parses paths like scp: machine:path is remote, any other path is local; "-" is standard input or output.
+// Parses paths in the way that scp does: machine:path is remote, and any other path is local. The verbs put, get and cp
+// take the local path "-" as standard input or output.
 import { posix } from 'node:path';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';

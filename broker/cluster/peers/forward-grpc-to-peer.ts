@@ -20,7 +20,7 @@ const options = {
   'grpc.ssl_target_name_override': peerName,
   'grpc.default_authority': peerName,
   'grpc.use_local_subchannel_pool': 1,
-  // With retries disabled, grpc-js does not copy every chunk, and no request can start a command twice.
+  // With retries disabled, grpc-js never repeats a call, so no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc.enable_channelz': 0,

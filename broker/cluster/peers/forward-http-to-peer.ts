@@ -35,7 +35,7 @@ const connectMs = 2_000;
  * broker before its lease is over.
  */
 const answerMs = leaseMs;
-/** Milliseconds in which another broker must report if it can reach the database. Its query takes up to 3 s. */
+/** Milliseconds in which another broker must report whether it can reach the database. Its query takes up to 3 s. */
 const databaseMs = 4_000;
 /**
  * Maximum number of idle connections to each broker. A request that finds no idle connection waits some 2 ms for a
@@ -72,7 +72,7 @@ export class PeerClient {
   endLost(): void {
     for (const [one, { brokerId }] of this.#open)
       if (this.#owners.hasEnded(brokerId))
-        one.destroy(new Error(`broker ${brokerId} counts as stopped: it has not renewed its lease in time`));
+        one.destroy(new Error(`broker ${brokerId} counts as stopped: its lease is over`));
   }
 
   /**
@@ -101,8 +101,8 @@ export class PeerClient {
           one.destroy(
             new Error(`broker ${peer.brokerId} can no longer be reached at ${url}`, { cause: error }),
           );
-      // All idle connections are closed, so that no later request uses one that leads to the broker that did not
-      // answer.
+      // The idle connections to all brokers are closed. Otherwise a later request could use an idle connection to the
+      // broker that did not answer.
       for (const idle of Object.values(this.#agent.freeSockets).flat()) idle?.destroy();
     } finally {
       cancel();
@@ -147,8 +147,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // A `data` listener lets data flow from the next turn of the event loop. By then pipeline() can pause the answer
-      // for a slow client.
+      // This listener starts the flow of data, but not before the next line has called pipeline(). pipeline() pauses
+      // the answer while the client is slow.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {

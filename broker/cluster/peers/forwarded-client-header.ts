@@ -56,7 +56,7 @@ export async function describedClient(header: string, { state, cluster }: Servic
   // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads
   // again.
   if (!knowsKey || (login_id !== undefined && !state.logins.has(login_id))) await state.refresh();
-  // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
+  // The casts are safe: currentKey() refuses an unknown key, and the authorization refuses an unknown login.
   const key = currentKey(state, key_id as KeyId);
   const login = login_id !== undefined && { login_id: login_id as LoginId };
   // `isForwarded` means that the other broker has counted the request against the rate limit.

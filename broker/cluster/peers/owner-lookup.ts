@@ -22,7 +22,7 @@ export interface Owners {
   /** Returns the other broker whose data directory has this id; undefined if that broker does not run. */
   withDirectory(directoryId: string): Peer | undefined;
   /**
-   * Resolves once the open work of the machine is loaded, if this broker owns the machine. Throws unavailable if it
+   * If this broker owns the machine, waits until the machine's open work is loaded. Throws unavailable if the work
    * cannot be loaded.
    */
   loaded(machineId: string): Promise<void>;

@@ -28,11 +28,14 @@ const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run']
 /** What a request is about. It decides which broker answers the request. */
 export interface RequestSubject {
   machine: MachineId;
-  /** Id of the data directory with an ended command's output files. The broker with this directory answers. */
+  /**
+   * Id of the data directory that has the output files of an ended command. The broker with this directory answers the
+   * request, if that broker runs.
+   */
   directory?: string | undefined;
   /**
-   * The machine’s owner, if it is not this broker. Read from the database only if the machine had no link when all
-   * owners were last read.
+   * Another living broker that owns the machine, as just read from the database. The database is read for this only if
+   * the machine had no link when all owners were last read. Otherwise this field is undefined.
    */
   newOwner?: Peer | undefined;
 }
@@ -109,8 +112,8 @@ export class Peers {
   }
 
   /**
-   * The machine that a request without a machine id is about: the only registered machine; undefined if there are none
-   * or several.
+   * The only registered machine; undefined if there are none or several. Some routes permit a request without a
+   * machine id. Such a request is about this machine.
    */
   get onlyMachine(): RequestSubject | undefined {
     const { machines } = this.#services.state;

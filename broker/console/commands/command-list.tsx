@@ -15,8 +15,8 @@ export function commandLine({ command, args }: Pick<CommandRecord, 'command' | '
 }
 
 /**
- * Returns the URL of the form that runs a command again, with the same folder and user filled in. With `machine`, also
- * with the same machine.
+ * Returns the URL of the form that runs a command again. The form then contains the line, folder and user of the
+ * command. If `machine` is given, the form also contains that machine.
  */
 export function runAgain(
   { cwd, user, ...line }: Pick<CommandRecord, 'command' | 'args' | 'cwd' | 'user'>,

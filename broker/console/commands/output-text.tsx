@@ -6,7 +6,7 @@ export interface OutputPart {
   id: number;
   stream: 'stdout' | 'stderr';
   text: string;
-  /** True if bytes before this part are no longer stored. */
+  /** True if this part stands for bytes that are not stored. */
   gap?: boolean;
 }
 
@@ -96,7 +96,7 @@ export function OutputText({ parts }: { parts: readonly OutputPart[] }) {
     <pre>
       {parts.map(({ id, stream, text, gap }) => (
         <span key={id} class={stream}>
-          {gap ? '[output that is no longer stored]\n' : text}
+          {gap ? '[output that is not stored]\n' : text}
         </span>
       ))}
     </pre>

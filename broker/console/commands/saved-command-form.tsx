@@ -74,7 +74,7 @@ const draftOf = (saved: SavedCommand | undefined): Draft => ({
 const namesIn = (line: string): string[] =>
   [...line.matchAll(/\{\{([a-z][a-z0-9_]*)\}\}/g)].map(([, name = '']) => name);
 
-/** Returns the parameter as a request contains it, without the fields that parameters of its type do not have. */
+/** Returns the parameter in the form that a request needs: only with the fields that its type allows. */
 function parameterOf(name: string, draft: ParameterDraft) {
   const { type, optional, byDefault, values, pattern, min, max, description } = draft;
   const isText = type === 'string' || type === 'path';
@@ -116,7 +116,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
   const { name, description, line, parameters } = draft;
-  // Parameters that no argument uses are not removed, because schedules may set values for these parameters.
+  // The form keeps parameters that no argument of the saved command used, because schedules may set values for them.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
   const names = [...new Set([...namesIn(line), ...unused])];

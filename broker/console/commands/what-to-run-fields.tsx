@@ -173,7 +173,7 @@ interface WhereFieldsProps {
   set: (changes: { cwd?: string; user?: string }) => void;
 }
 
-/** In which folder and as which user a command runs. */
+/** Fields for the folder in which a command runs and for the user as which it runs. */
 export function WhereFields({ cwd, user, set }: WhereFieldsProps) {
   return (
     <>

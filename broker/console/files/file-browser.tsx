@@ -27,8 +27,10 @@ const searches = [
   ['content', 'Content'],
 ] as const;
 
-/** Number of entries that are read at first. If a folder has more, a button reads the rest. */
+/** Number of entries that are read at first. If a folder has more, the button `More` reads more of them. */
 const mostAtFirst = 1_000;
+/** Number of entries that are read after the first click on `More`. After the second click, all entries are read. */
+const mostAfterClick = 10_000;
 
 export function Files({ params: { machine = '', status } }: { params: Params }) {
   const { query } = place.value;
@@ -37,9 +39,13 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   const text = query.get('find') ?? '';
   const by: SearchBy = query.get('in') === 'content' ? 'content' : 'name';
   const [hidden, setHidden] = useState(false);
-  const [limit, setLimit] = useState(mostAtFirst);
+  const [limit, setLimit] = useState<number | undefined>(mostAtFirst);
   const listing = useData(
-    (signal) => client.files.list({ machine_id: machine, hidden, limit, ...(path && { path }) }, { signal }),
+    (signal) =>
+      client.files.list(
+        { machine_id: machine, hidden, ...(limit && { limit }), ...(path && { path }) },
+        { signal },
+      ),
     [machine, path, hidden, limit],
     ({ type, data }) => type.startsWith('file.') && data.machine_id === machine,
   );
@@ -77,7 +83,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
               machine={machine}
               listing={data}
               reload={listing.reload}
-              more={() => setLimit(limit * 10)}
+              more={() => setLimit(limit === mostAtFirst ? mostAfterClick : undefined)}
             />
           )}
         </Show>
@@ -193,7 +199,7 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
   );
 }
 
-/** The path as links. A click beside them, or the key `e`, turns it into a text field. */
+/** The path as links. The button beside them turns it into a text field. */
 function PathBar({ path }: { path: string }) {
   const [typed, setTyped] = useState<string | undefined>(undefined);
   const field = useRef<HTMLInputElement>(null);

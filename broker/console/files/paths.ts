@@ -29,7 +29,7 @@ export const joined = (folder: string, name: string): string => `${folder.replac
 export const parentOf = (path: string): string => path.replace(/\/[^/]*\/?$/, '') || '/';
 export const baseOf = (path: string): string => path.replace(/.*\//, '');
 
-/** Returns the folders above a path, from the root on, each with its own path. */
+/** Returns the folders from the root to the path itself, each with its name and its own path. */
 export function crumbsOf(path: string): { name: string; path: string }[] {
   const names = path.split('/').filter(Boolean);
   const crumbs = names.map((name, index) => ({ name, path: `/${names.slice(0, index + 1).join('/')}` }));

@@ -73,7 +73,7 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
             ? 'A field is empty if its value differs between the entries. '
             : ''}
           {entries.some(({ type }) => type === 'directory')
-            ? 'Changes only a folder itself, not its content. '
+            ? 'Saving changes a folder itself, but not its content. '
             : ''}
           To change the owner or group, the agent must run as root.
         </p>

@@ -35,7 +35,7 @@ export const arrivals = signal(0);
  * be free for the pages.
  */
 const atOnce = 4;
-/** Milliseconds until pages display a change, together with all changes that follow within this time. */
+/** Milliseconds from a change until pages display it. They display all changes made in this time together. */
 const showMs = 30;
 /** Milliseconds between two loads of the list while many small files arrive. */
 const betweenListings = 2_000;

@@ -1,4 +1,4 @@
-// The form of an API key: what it may do, on which machines, and until when.
+// The form that creates or changes an API key: its name, its scopes, its machines, and when it expires.
 import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';

@@ -1,7 +1,7 @@
 // Every scope of a key, with a description of what it allows.
 import type { Scope } from '../../../shared/api/route.ts';
 
-/** Because of the type, a missing scope does not compile. */
+/** The type makes the compiler report each scope that has no text here. */
 export const scopeTexts: Readonly<Record<Scope, string>> = {
   'machines:read': 'See machines, their metrics, events and alerts',
   'machines:write': 'Rename, tag and remove machines, acknowledge alerts',

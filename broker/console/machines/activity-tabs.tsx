@@ -80,7 +80,7 @@ export function MachineActivity({ machine }: { machine: string }) {
       inputs={[machine]}
       when={({ data }) => data.machine_id === machine}
       empty={
-        <Empty icon={icons.events} title="Nothing happened in the last 72 hours">
+        <Empty icon={icons.events} title="No events are stored for this machine">
           <p>Connections, commands, terminals and changes of files will appear here.</p>
         </Empty>
       }

@@ -4,7 +4,7 @@ import { Ago } from '../parts/small-components.tsx';
 import { clock, durationText } from '../time.ts';
 import type { MachineRow } from './live-machine-list.ts';
 
-/** Milliseconds without a message after which values count as old. Agents report every 10 s. */
+/** A machine's values count as old if it has sent nothing for this many milliseconds. Agents report every 15 s. */
 const staleMs = 30_000;
 
 const silenceOf = ({ heardAt }: MachineRow): number => Math.max(0, clock.value - heardAt);

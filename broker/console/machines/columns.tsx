@@ -112,7 +112,7 @@ export const columns: readonly Column[] = [
   },
 ];
 
-/** True if the window is at most this wide, in pixels. */
+/** Returns a signal that is true while the window is at most this wide, in pixels. */
 function isNarrow(pixels: number) {
   const query = matchMedia(`(max-width: ${pixels}px)`);
   const narrow = signal(query.matches);

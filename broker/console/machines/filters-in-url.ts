@@ -27,8 +27,8 @@ export function queryOf(given: URLSearchParams): MachineQuery {
 }
 
 /**
- * Returns the order of a field that the user chooses for the first time. Numbers and times are descending, because the
- * largest values matter most.
+ * Returns the order of the list when the user starts to sort it by a field. Names and the status are ascending.
+ * Numbers and times are descending, because their largest values matter most.
  */
 export const firstSort = (field: SortField): string =>
   ['name', 'hostname', 'status'].includes(field) ? field : `-${field}`;

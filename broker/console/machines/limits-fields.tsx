@@ -1,4 +1,5 @@
-// The fields that limit something, such as a key or an alert rule, to machines: by tags and one by one.
+// The form fields that limit a key, an alert rule or a maintenance window to certain machines. The user chooses these
+// machines by tag or one by one.
 import { TextField } from '../parts/form.tsx';
 import { MachinePicker } from './machine-picker.tsx';
 import { nameOf } from './names.ts';
@@ -55,7 +56,7 @@ export function LimitsFields({ limits, change }: LimitsFieldsProps) {
         value={tags}
         change={(text) => change({ tags: text, machines })}
         placeholder="web, db"
-        hint="Any of these tags. Without tags and machines: every machine"
+        hint="One of these tags is enough. If you enter no tags and choose no machines, every machine is included"
       />
       <Chips
         label="Chosen machines"

@@ -75,7 +75,8 @@ export class Fleet {
   show(first: number, last: number): void {
     const ahead = Math.sign(first - this.#view.first) * pageSize;
     this.#view = { first, last };
-    // Without the next page, all rows that come into view would be filled in one frame, which would be drawn late.
+    // The next page is loaded in advance. Otherwise, all its rows would be filled in a single frame when they come into
+    // view, and this frame would be drawn late.
     const next = this.#pagesOf(Math.max(0, first + ahead), Math.min(last + ahead, (this.#total ?? 0) - 1));
     for (const page of [...this.#pagesInView(), ...next]) if (!this.#asked.has(page)) void this.#read(page);
   }

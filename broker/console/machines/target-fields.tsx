@@ -21,7 +21,7 @@ interface TargetFieldsProps {
   setTags: (tags: string) => void;
   /** A sentence that says which machines the tags select, and at what time. */
   hint: string;
-  /** Fields that choose machines. Without such fields, the action is for the selected machines. */
+  /** A field that chooses one machine. Without it, the card has the selected machines, and a field to add more. */
   children?: ComponentChildren;
 }
 

@@ -72,7 +72,7 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
           <span>
             The broker turned this channel off: {disabled_reason.replaceAll('_', ' ')}.{' '}
             {disabled_reason === 'key_revoked'
-              ? 'Turn it on again to send alerts with the rights of your key.'
+              ? 'Turn it on again. It then sends alerts with the rights of your key.'
               : 'Edit it, and set its address and secret again.'}
           </span>
         </p>

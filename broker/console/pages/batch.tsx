@@ -1,5 +1,5 @@
-// The page of one batch: a live row for each machine with the last output, and a button that runs the command
-// again on machines where it failed.
+// The page of one batch: a live card or row for each machine, with the last part of its output. A button opens the form
+// that runs the command again on the machines where it failed.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';

@@ -1,4 +1,4 @@
-// The page of events: new events as they happen, above the events of the last 72 hours.
+// The page of events: new events as they happen, above the stored events.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { connected, type Happened, listen, onReturn } from '../live-updates.ts';

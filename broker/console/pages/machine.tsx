@@ -69,8 +69,8 @@ export function Machine({ params }: { params: Params }) {
 }
 
 /**
- * Calls `reload` when a live update has a new status of the machine. Events do not suffice, because a short
- * interruption of the connection causes none.
+ * Calls `reload` when a live update has a new status of the machine. The events about the machine are not enough for
+ * this, because the broker records no event for a short loss of the machine's connection.
  */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');

@@ -1,5 +1,5 @@
-// The pages that are loaded together when a user opens a second page. One script has a quarter fewer bytes than a
-// script per page.
+// All pages except Machines, in one script that is loaded when a user first opens one of them. This script has a
+// quarter fewer bytes than separate scripts, one for each page, would have together.
 export { AlertChannel } from './alert-channel.tsx';
 export { Alerts } from './alerts.tsx';
 export { Audit } from './audit.tsx';

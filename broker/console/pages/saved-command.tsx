@@ -1,5 +1,5 @@
-// The page of a saved command, with buttons to run, schedule, change and delete it, and its form (id `new` or tab
-// `edit`).
+// The page of a saved command, with buttons to run, schedule, change and delete it. With the id `new` or the tab
+// `edit`, the page displays the form for a saved command instead.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';

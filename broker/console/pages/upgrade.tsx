@@ -74,7 +74,7 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
     <section class="card command-card">
       <span>
         {waves === null
-          ? 'Machines of this upgrade that your key may use'
+          ? 'Only the machines that your key may use'
           : waves === 0
             ? 'No machine could be upgraded'
             : `Wave ${current_wave} of ${waves}`}

@@ -1,4 +1,5 @@
-// Asks for the API key again before an action that the thief of an open browser tab must not be able to do.
+// Asks for the API key again before a sensitive action, such as creating a key. This protects against a person who
+// takes over an open browser tab.
 import { useState } from 'preact/hooks';
 import { confirmation } from '../api-client.ts';
 import { confirmLogin } from '../login-session.ts';
@@ -20,8 +21,8 @@ export function ConfirmLogin() {
         }}
       >
         <p class="muted">
-          Enter your key again to create keys or join tokens, or to remove machines. You are not asked again
-          for 15 minutes.
+          This action needs your key again: anyone could use this open tab. You are not asked again for 15
+          minutes.
         </p>
         <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
       </Form>

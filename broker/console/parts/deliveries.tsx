@@ -45,7 +45,7 @@ export function Deliveries({ read, redeliver, inputs, changed, empty }: Deliveri
   );
 }
 
-/** Displays the result of a test delivery. `receiver` is the subject of its sentence, such as `The webhook`. */
+/** Displays whether a test delivery succeeded. `receiver` names the receiver in the message, such as `Slack`. */
 export function sayTested(
   receiver: string,
   { delivered, status_code, duration, error }: Awaited<ReturnType<typeof client.webhooks.test>>,

@@ -72,7 +72,10 @@ export function LongList<T extends { id: string }>({
   );
 }
 
-/** Returns a function that corrects the further pages of a list after its first page was loaded again. */
+/**
+ * Returns a function that updates the further pages of a list after its first page was loaded again, so that no item is
+ * missing in between.
+ */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
   // If the old and the new first page have no item in common, the items between them were never loaded. The further

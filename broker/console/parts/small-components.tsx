@@ -159,7 +159,8 @@ interface DialogProps {
 /** A dialog above the page. Escape or a click beside it closes it. */
 export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
-  // The focused element is read here, because a field of the dialog may take the focus before effects run.
+  // The element that gets the focus back when the dialog closes. An effect would read it too late, because a field of
+  // the dialog may take the focus before effects run.
   const [before] = useState(() => document.activeElement);
   useEffect(() => {
     element.current?.showModal();

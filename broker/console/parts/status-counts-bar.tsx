@@ -1,6 +1,6 @@
 // A bar with the number of machines per status, for batches and upgrades.
 
-/** The statuses in the order of the bar, with the CSS class of their color; empty for statuses that mean waiting. */
+/** The statuses in the order of the bar, each with the CSS class of its color. Waiting statuses have no class. */
 const colors: readonly (readonly [status: string, color: string])[] = [
   ['completed', 'good'],
   ['upgraded', 'good'],

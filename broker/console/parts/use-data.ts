@@ -25,7 +25,7 @@ const againMs = 2_000;
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,
   inputs: readonly unknown[],
-  /** True for events that cause a load. With null, for data that the user edits, only `inputs` cause loads. */
+  /** True for events that cause a load. Null for data that the user edits, so that only `inputs` cause loads. */
   when?: ((event: Happened) => boolean) | null,
   /** If set, live updates of this topic cause loads, and events do not. */
   topic?: 'commands',

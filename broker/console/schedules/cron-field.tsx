@@ -15,8 +15,8 @@ interface CronFieldProps {
 const typingMs = 150;
 
 /**
- * Returns the offset of a zone at a time, such as `GMT+2`. If the offsets of two times differ, the clocks
- * change in between.
+ * Returns the UTC offset of a time zone at an instant, such as `GMT+2`. If the offsets at two instants differ, the
+ * clocks change in between.
  */
 const offsetAt = (at: string, timeZone: string): string =>
   new Intl.DateTimeFormat('en', { timeZone, timeZoneName: 'shortOffset' })

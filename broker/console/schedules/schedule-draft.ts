@@ -31,7 +31,7 @@ export interface Rules extends Pick<Detail, 'timezone' | 'overlap' | 'catch_up'>
   cron: string;
   path: string;
   recursive: boolean;
-  /** Seconds without a change after which a run starts. */
+  /** A run starts after this many seconds without a change. */
   settle: string;
   onFailure: boolean;
 }

@@ -1,5 +1,5 @@
-// The form of a schedule: what runs, where, and at which times or after which changes. A cron expression is described in
-// words while it is typed.
+// The form of a schedule: what runs, where, and at which times or after which changes. A cron expression is described
+// in words while it is typed.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { isChosen, useSavedCommands, WhatToRunFields } from '../commands/what-to-run-fields.tsx';
@@ -72,7 +72,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
         {isForeign && (
           <CheckField
-            label="Give the schedule the rights of my key (always happens if you change where or what it runs)"
+            label="Give the schedule the rights of my key (always happens if you change its machines or what it runs)"
             value={isTakenOver}
             change={setTakenOver}
           />
@@ -142,7 +142,7 @@ function TimeFields({ rules: { cron, timezone, catch_up }, set }: RuleFieldsProp
           options={timeZoneOptions(timezone)}
         />
         <SelectField
-          label="Missed while the broker was down"
+          label="Runs missed while the broker was down"
           value={catch_up}
           change={(value) => set({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
           options={[
@@ -175,7 +175,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
       />
       <div class="fields">
         <TextField
-          label="Seconds without a change before the run"
+          label="Run after this many seconds without a change"
           value={settle}
           change={(text) => set({ settle: text.trim() })}
           hint="If the changes do not stop, the command runs after ten times the seconds in this field"

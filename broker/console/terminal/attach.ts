@@ -9,7 +9,10 @@ export type Phase =
   | { name: 'connecting' | 'offline' }
   /** `client`: the id of this client in the session. */
   | { name: 'connected'; client: string }
-  /** `behind`: the machine no longer stores the output that this page needs next. */
+  /**
+   * `behind`: this page read the output too slowly, the machine accepted no input, or the machine no longer stores the
+   * output that this page needs next.
+   */
   | { name: 'lost' | 'behind'; text: string }
   | { name: 'ended'; text: string };
 
@@ -88,7 +91,7 @@ function endOf(end: Ending): Phase {
   if (end.why === 'fell_behind')
     return {
       name: 'behind',
-      text: 'Too much output was waiting, or the machine accepted no input. Connecting again…',
+      text: 'This page read the output too slowly, or the machine accepted no input. Connecting again…',
     };
   return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
 }

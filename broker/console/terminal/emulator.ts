@@ -72,7 +72,7 @@ export interface Emulator {
   fit(): void;
   paint(isDark: boolean): void;
   /**
-   * Lets screen readers read the output. While this is on, characters that no single key types, such as emoji, cannot
+   * Lets screen readers read the output. While this is on, characters without a key of their own, such as emoji, cannot
    * be typed.
    */
   readAloud(on: boolean): void;
@@ -121,12 +121,15 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-/** Maximum number of bytes that are drawn at once. This takes some 40 ms if every line has one letter. */
+/** Maximum number of bytes in one drawing. Drawing so many bytes takes some 40 ms if every line has one letter. */
 const mostDrawn = 96 * 1024;
 /** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
-/** Draws output at once. Collects output that arrives during a drawing, because each drawing can take a frame. */
+/**
+ * Draws output immediately, unless a drawing is in progress. Output that arrives during a drawing is collected for the
+ * next one, because each drawing can take a frame.
+ */
 function writerOf(terminal: Terminal): Emulator['write'] {
   let pieces: Uint8Array[] = [];
   let waiting = 0;
@@ -155,8 +158,8 @@ function writerOf(terminal: Terminal): Emulator['write'] {
 }
 
 /**
- * Joins the first piece with further pieces, as many as may be drawn at once. Also returns the number of further
- * pieces.
+ * Joins the first piece with as many further pieces as fit into one drawing. Also returns how many further pieces it
+ * joined.
  */
 function joined(first: Uint8Array, others: readonly Uint8Array[]): { bytes: Uint8Array; taken: number } {
   let length = first.length;

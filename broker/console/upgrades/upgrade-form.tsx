@@ -95,7 +95,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         hint="May also be older than the version on the machines"
       />
       <TextField
-        label="Machines of a wave"
+        label="Machines per wave"
         value={wave}
         change={(text) => change({ wave: text.trim() })}
         hint="A number, or a percentage"

@@ -19,7 +19,7 @@ export function SendMissed({ webhook, close, changed }: SendMissedProps) {
   const run = async (): Promise<void> => {
     const since = new Date(now() - Number(hours) * hourMs).toISOString();
     const { redelivered } = await client.webhooks.redeliverSince({ webhook_id: webhook, since });
-    say(redelivered === 0 ? 'Nothing was missed' : `${redelivered} deliveries are sent again`);
+    say(redelivered === 0 ? 'Nothing was missed' : `Deliveries that are sent again: ${redelivered}`);
     changed();
     close();
   };

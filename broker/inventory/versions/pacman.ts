@@ -30,8 +30,8 @@ function compareSegment(x: string, y: string): number {
 }
 
 /**
- * Compares what remains of two versions after their equal segments. At most one of them has a segment left. If it
- * begins with letters, its version is older: 1.0beta before 1.0.
+ * Compares the remainders of two versions after their equal segments. At most one remainder has a segment. A remainder
+ * that begins with letters makes its version older: 1.0beta is older than 1.0.
  */
 function compareRests(a: string, b: string): number {
   // If something remains of both versions, leading separators are ignored.
