@@ -3,22 +3,18 @@ import { AppError } from './errors.ts';
 
 export class Quota {
   readonly #limit: number;
-  readonly #what: string;
+  readonly #message: string;
   #used = 0;
 
-  /**
-   * `what` completes the message "too many …; try again later", for example "answers wait for clients that read
-   * slowly".
-   */
-  constructor(limit: number, what: string) {
+  /** `message` is the message of the error for a request beyond the limit. */
+  constructor(limit: number, message: string) {
     this.#limit = limit;
-    this.#what = what;
+    this.#message = message;
   }
 
   /** Adds `amount`, which may be negative. Throws `unavailable` if the sum would exceed the limit. */
   add(amount: number): void {
-    if (amount > 0 && this.#used + amount > this.#limit)
-      throw new AppError('unavailable', `too many ${this.#what}; try again later`);
+    if (amount > 0 && this.#used + amount > this.#limit) throw new AppError('unavailable', this.#message);
     this.#used += amount;
   }
 

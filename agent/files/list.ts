@@ -16,7 +16,10 @@ const batchSize = 256;
  */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */
-const held = new Quota(600_000, 'large directory listings are running on this machine');
+const held = new Quota(
+  600_000,
+  'too many large directory listings are running on this machine; try again later',
+);
 
 export const listFiles: Operation<'listFiles'> = async function* ({ reading, users }, request, { path }) {
   using directory = await reading.directory(path);

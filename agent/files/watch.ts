@@ -26,7 +26,10 @@ const folderNames = 15;
 
 /** Quota of names that all watches together have in memory. A directory watched twice counts twice. */
 export const watchQuota = (names = 300_000): Quota =>
-  new Quota(names, 'files are watched on this machine; watch a smaller directory or end other watches');
+  new Quota(
+    names,
+    'too many files are watched on this machine; watch a smaller directory or end other watches',
+  );
 
 type Kind = 'file' | 'directory';
 

@@ -19,7 +19,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter, written as NAME, NAME:TYPE, or NAME:A|B (only the values A and B); add ? after NAME to make it optional, and =DEFAULT at the end for a default',
+    'parameter, written as NAME, NAME:TYPE, or NAME:A|B (only the values A and B); ? after NAME makes it optional; =VALUE at the end is used if a caller gives no value',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',

@@ -37,7 +37,10 @@ const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/p
  * Limits the memory of all objects and lists that are not fully sent yet, because clients may read slowly. Counts the
  * characters of their JSON, or `itemBytes` for each item of a long array.
  */
-const answers = new Quota(128 * 1024 * 1024, 'answers wait for clients that read slowly');
+const answers = new Quota(
+  128 * 1024 * 1024,
+  'too many answers wait for clients that read slowly; try again later',
+);
 /** Maximum number of items of an array that are checked and written in one turn of the event loop. */
 const mostItems = 100;
 /** Estimated bytes of memory for each item of a long array while its answer is sent. */

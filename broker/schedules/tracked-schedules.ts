@@ -211,8 +211,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Tracks a schedule that has one machine. If its machine has changed, returns the entry, so that the caller reads its
-   * mark again.
+   * Tracks a schedule that has one machine. If the schedule has moved to another machine, returns the tracked schedule,
+   * so that the caller reads the mark of the new machine. Otherwise returns an empty list.
    */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);

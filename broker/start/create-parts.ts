@@ -300,7 +300,10 @@ async function createNouns(
 }
 
 function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
-  const contents = new Quota(maxContents, 'file contents are being read for answers in JSON');
+  const contents = new Quota(
+    maxContents,
+    'too many file contents are being read for answers in JSON; try again later',
+  );
   return {
     machines: machineHandlers(parts),
     inventory: parts.inventories.handlers,

@@ -117,7 +117,7 @@ async function startParts(
   const peers = peering?.peers;
   const streams = new StreamsService({ ...parts, peers, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await createSpool(join(settings.data_dir, 'spool'));
-  const bodies = new Quota(maxBodies, 'large request bodies are arriving');
+  const bodies = new Quota(maxBodies, 'too many large request bodies are arriving; try again later');
   const terminals = {
     redeem: (ticket: string) => sessions.redeem(ticket),
     publicUrl: () => settings.public_url ?? status.url,

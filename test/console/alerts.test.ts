@@ -24,7 +24,7 @@ browserTest('a rule is refused with the reason, then tested, created, changed an
   await page.getByRole('button', { name: 'Create' }).click();
   await page.getByRole('alert').getByText('must be below 100').waitFor();
   await page.getByLabel('Above, in %').fill('0');
-  await page.getByLabel('Once it has lasted').selectOption('60000');
+  await page.getByLabel('Alert after the condition has lasted').selectOption('60000');
   await page.getByRole('button', { name: 'Create' }).click();
   const row = page.getByRole('row', { name: /memory/ });
   await row.getByText('memory over 0 % for 1 min, until 0 %').waitFor();

@@ -109,7 +109,7 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
         </>
       )}
       <SelectField
-        label="Once it has lasted"
+        label="Alert after the condition has lasted"
         value={String(lasting)}
         options={durations(lastings, lasting, '0 s (at once)')}
         change={(ms) => set({ lasting: Number(ms) })}
