@@ -6,6 +6,8 @@ export interface Proxy {
   /** Holds back all bytes, in both directions, until resume(). */
   stall(): void;
   resume(): void;
+  /** Holds back all further bytes from the target, on the connections that are open now. */
+  holdAnswers(): void;
   /** Cuts every connection. New ones are accepted. */
   cut(): void;
   /** Refuses new connections until allow(). Open connections are not cut. */
@@ -22,6 +24,7 @@ export interface Proxy {
 export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
   let [host = '', port = ''] = target.split(':');
   const sockets = new Set<Socket>();
+  const fromTarget = new WeakSet<Socket>();
   let stalled = false;
   let forbidden = false;
 
@@ -41,6 +44,7 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
   const server = createServer((client) => {
     if (forbidden) return void client.destroy();
     const upstream = connect(Number(port), host);
+    fromTarget.add(upstream);
     for (const socket of [client, upstream]) {
       socket.setNoDelay(true);
       sockets.add(socket);
@@ -62,6 +66,9 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
     resume() {
       stalled = false;
       for (const socket of sockets) socket.resume();
+    },
+    holdAnswers() {
+      for (const socket of sockets) if (fromTarget.has(socket)) socket.pause();
     },
     cut,
     refuse() {

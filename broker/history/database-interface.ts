@@ -58,8 +58,8 @@ export interface Writer {
   begin(): Promise<void>;
   execute(sql: string, values: readonly Value[]): Promise<Row[]>;
   /**
-   * Resolves once all changes are on disk. If it throws, no change is on disk, except if the connection to PostgreSQL is
-   * lost during a commit: then its outcome may be unknown.
+   * Resolves once all changes are on disk. If it throws, no change is on disk, except if the broker stops during a
+   * commit whose answer was lost.
    */
   commit(): Promise<void>;
   /** Undoes all changes since begin(). Does nothing after a commit. */

@@ -146,8 +146,8 @@ export class PostgresSession implements Writer {
   async begin(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    // The transaction's id is needed only if the answer to COMMIT is lost. If these queries fail, so do the statements
-    // after them, and they report the error.
+    // The transaction's id is needed if the answer to COMMIT is lost. If these queries fail, so do the statements after
+    // them, and they report the error.
     client.query('BEGIN').catch(() => {});
     this.#id = client.query<{ id: string }>(this.#startOfTransaction).then(
       ({ rows }) => rows[0]?.id,
@@ -173,12 +173,13 @@ export class PostgresSession implements Writer {
   async commit(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
+    // The id is the server's first answer. Without it, the broker could not find out whether a commit has happened.
+    const id = await this.#id;
     try {
       const { command } = await client.query('COMMIT');
       if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
     } catch (error) {
       if (isTimeout(error)) this.#lost(client);
-      const id = await this.#id;
       if (this.#client === client || id === undefined) throw requestErrorOf(error);
       if (!(await this.#hasCommitted(id))) throw databaseUnavailable(error);
     }

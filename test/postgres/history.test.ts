@@ -8,14 +8,15 @@ import { stepToPostgres, toPostgres } from '../../broker/history/translate-to-po
 import { shared } from '../close-after-tests.ts';
 import { expectWaitingChangesUndone } from '../history-fixture.ts';
 import { quiet } from '../start-farhand.ts';
+import { startProxy } from '../tcp-proxy.ts';
 import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
 
-async function createHistory() {
+async function createHistory(url?: string) {
   const { createDatabase, query } = await server();
-  const database_url = await createDatabase();
+  const database_url = url ?? (await createDatabase());
   const history = new History(await PostgresDatabase.open({ database_url }, quiet), quiet);
   onTestFinished(() => history.close());
   await history.migrate('notes', table);
@@ -80,6 +81,24 @@ withPostgres('a write', () => {
 
   test('that waits for something other than its transaction undoes only itself', async () => {
     await expectWaitingChangesUndone(await createHistory());
+  });
+
+  test('is not stored if it fails because the connection breaks before the server has reported anything', async () => {
+    const { createDatabase, port, query } = await server();
+    const proxy = await startProxy(`127.0.0.1:${port}`);
+    onTestFinished(() => proxy.close());
+    const name = databaseOf(await createDatabase());
+    const { history, note } = await createHistory(
+      `postgres://farhand@${proxy.address}/${name}?sslmode=disable`,
+    );
+    const stored = () => query('SELECT id FROM notes', name);
+    const begun = () => query("SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'", name);
+    proxy.holdAnswers();
+    const written = history.write((transaction) => note(transaction, 'a')).catch(() => 'failed');
+    // The server has executed all statements that it got: either the transaction waits for more, or it is committed.
+    await expect.poll(async () => (await stored()).length + (await begun()).length).toBe(1);
+    proxy.cut();
+    expect([await written, await stored()]).toEqual(['failed', []]);
   });
 
   test('is seen by reads that are requested after it, before it has resolved', async () => {
