@@ -16,8 +16,9 @@ export interface Sources {
   statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bfree' | 'bavail'>>;
 }
 
-/** Limits that make a report fit into a message of 64 KiB: entries of each list, bytes of a mount path. */
+/** Maximum number of entries in each list of a report. A report must fit into a message of 64 KiB. */
 const longestList = 64;
+/** Maximum number of characters in a mount path. Mounts with longer paths are left out, for the same reason. */
 const longestMount = 255;
 /** Milliseconds in which a file system must answer. */
 const diskLimit = 1_000;

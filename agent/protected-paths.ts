@@ -42,8 +42,9 @@ const everyService = [
 ];
 
 /**
- * Files and directories in the agent's data directory. Each of them is protected by itself. A file that is mounted into
- * the data directory also has a path outside, and protecting only the directory would leave that path open.
+ * Files and directories in the agent's data directory. Besides that directory, each of them has its own entry in the
+ * list of protected paths. One of them may be mounted from another place. Without its own entry, a request could use it
+ * by its path there.
  */
 const parts = [
   'identity.json',

@@ -23,7 +23,7 @@ export interface Agent {
   machineId: string;
   /** Resolves when the agent has ended after close(). Rejects with StartError if the broker has removed the machine. */
   ended: Promise<void>;
-  /** False if the loop that connects the agent to the broker hangs; true while that loop waits to try again. */
+  /** True unless the agent's connection loop hangs. The loop's waits between two attempts do not count as hanging. */
   alive(): boolean;
   /** Sends a farewell to the broker, ends running commands, and releases the data directory. */
   close(): Promise<void>;

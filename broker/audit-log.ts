@@ -1,5 +1,5 @@
-// The audit log: who did what and when. Rows are only appended, in the transaction of the change, and never
-// contain keystrokes or secrets.
+// The audit log: who did what and when. If a request makes a change, its entry is committed in the same transaction.
+// Entries are never changed later, and never contain keystrokes or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
@@ -33,7 +33,7 @@ const tables = [
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
   `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name)`,
   'ALTER TABLE audit ADD COLUMN login_id TEXT',
-  // The index by machine contains the columns by which lists of a machine are filtered.
+  // The new index by machine also has columns by which GET /audit filters the entries of one machine.
   `${dropOldCounts('audit')} DROP INDEX audit_by_machine;
   CREATE INDEX audit_by_machine ON audit (machine_id, seq, created_at, action, key_id, key_name);
   CREATE INDEX audit_by_login ON audit (login_id) WHERE login_id IS NOT NULL;

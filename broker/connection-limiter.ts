@@ -22,8 +22,9 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * A connection younger than this number of milliseconds is not closed to make room for newer ones, unless the limit
-   * `connections` is reached. The default is 0. The broker needs this when all agents connect at the same time.
+   * Minimum age, in milliseconds, at which an unauthenticated connection may be closed to make room for a newer one; 0
+   * by default. It gives agents time to authenticate when all of them connect at the same time. At the limit
+   * `connections`, younger connections may be closed too.
    */
   graceMs?: number;
   /**
@@ -132,7 +133,8 @@ export class ConnectionLimiter {
    * refused. Calls `onSettled` once: when the connection has authenticated or was closed.
    */
   accept(socket: Socket, onSettled: () => void = nothing): string | undefined {
-    // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
+    // An error without a listener ends the process. Node has a listener of its own, but removes it when a request has
+    // the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
     // The connection is closed already, or has the same address and port as an open one. grpc-js cannot

@@ -96,7 +96,8 @@ interface RowSource {
    */
   within?(bounds: Bounds): Condition[];
   /**
-   * Indexed columns, the most selective first. SQLite does not know which columns have many rows with the same value.
+   * Indexed columns, the most selective first. This order decides which index SQLite uses, because SQLite itself does
+   * not know which column selects the fewest rows.
    */
   findBy?: readonly string[];
 }

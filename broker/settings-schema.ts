@@ -90,7 +90,7 @@ export const brokerSettings = {
     schema: words.default([]).pipe(z.array(z.string().refine(isHostPort, 'must be HOST:PORT')).max(32)),
     value: 'HOST:PORT',
     repeats: true,
-    help: 'new addresses of brokers for all agents; an agent keeps its old addresses until a new one has worked',
+    help: 'new broker addresses to send to all agents; an agent keeps its old ones until a new one has worked',
   },
   insecure_http: { schema: flag, help: 'serve REST without TLS on addresses other than 127.0.0.1' },
   tls_cert: {

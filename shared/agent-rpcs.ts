@@ -166,7 +166,7 @@ export const methods: ReadonlyMap<string, MethodShape> = new Map(
 );
 
 function shapeOf(name: string, definition: WireMethod): MethodShape {
-  // The casts are safe: AgentStub and AgentMethods name the types, which are generated from these messages.
+  // The casts are safe: AgentStub and AgentMethods accept only the message types that are generated from agent.proto.
   const encodeRequest = definition.requestSerialize as (request: unknown) => Buffer;
   const encodeResponse = definition.responseSerialize as (response: unknown) => Buffer;
   return {

@@ -1,7 +1,10 @@
 // Explains a refused certificate if the cause is this machine's wrong clock.
 import { iso } from './clock.ts';
 
-/** Returns an explanation of an error text of OpenSSL; undefined if the clock is not the cause. */
+/**
+ * Explains an OpenSSL error that a wrong clock can cause: a certificate has expired or is not yet valid. Returns
+ * undefined for all other errors.
+ */
 export function clockFault(text: string): string | undefined {
   const [fault] = /not yet valid|has expired/i.exec(text) ?? [];
   const state = fault?.replace('not', 'is not');

@@ -13,8 +13,8 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. After a failure the old file is in place, unless only the
- * flush of the directory failed.
+ * Replaces a file. Resolves when the new file is on the disk. After a failure up to the rename, the old file is in
+ * place. After a failed flush of the directory, the new file is in place.
  */
 export async function writeDurably(
   file: string,

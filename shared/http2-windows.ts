@@ -30,7 +30,7 @@ const allBytes = largestBytes;
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
-/** A peer with `fewStreams` + 1 to this many calls gets all of `sharedBytes`. With twice this many it gets half. */
+/** Maximum number of calls with which a peer may use all of `sharedBytes`. With twice as many calls it may use half. */
 const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
@@ -106,7 +106,7 @@ function startControl(role: Role): () => void {
   let stopLooking = (): void => {};
 
   function look(): void {
-    // The unread bytes of a peer use up `allBytes`, except `nearBytes` for each of its streams.
+    // Unread bytes take up part of `allBytes`. A peer's first `nearBytes` of unread bytes per stream do not count.
     const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
     const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
@@ -158,7 +158,7 @@ function startControl(role: Role): () => void {
   };
 }
 
-/** Calls `run` once the session is connected. A client opens streams before that, but windows can be set only then. */
+/** Calls `run` once the session is connected. Windows cannot be set earlier, but a client can open streams earlier. */
 function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
   if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
   else if (!session.destroyed) run(session);

@@ -11,7 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** The log stores the last bytes of the output: this many, or up to one segment (a sixteenth) more. */
+  /** How many of the output's last bytes the log stores. It may store up to a sixteenth (one segment) more. */
   windowBytes?: number;
   /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
@@ -21,7 +21,7 @@ export interface OutputOptions {
   stallMs?: number;
 }
 
-/** Result of read(). Bytes between the requested offset and `offset` are no longer stored. */
+/** Result of read(). Bytes between the requested offset and `offset` are not stored. */
 export interface Piece {
   offset: number;
   data: Buffer;
@@ -44,8 +44,8 @@ interface Segment {
 }
 
 /**
- * Maximum number of segments. 16 full segments hold `windowBytes`, but every gap and every restart begins a segment,
- * and an attacker may cause many.
+ * Maximum number of segments. 16 full segments hold `windowBytes`, but more are needed, because every gap and every
+ * restart begins a new segment. Without a maximum, an attacker could cause any number of small files.
  */
 const mostSegments = 64;
 
@@ -155,7 +155,7 @@ export class OutputLog {
   }
 
   /**
-   * Reads at most `max` bytes from offset `from`. If that offset is no longer stored, reads from the first stored byte
+   * Reads at most `max` bytes from offset `from`. If the byte there is not stored, reads from the first stored byte
    * after it. Returns no bytes at the end of the log.
    */
   async read(from: number, max: number): Promise<Piece> {

@@ -57,8 +57,8 @@ export function failure(program: string, error: unknown): { text: string; code: 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /**
- * First words of the error message of a program whose data directory is already in use. If a broker that the CLI has
- * started prints this text, the CLI waits until the other broker listens.
+ * Returns the first words of an error message: another process already uses the data directory. The CLI searches for
+ * them in the log of a broker that it could not start. If it finds them, it knows that another broker is running.
  */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

@@ -18,7 +18,7 @@ export class Quota {
     this.#used += amount;
   }
 
-  /** Adds `amount` as add() does. Returns a function that subtracts it again, at most once. */
+  /** Adds `amount` as add() does. Returns a function that subtracts it; further calls of that function do nothing. */
   take(amount: number): () => void {
     this.add(amount);
     let added = amount;

@@ -148,7 +148,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // The help text names one variable as an example. It names that of a switch only if all settings are switches.
+  // The example is the variable of the first setting that takes a value, or of a switch if all settings are switches.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set by a variable, such as ${variable(example ?? '')}, or in a TOML file; --no-FLAG turns a switch off.`;

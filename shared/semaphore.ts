@@ -27,7 +27,7 @@ export class Semaphore {
   }
 
   /**
-   * Waits for a slot. Returns a function that releases the slot. Call this function once. Rejects with the signal's
+   * Waits for a slot. Returns a function that the caller must call once, to release the slot. Rejects with the signal's
    * reason if the signal fires during the wait. If `full` returns an error, throws this error.
    */
   acquire(signal: AbortSignal): Promise<() => void> | (() => void) {

@@ -22,7 +22,7 @@ const ofPaths: Readonly<Record<string, Fault>> = {
   ENOSPC: ['the disk is full', 'delete files (df -h shows the free space)'],
   EDQUOT: ['the disk quota is used up', 'delete files, or have the quota raised'],
   EFBIG: [
-    'is larger than the file system or a limit of this user allows',
+    'is too large for the file system, or above the file size limit of this user',
     'choose another disk, or raise the limit (ulimit -f)',
   ],
   EIO: ['the disk reports an error', 'see dmesg'],

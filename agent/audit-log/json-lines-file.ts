@@ -166,7 +166,7 @@ function lineOf(line: object): string {
 /** Length in bytes of a text as JSON, without its quotes. */
 const lengthOf = (text: string): number => Buffer.byteLength(cleanJson(text)) - 2;
 
-/** The start of a text that takes at most `most` bytes as JSON, with an ellipsis if the text was cut. */
+/** Shortens a text to at most `most` bytes of JSON. A text that was cut gets an ellipsis, which does not count. */
 export function cut(text: string, most: number): string {
   let start = text.slice(0, most);
   for (let length = lengthOf(start); length > most; length = lengthOf(start))

@@ -8,7 +8,7 @@ import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
-/** Number of entries in a batch, whose stats are read at the same time. */
+/** Number of entries in a batch. The stats of all entries in a batch are read at the same time. */
 const batchSize = 256;
 /**
  * If a request sets no limit, the broker accepts at most this many names and refuses a longer listing. So the agent

@@ -98,7 +98,8 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
-  // Names in one directory that differ only by case are the same name on some file systems.
+  // On some file systems, names in one directory that differ only by case are one name. Removing the source would then
+  // remove the destination too, so such a source is kept.
   const [old, now] = [from, to].map(({ name }) => toText(name).toLowerCase());
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }

@@ -2,7 +2,7 @@
 // changes.
 import { readFile, stat } from 'node:fs/promises';
 
-/** Largest id. One more, 2^32 - 1, means "leave the id unchanged" in chown(2). */
+/** Largest id. The next number, 2^32 - 1, means "leave the id unchanged" in chown(2). */
 const largestNumber = 2 ** 32 - 2;
 
 /** Names and ids of one file with lines of the form `name:x:id:…`. */
@@ -26,7 +26,8 @@ class Names {
   }
 
   /**
-   * Returns the id of a name; undefined for an unknown name. Digits that are no name count as the id, as in chown(1).
+   * Returns the id of a name. If the name is unknown but consists of digits, it counts as the id itself, as in
+   * chown(1). Returns undefined for other unknown names and for ids that are too large.
    */
   numberOf(name: string): number | undefined {
     const known = this.#byName.get(name);

@@ -126,8 +126,8 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // All watches share the kernel's event queue. If that queue may have overflowed, each watch may have missed a
-      // change.
+      // With so many changes, the kernel's event queue may have overflowed. All watches share this queue, so each watch
+      // may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#changed.wake();

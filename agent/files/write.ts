@@ -42,7 +42,7 @@ export async function writeFile(
   };
 }
 
-/** Writes to the same file name are published one after another. For each name, the map has the last write in line. */
+/** The last unfinished publication of each file name. The next file of that name is published after it has ended. */
 const placing = new Map<string, Promise<unknown>>();
 
 /** Gives the new file its name. Returns true if no file had that name before. */
@@ -63,8 +63,8 @@ async function publish(
     await draft.place(overwrite);
     return present === undefined;
   };
-  // Writes to one file take turns. If two have the same if_match, the second must see the file that the first has
-  // written, and fail.
+  // Uploads to the same file are published one after another. If two have the same if_match, the second must see the
+  // file that the first has written, and fail.
   const key = `${await identify(entry.directory)}/${entry.name}`;
   const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
   placing.set(key, placed);

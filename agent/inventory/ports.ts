@@ -53,7 +53,8 @@ export function parseSockets(text: string, protocol: 'tcp' | 'udp'): Socket[] {
 /** Converts an address of /proc/net to its usual form. */
 function addressOf(hex: string): string {
   const bytes = Buffer.from(hex, 'hex');
-  // The kernel prints each four bytes as one number in the processor's byte order: little-endian on Linux hosts.
+  // The kernel prints every group of four bytes as one number in the processor's byte order. This code expects
+  // little-endian, as on x64 and arm64.
   if (bytes.length % 4 === 0) bytes.swap32();
   if (bytes.length === 4) return bytes.join('.');
   const groups = Array.from({ length: 8 }, (_, n) => bytes.readUInt16BE(2 * n).toString(16)).join(':');

@@ -39,7 +39,7 @@ export interface Sink {
   append(data: Uint8Array): Promise<void>;
 }
 
-/** Copies the output of a pipe or terminal to a log. A program that writes faster than the log stores must wait. */
+/** Copies the output of a pipe or terminal to a log. A program must wait if it writes faster than the log can store. */
 export class Pump {
   /** Resolves when the pipe has ended or is closed, and all bytes read from it are in the log. Never rejects. */
   readonly done: Promise<void>;
@@ -93,7 +93,7 @@ export class Pump {
     this.#pipe.destroy();
   }
 
-  /** True if the log is still storing the bytes read last, and started at least `ms` milliseconds ago. */
+  /** True if the log has been storing the newest bytes for at least `ms` milliseconds. */
   stalled(ms: number): boolean {
     return monotonic() - this.#busySince >= ms;
   }

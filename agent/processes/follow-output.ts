@@ -58,7 +58,7 @@ export function leaving<A>(
     },
     next: () => inner.next(),
     return() {
-      // return() takes effect only at the generator's next yield. The signal ends a wait before that yield.
+      // return() takes effect only at the generator's next yield. If the generator waits, the signal ends that wait.
       leave();
       return inner.return(undefined);
     },

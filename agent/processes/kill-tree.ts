@@ -89,7 +89,7 @@ export class Tree {
     return all.filter((one) => one.alive && this.#has(one));
   }
 
-  /** Sends a signal to all members. Returns the pids that the agent may not signal. */
+  /** Sends a signal to all members. Returns the pids that the agent has no permission to signal. */
   signal(members: Process[], name: FirstSignal | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
     const refused: number[] = [];
@@ -183,7 +183,7 @@ export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foregr
   }
 }
 
-/** Sends a signal. Returns false only if the agent may not signal the process, and true if the process is gone. */
+/** Sends a signal. Returns true even if the process is gone, and false if the agent has no permission to signal it. */
 function send(pid: number, name: NodeJS.Signals): boolean {
   try {
     return process.kill(pid, name);

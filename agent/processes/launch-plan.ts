@@ -133,10 +133,10 @@ function entered(
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
     throw new NotStarted(
-      `environment variable "${odd}": the name may contain only letters, digits and _ if the command runs as another user`,
+      `environment variable "${odd}": the name must consist of letters, digits and _, without a digit at the start, if the command runs as another user`,
     );
   // setpriv(1) starts as root, so a variable such as LD_PRELOAD (ld.so(8)) would make it run the user's code as root.
-  // Each variable is therefore passed as a text NAME=VALUE, which is the value of a variable FARHAND_ENV_N.
+  // setpriv therefore gets variables FARHAND_ENV_N instead. Each contains a text NAME=VALUE, which the shell exports.
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,

@@ -132,8 +132,8 @@ export interface PipedOptions {
   id: string;
   plan: Plan;
   /**
-   * `stdin` is the whole input if `input` is false. If `input` is true, `stdin` is its beginning, and the input stays
-   * open for more.
+   * If `input` is false, `stdin` is the whole input. If `input` is true, `stdin` is only the beginning of the input,
+   * and more may follow.
    */
   spec: { stdin: Uint8Array; input: boolean };
   names: PipeNames;
@@ -190,7 +190,7 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // The process has ended, so little is left in the pipes. Slow readers of the output no longer delay the copying.
+    // The process has ended, so little is left in the pipes. The copying now stops waiting for slow readers.
     for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }

@@ -181,7 +181,7 @@ export abstract class ProcessTable<T extends Tracked> {
   /** Starts a process for `id`. Returns the existing entry if this id was requested before. */
   async start(id: string, signal: AbortSignal, prepare: (one: T) => Promise<Prepared>): Promise<T> {
     const known = this.#find(id);
-    // A process with this outcome was dropped before it was spawned. It did not run, so it may be started again.
+    // "Expired" means that the process was dropped before it was spawned. It did not run, so it may be started again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
@@ -199,7 +199,7 @@ export abstract class ProcessTable<T extends Tracked> {
     const { journal } = this.#parts;
     const one = this.#entries.get(id);
     if (one) return one;
-    // The id belongs to a terminal if this is the registry of commands, and to a command otherwise.
+    // Commands and terminals have a registry each, but share the journal. This id belongs to the other registry.
     if (journal.entries.has(id)) throw this.notFound(id);
     // The process is over, and its entry was removed after the broker had acknowledged the result.
     return journal.wasForgotten(id) ? this.#over(id, unseen('PROCESS_OUTCOME_LOST', 'forgotten')) : undefined;

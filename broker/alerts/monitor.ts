@@ -27,7 +27,7 @@ export class Monitor {
   readonly #conditions: Conditions;
   readonly #log: Logger;
   readonly #tracked: TrackedAlerts;
-  /** The declared objects when #look() last ran, to find those that have changed since. */
+  /** The declared objects that #look() saw last. It compares them with the current ones to find changes. */
   #seen: Followed;
   /**
    * Unsubscribes from reports, links and schedule runs. Undefined if there are no rules, because only rules need them.

@@ -21,8 +21,8 @@ export interface DigestTimes {
   /** Maximum time in milliseconds that an alert step waits to be sent together with further steps. */
   longestMs: number;
   /**
-   * Milliseconds after the start of the broker in which nothing is sent, so that machines can link and rules are
-   * evaluated first.
+   * Nothing is sent for this many milliseconds after the broker starts. This leaves time for machines to link and for
+   * rules to be evaluated.
    */
   startMs: number;
   /** Minimum duration in milliseconds of a broker downtime that is reported. */
@@ -71,7 +71,7 @@ export class Digest {
   readonly #times: DigestTimes;
   readonly #log: Logger;
   #earliest = Number.POSITIVE_INFINITY;
-  /** Time by which the waiting alert steps should be sent, by the monotonic clock. Undefined if none waits. */
+  /** Latest time to send the waiting alert steps, in milliseconds of the monotonic clock. Undefined if none waits. */
   #latest: number | undefined;
   #cancel = (): void => {};
   #stopMarks = (): void => {};
@@ -89,7 +89,8 @@ export class Digest {
       return (transaction) =>
         transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
     });
-    // Events of other brokers start the timer too. This broker then sends the notices of a broker that was killed.
+    // Events of other brokers start the timer too. If such a broker is killed before it sends its notices, this broker
+    // sends them.
     this.#stopListening = events.listen(({ type }) => {
       if (steps[type] && state.alert_channels.size > 0) this.#startTimer();
     });

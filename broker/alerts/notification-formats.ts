@@ -19,8 +19,9 @@ export const notification = z.object({
   /** Numbers of alerts that were opened, repeated and resolved, including alerts that are not listed. */
   counts: z.object({ opened: z.number(), repeated: z.number(), resolved: z.number() }),
   alerts: z.array(notice),
-  /** Times in which the broker was down, and the machines that have not linked again since. */
+  /** Times in which the broker was down. */
   downtimes: z.array(z.object({ from: z.string(), until: z.string() })),
+  /** Machines that were linked when the broker went down, and have not linked again since. */
   missing: z.array(z.object({ machine_id: z.string(), machine_name: z.string() })),
 });
 export type Notification = z.output<typeof notification>;

@@ -51,8 +51,8 @@ export interface Observation {
 const unclear: Observation = { holds: undefined, value: null, message: '' };
 const fine: Observation = { holds: false, value: null, message: '' };
 /**
- * Milliseconds after the start of this broker, or after it took over a machine. In this time a machine without a link
- * does not count as offline, because it may not have linked again yet.
+ * A machine without a link does not count as offline for this many milliseconds after the broker started or took over
+ * the machine. It may not have linked again yet.
  */
 const returnMs = 60_000;
 

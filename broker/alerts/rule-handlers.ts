@@ -59,8 +59,8 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     update: ({ rule_id, ...changes }, caller) =>
       state.change((transaction) => {
         const before = find(rule_id, caller, transaction.before);
-        // An alert opens above `above` and ends at `recover`. If a request sets only `above`, the old `recover` is
-        // dropped, and checked() computes a new one.
+        // An alert opens when the value exceeds `above`, and ends when it falls to `recover` or less. If a request sets
+        // only `above`, the old `recover` is dropped, and checked() computes a new one.
         const recover = changes.above === undefined ? before.recover : null;
         const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);
@@ -111,7 +111,7 @@ function checked(rule: AlertRule): AlertRule {
     return rule;
   }
   if (above === null)
-    throw fieldError('body', 'above', `is missing: set the value of ${kind} above which an alert opens`);
+    throw fieldError('body', 'above', `is missing: set a limit for ${kind}; a higher value opens an alert`);
   if (kind !== 'load' && above >= 100)
     throw fieldError('body', 'above', 'is in percent, so it must be below 100');
   const recover = rule.recover ?? Math.round(above * 90) / 100;

@@ -74,7 +74,7 @@ export function addAlertRules(program: Command): void {
   });
 }
 
-/** Flags of both create and update. The secret has no flag, because other users can read command lines. */
+/** Flags of both create and update. No flag takes the secret as its value: other users can read command lines. */
 const channelFlags = {
   '--user <name>': 'user of the mail server',
   '--from <address>': 'sender of e-mails',
@@ -160,7 +160,7 @@ function addDeliveries(channels: Command): void {
 /** Reads the URL, the secret or both from standard input. If both are read, the URL is the first line. */
 async function secretsOf({ secretStdin, urlStdin }: Record<string, unknown>) {
   if (!secretStdin && !urlStdin) return {};
-  const lines = (await readInput(8192, 'a URL and a secret are at most 8 KiB of text')).split(/\r?\n/);
+  const lines = (await readInput(8192, 'the URL and secret must be UTF-8 of at most 8 KiB')).split(/\r?\n/);
   return {
     ...(urlStdin ? { url: lines.shift() ?? '' } : {}),
     ...(secretStdin ? { secret: lines.shift() ?? '' } : {}),

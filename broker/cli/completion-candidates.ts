@@ -29,8 +29,8 @@ function wordsIn(line: string): string[] {
 }
 
 /**
- * Returns the part of a candidate after the last colon of `current`, because bash begins a new word at a colon. Escapes
- * special characters.
+ * Returns the text that bash expects for a candidate, with special characters escaped. bash begins a new word at a
+ * colon. Therefore the part up to the last colon of `current` is left out.
  */
 const forBash = (candidate: string, current: string): string =>
   candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/gu, '\\$&');
@@ -61,7 +61,10 @@ async function candidates(before: string[], current: string): Promise<string[]> 
   return valuesOf(argument, current);
 }
 
-/** Returns candidates for the value of a flag or argument. If it has no choices, its name decides what is listed. */
+/**
+ * Returns candidates for the value of a flag or argument. If the flag or argument has fixed choices, they are the
+ * candidates. Otherwise its name decides what is listed.
+ */
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
   const name = of instanceof Option ? of.attributeName() : of.name();
   if (of.argChoices) return of.argChoices;

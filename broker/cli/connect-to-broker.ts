@@ -21,7 +21,10 @@ export interface Where extends Trust {
   mayCreate?: boolean | undefined;
 }
 
-/** Returns the broker of --data-dir if given, else of the environment, else of the stored `farhand login`. */
+/**
+ * Returns the broker to use. If --data-dir is given, this is its broker. Otherwise it is the broker of the environment.
+ * If the environment names none, it is the broker of the stored `farhand login`.
+ */
 export function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
   const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);

@@ -1,5 +1,5 @@
-// Adds verbs to the command line by their words, flags and examples. TypeScript derives the types of the handler's
-// arguments from the words and flags.
+// Adds verbs to the command line. Each verb is declared by its words, flags and examples. TypeScript derives the types
+// of the handler's arguments from the words and flags.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
 import { durationForm, parseDuration } from '../../shared/duration.ts';

@@ -29,7 +29,8 @@ export function addEvents(program: Command): void {
     spec,
     async (client, { follow: following, machine, type, since, limit = 50, output }) => {
       const machine_id = machine && (await findMachine(client, machine));
-      // Typed as `object`, because `type` may be any text here; the broker checks it.
+      // The value of --type may be any text here, because the broker checks it. TypeScript would accept only known
+      // event types, so the filters have the type `object`.
       const filters: object = given({ type, machine_id, since });
       if (following) return follow(client, given({ types: type, machine_id }), output === 'json');
       const items = await take(client.events.list({ ...filters, limit: Math.min(100, limit) }), limit);

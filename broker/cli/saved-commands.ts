@@ -19,7 +19,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter, written as NAME, NAME:TYPE, or NAME:A|B (only the values A and B); ? after NAME makes it optional; =VALUE at the end is used if a caller gives no value',
+    'parameter: write NAME, NAME:TYPE, or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end for callers that give no value',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',

@@ -124,7 +124,7 @@ export async function showSession(client: Farhand, session_id: string, observe: 
   }
 }
 
-/** Attaches to a session; without `offset` its output starts with the last 256 KiB. */
+/** Attaches to a session. The output begins at `offset`, or with the latest 256 KiB if `offset` is undefined. */
 async function attach(view: View, signal = view.leaving.signal, offset?: number): Promise<Terminal> {
   const { client, session_id, observe } = view;
   const mode = observe ? 'observer' : 'operator';
@@ -219,7 +219,7 @@ async function drive(
 }
 
 interface Typing {
-  /** Receives all output of the terminal. After the local input has ended, it sends Ctrl-D again at each prompt. */
+  /** Takes each piece of the terminal's output. Once the local input has ended, sends Ctrl-D again at each prompt. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }

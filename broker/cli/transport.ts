@@ -77,7 +77,7 @@ function readPins(text: string): string[] {
   const bad = pins.find((one) => !/^sha256\/\/[A-Za-z0-9+/]{43}=$/.test(one));
   if (bad === undefined) return pins;
   throw new StartError(
-    `the pin ${bad} must have the form sha256//BASE64; farhand whoami --data-dir DIR on the broker’s machine prints it`,
+    `the pin ${bad} must have the form sha256//BASE64; to print the right pin, run farhand whoami --data-dir DIR on the broker’s machine`,
   );
 }
 

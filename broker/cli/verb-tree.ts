@@ -58,7 +58,7 @@ function pointToHelp(command: Command, path: string): void {
   for (const one of command.commands) pointToHelp(one, `${path} ${one.name()}`);
 }
 
-const notes = `Commands go to the broker of farhand login, or of FARHAND_URL and FARHAND_API_KEY if these are set. On the
+const notes = `Commands go to the broker that farhand login has stored. FARHAND_URL and FARHAND_API_KEY override it. On the
 broker's own machine, you can give --data-dir DIR instead. To verify the broker's certificate, set
 FARHAND_PIN=sha256//… or FARHAND_CA=FILE.
 Exit codes: 0 success, 1 failure, 2 wrong usage, 78 bad configuration.`;

@@ -81,8 +81,8 @@ export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_tim
 export const redeemingToken =
   'DELETE FROM broker_tokens WHERE id = $1 RETURNING secrets, valid_until > clock_timestamp() AS valid';
 /**
- * Each broker runs these statements once a minute. The second one deletes the expired row that a broker left behind if
- * the broker was started again and has a new row.
+ * Each broker runs these statements once a minute. A broker that is started again gets a new row. The second statement
+ * then deletes its old row, when the lease in the old row has expired.
  */
 export const expiring = [
   'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()',

@@ -38,8 +38,8 @@ export class Lease {
   }
 
   /**
-   * True if this lease was valid for the last `leaseMs` milliseconds. Every running broker has then had time to renew
-   * its own lease.
+   * True if this lease was valid for the last `leaseMs` milliseconds. In this time, every running broker could renew
+   * its own lease. Only then does this broker claim the machines and tasks of brokers with an expired lease.
    */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
@@ -48,8 +48,8 @@ export class Lease {
   /** Renews the lease now. Returns true if this renewal and all others of the last `leaseMs` milliseconds succeeded. */
   async hasDatabase(): Promise<boolean> {
     await this.renew().catch(() => {});
-    // After an outage of the database, the result stays false for a while, because other brokers may need a moment
-    // longer to reconnect. If this broker answered true before that, they would send their agents away.
+    // After an outage of the database, the result stays false for a while, so that all brokers have time to reconnect.
+    // A broker that is not connected yet sends its agents away as soon as another broker answers true.
     return monotonic() - (this.#answeredSince ?? Number.POSITIVE_INFINITY) >= leaseMs;
   }
 

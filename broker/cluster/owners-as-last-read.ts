@@ -108,8 +108,8 @@ export class OwnersAsLastRead {
     this.#readAt = at;
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The oldest transaction in progress is read before the owners. The next call starts from this transaction, and so
-    // finds changes that are committed only after this read.
+    // The id of the oldest transaction in progress is read before the owners. A change that is committed only after
+    // this read has this id or a larger one. The next call starts from this id, so it finds the change.
     const [horizon] = await this.#connection.query(readingHorizon);
     const rows = await this.#connection.query(readingOwners, [this.#horizon]);
     this.#horizon = String(horizon?.xid);

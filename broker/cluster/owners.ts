@@ -24,7 +24,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Drops the open work and ends the link of a machine that this broker lost. The agent reconnects in `spreadMs`. */
+  /** Drops the open work and the link of a machine that this broker lost. The agent reconnects within `spreadMs`. */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -90,7 +90,7 @@ export class Cluster implements Owners {
     this.follow(() => state.refresh());
   }
 
-  /** Creates the tables and this broker's lease. Later changes about a machine fail unless this broker owns it. */
+  /** Creates the tables and this broker's lease. Changes about machines that this broker does not own then fail. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};
@@ -291,9 +291,9 @@ export class Cluster implements Owners {
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
-        ? 'this broker could not renew its lease or claim machines; other brokers take over its machines if its lease ends'
-        : 'this broker could not renew its lease before it ended, and other brokers may now take over its machines';
-      this.#log.error({ err }, `${text}: trying again in 2 s`);
+        ? 'this broker could not renew its lease or claim machines; if its lease ends, other brokers take over its machines'
+        : 'the lease of this broker ended before it could be renewed; other brokers may now take over its machines';
+      this.#log.error({ err }, `${text}; trying again in 2 s`);
     }
   }
 

@@ -233,7 +233,7 @@ export class Batches {
       await store.batches.remove(batch_id).catch((err: unknown) => {
         log.warn(
           { err, batch_id },
-          'a batch could not be stored completely, and its stored part could not be removed; the broker removes it when it next starts',
+          'a batch could not be stored completely, and its stored part could not be removed; a broker that starts later removes it',
         );
       });
       throw error;

@@ -144,7 +144,7 @@ export class BatchStore {
       .catch((err: unknown) =>
         this.#log.warn(
           { err, batch_id: id },
-          'env and stdin of an ended batch could not be deleted: they stay in the database as long as the batch',
+          'env and stdin of an ended batch could not be deleted: they stay in the database until the batch is deleted',
         ),
       );
   }
@@ -191,8 +191,8 @@ export class BatchStore {
   }
 
   /**
-   * Returns the highest row number of a batch, and the ids of incomplete batches. Another broker is storing these
-   * batches, or ended while it was storing them.
+   * Returns the highest row number in the table `batches`, and the ids of incomplete batches. Another broker is storing
+   * these batches, or ended while it was storing them.
    */
   async unfinished(): Promise<{ ids: string[]; last: number }> {
     const open = `spec IS NULL AND id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;

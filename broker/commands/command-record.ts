@@ -138,8 +138,8 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 
 /** Converts an agent's exit report to fields of the command's record. `journalId` is the id of the agent's journal. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // EXPIRED means that the command never ran. The broker cannot be sure of this if it saw the command run, or if the
-  // agent had a different journal when it got the command.
+  // EXPIRED means that the command never ran. The command counts as lost instead if the broker saw it run, or if the
+  // agent's journal has changed since the agent got the command.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);
@@ -156,7 +156,10 @@ export function endOf(exit: ProcessExit__Output, command: Command, journalId: st
   };
 }
 
-/** True if all times and counts of a report are possible. A bad report ends only its own command, as lost. */
+/**
+ * True if the times, the counts, the signal and the reason in a report are valid. Otherwise the report's command ends
+ * with the status `lost`, and other commands continue.
+ */
 export function isPlausible({ started, output, exit }: ProcessEvent__Output): boolean {
   const times = [started?.started_at_ms ?? 0, exit?.started_at_ms ?? 0, exit?.finished_at_ms ?? 0];
   const endOffset = (output?.offset ?? 0) + (output?.data.length ?? 0);

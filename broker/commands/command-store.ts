@@ -148,7 +148,7 @@ export class CommandStore {
     transaction.committed(() => this.#changed(command));
   }
 
-  /** Returns the ids of those machines whose queue is full: `waitingCommands` commands wait for the machine. */
+  /** Returns the ids of those machines whose queue is full. A queue holds at most `waitingCommands` commands. */
   async withLongQueue(machineIds: readonly string[]): Promise<string[]> {
     const [where, values] = allOf([among('machine_id', machineIds)]);
     const rows = await this.history.all(

@@ -36,7 +36,7 @@ export const cancelWaitMs = killGraceMs + 1_000;
 const retryMs = 1_000;
 /** Milliseconds after which a failed write of a command's final record is tried again. */
 const rewriteMs = 5_000;
-/** Milliseconds before a start is written, so that start and end of a short command are one write. */
+/** Milliseconds until a command's start is written. If the command ends sooner, one write stores start and end. */
 const announceMs = 10;
 
 export class OpenCommand {
@@ -144,7 +144,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // Counted over all brokers, the batch has no free slot or too many failures. The command stays queued.
+      // At all brokers together, the batch has no free slot, or too many commands failed. The command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;

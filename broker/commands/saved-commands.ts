@@ -135,7 +135,7 @@ function parameterOf(given: NonNullable<Creation['parameters']>[number]): Parame
 function assertUnlimited(caller: Caller): void {
   if (!caller.reachable()) return;
   const message =
-    'a saved command can be run on all machines, so a key that is limited to some of them cannot change it';
+    'a saved command can be run on all machines, so a key that is limited to some of them cannot create or change one';
   throw new AppError('forbidden', message);
 }
 
@@ -149,7 +149,8 @@ const schedulesWith = ({ id }: SavedCommand, transaction: StateTransaction): Sch
 function assertMayChange(saved: SavedCommand, transaction: StateTransaction, caller: Caller): void {
   assertUnlimited(caller);
   const { may } = caller.during(transaction);
-  // Otherwise a key without these rights could make the command print a schedule's secret environment variables.
+  // If schedules run the command, the key needs these scopes. Without them, a key could make the command print a
+  // schedule's secret environment variables.
   const needed = ['schedules:write', 'schedules:read'] as const;
   const required_scope = needed.find((scope) => !may(scope));
   if (required_scope === undefined || schedulesWith(saved, transaction).length === 0) return;
@@ -251,8 +252,7 @@ const problems: Record<Parameter['type'], (text: string, parameter: Parameter) =
     return wrongText(text);
   },
   string(text, { pattern }) {
-    // With an empty value, /srv/{{x}} would become /srv/. A program would take a value that begins with - for an
-    // option.
+    // With an empty value, /srv/{{x}} would become /srv/. A program would read a value such as -x as an option.
     if (pattern === null && (text === '' || text.startsWith('-')))
       return 'must not be empty or begin with -, unless the parameter has a pattern that allows it';
     return wrongText(text);
@@ -288,9 +288,9 @@ function mismatchOf(pattern: string, text: string, time: PatternTime): string | 
     const timeout = Math.ceil(time.left);
     if (timeout > 0 && test.runInContext(sandbox, { timeout }) === true) return undefined;
   } catch (error) {
-    // After a timeout no time is left, even if it fires a moment before the clock shows this. `instanceof Error` would
-    // be false here, because the context has its own class Error. Any other error, such as a stack overflow, counts as
-    // no match.
+    // The timeout may fire a moment before the clock reaches the limit, so the rest of the time is set to 0.
+    // `instanceof Error` would be false here, because the context has its own class Error. Any other error, such as a
+    // stack overflow, counts as no match.
     if (Reflect.get(Object(error), 'code') === timedOut) time.left = 0;
   } finally {
     time.left -= monotonic() - began;

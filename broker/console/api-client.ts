@@ -12,8 +12,8 @@ export const loginEnded = signal(false);
 export const brokerAnswers = signal(true);
 
 /**
- * Header that proves that a request comes from the console: browsers do not let pages of other sites send it. The
- * broker refuses a request for a change that has the cookie of a login but not this header.
+ * Header that proves that a request comes from the console: browsers do not let pages of other sites send it. If a
+ * request has the cookie of a login and a method other than GET and HEAD, the broker requires this header.
  */
 export const consoleHeader: readonly [name: string, value: string] = ['X-Farhand-Console', '1'];
 
@@ -42,8 +42,8 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
 }
 
 /**
- * Returns the id of the login to confirm if the broker refused the request because the user has to enter the API key
- * again. Otherwise returns undefined.
+ * Checks whether the broker refused the request because the user has to enter the API key again. If so, returns the id
+ * of the login that the key confirms. Otherwise returns undefined.
  */
 async function loginToConfirm(response: Response): Promise<string | undefined> {
   const { code, details } = failureOf(response, await response.clone().text());
@@ -64,7 +64,7 @@ function confirmed(loginId: string): Promise<boolean> {
   });
 }
 
-/** Creates a client that sends an API key that was just entered, and no cookie. */
+/** Creates a client that sends an API key that was just entered. The broker then ignores the cookie of a login. */
 export const clientWithKey = (apiKey: string): Farhand => new Farhand({ baseUrl: location.origin, apiKey });
 export const client = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole });
 /** Creates a client whose streams end when their connection is lost, so that the page can report that. */
@@ -84,7 +84,7 @@ export function clientWithEtag(report: (etag: string | null) => void): Farhand {
 
 /** Returns an error's message for the user. The broker's messages name the next step. */
 export function messageOf(error: unknown): string {
-  // fetch throws a TypeError if there is no answer.
-  if (error instanceof TypeError) return 'The broker does not answer. Check that it runs, then try again.';
+  if (error instanceof FarhandError && error.code === 'no_answer')
+    return 'The broker does not answer. Check that it runs, then try again.';
   return error instanceof Error ? error.message : String(error);
 }

@@ -25,7 +25,7 @@ export interface Receivers<R extends Receiver> {
   get(id: string): R | undefined;
   all(): Iterable<R>;
   isEnabled(receiver: R): boolean;
-  /** Returns why a receiver gets no deliveries even if its user enables it; null if nothing prevents deliveries. */
+  /** Returns what prevents deliveries, such as a revoked key; null if nothing does. Ignores the setting `enabled`. */
   disabledReason(receiver: R): string | null;
   /** Returns why a receiver must not get an event; undefined if it may get the event. */
   obstacle(receiver: R, event: EventKind): string | undefined;
@@ -135,7 +135,7 @@ export class DeliveryQueue<R extends Receiver> {
 
   /**
    * Applies a change of a receiver to its waiting deliveries. Deliveries that must no longer be sent are marked as
-   * failed. If the change enabled the receiver, all other waiting deliveries become due at once.
+   * failed. If the change contains `enabled: true`, all other waiting deliveries become due immediately.
    */
   async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();

@@ -23,7 +23,8 @@ export async function resolveName(
   if (name === 'localhost' || name.endsWith('.localhost')) return ['127.0.0.1', '::1'];
   const local = existsSync(hostsFile) ? hostsIn(readFileSync(hostsFile, 'utf8'), name) : [];
   if (local.length > 0) return local;
-  // A new Resolver reads the system's list of name servers, because an administrator may have changed the list.
+  // Each call makes a new Resolver, which reads the system's list of name servers. An administrator may have changed
+  // that list since the last call.
   const resolver = new dns.Resolver(limits);
   if (servers) resolver.setServers(servers);
   const both = await Promise.allSettled([resolver.resolve4(name), resolver.resolve6(name)]);

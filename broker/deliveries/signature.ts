@@ -12,7 +12,7 @@ export interface Message {
   body: Buffer;
 }
 
-/** The keys of the two signatures: `plain` makes Farhand's own, `standard` that of Standard Webhooks. */
+/** The keys of the two signatures. `plain` is for Farhand's own signature, `standard` for that of Standard Webhooks. */
 export interface Signer {
   plain: KeyObject;
   standard: KeyObject;

@@ -84,8 +84,8 @@ function etagMatches(header: string, etag: string, weak: boolean): boolean {
 }
 
 /**
- * True if a file changed after an HTTP date, which has whole seconds. Returns `invalid` if the text is no
- * date.
+ * True if a file changed after an HTTP date. Compares whole seconds, because an HTTP date has no fractions of a second.
+ * Returns the value of the parameter `invalid` if the text is not a date.
  */
 function isNewer({ modified_at_ms }: Version, date: string, invalid = false): boolean {
   const given = Date.parse(date);

@@ -105,8 +105,8 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 }
 
 /**
- * Throws if a form field after the file differs from its value in `early`. The machine got the values of `early`
- * before the file.
+ * Throws if a form field after the file changes path, path_encoding or create_parents. It is too late for a change,
+ * because the machine got these values (`early`) before the file.
  */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {

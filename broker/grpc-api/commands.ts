@@ -129,8 +129,8 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // The next try sends only the bytes that the agent lacks. This only saves traffic: the agent skips bytes that it
-      // already has, because each try has an offset.
+      // To save traffic, the next try leaves out the bytes that the agent has accepted. If some bytes are sent again,
+      // the agent skips them, because each try has an offset.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }

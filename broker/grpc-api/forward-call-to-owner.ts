@@ -21,7 +21,10 @@ interface ForwardedCall {
   send(answer: Buffer): Promise<void>;
 }
 
-/** Resolves at the end of the call. Throws the other broker's refusal, and unavailable if it does not answer. */
+/**
+ * Resolves at the end of the call. If the other broker answers with an error, throws that error. If it does not answer,
+ * throws the error `unavailable`.
+ */
 export async function forwardCall(call: ForwardedCall, elsewhere: Elsewhere): Promise<void> {
   const { path, headers, about, signal, begin, send } = call;
   const method = Object.values(streamsService).find((one) => one.path === path);

@@ -245,8 +245,8 @@ export class Call<M extends Method = Method> {
   }
 
   async #single(): Promise<Opened<M>> {
-    // The casts are safe: the service decodes only messages of this type, and with a single request the message itself
-    // is `opening`.
+    // The casts are safe: the service decodes only messages of this type. If an rpc has a single request, the whole
+    // message is its `opening`.
     const message = this.#stream.request as Received<M>;
     return { message, opening: message as Opening<M> };
   }

@@ -53,7 +53,7 @@ const closeErrors = {
   forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),
   fell_behind: new AppError(
     'range_not_satisfiable',
-    'the output at the offset of this client is not stored: attach again without offset',
+    'the output that this client needs next is not stored: attach again without offset',
   ),
   stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };

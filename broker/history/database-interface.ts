@@ -35,8 +35,8 @@ export interface HistoryTransaction extends Journal, RowReader {
   /** Runs a statement, in the order of the calls. If the statement fails, the whole change fails. */
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement, then calls `use` with its first row. The functions of committed() run later. If the statement
-   * fails, the change fails, even if the change does not await the returned promise.
+   * Runs a statement, then calls `use` with its first row. The functions given to committed() run after `use`. If the
+   * statement fails, the change fails, even if the change does not await the returned promise.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Inserts a row, or updates the row that has the same values in the columns `key`. */
@@ -89,8 +89,8 @@ export interface Database extends RowReader {
    */
   readonly isRemote: boolean;
   /**
-   * Applies the migration steps that the tables of `noun` lack. steps[0] has the number `first`. Throws StartError if a
-   * newer broker wrote these tables.
+   * Applies the migration steps of `noun` that are not yet applied to this database. steps[0] has the number `first`.
+   * Throws StartError if a newer broker wrote these tables.
    */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /**

@@ -38,8 +38,8 @@ export interface Retention {
   /** Maximum number of rows of the table. If there are more, the oldest rows are deleted, whatever their age. */
   keepRows?: number;
   /**
-   * The column with the row numbers, if rows with higher numbers have later times in `column`. Old rows are then found
-   * without an index.
+   * The column with the row numbers. It may be set only if rows with higher numbers have later times in `column`. Old
+   * rows are then found by their numbers, without an index of times.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */

@@ -1,5 +1,6 @@
 // Counts rows in the background and stores the counts, so that a list can get its exact total without a scan of the
-// table. The query of the list itself counts only the newest rows, and rows near `since` and `until`.
+// table. The query for that total adds up stored counts. Besides, it counts only the newest rows, and the rows near
+// `since` and `until`.
 //
 // Transactions that write must run one after another (see commitLock). Rows then become visible in the order of their
 // numbers, and do not change while they are counted.
@@ -35,8 +36,8 @@ export interface Bounds {
  */
 export const sequencesPerMs = 1_000;
 /**
- * The counts are per quarter of an hour. If `since` or `until` of a list is inside a quarter, the query counts the rows
- * of that quarter itself.
+ * The counts are per quarter of an hour. If `since` or `until` of a list is inside a quarter, the query counts the
+ * quarter's rows before that time, because the stored count includes all rows of the quarter.
  */
 const quarterMs = 900_000;
 /** Maximum number of rows that one step counts. A step takes some 3 ms. */
@@ -112,8 +113,8 @@ export function createCounts(counted: CountedTable): string {
 }
 
 /**
- * Returns SQL that removes the counts of older versions of Farhand. In these versions a trigger changed the counts with
- * each row.
+ * Returns SQL that removes the triggers and the table with which older versions of Farhand counted rows. Those triggers
+ * changed the counts whenever a row was inserted, updated or deleted.
  */
 export function dropOldCounts(table: string): string {
   const triggers = ['insert', 'delete', 'update'].map(
@@ -149,8 +150,9 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * Returns the query of a total, for sumOf(). The total counts the rows that are within the bounds and meet `where`, a
- * condition on `columns`. Undefined if the stored counts do not suffice.
+ * Returns a query for the total of a list. sumOf() computes the total from the row that the query returns. The total
+ * counts the rows that are within the bounds and meet `where`, a condition on `columns`. If the stored counts do not
+ * suffice, the function returns undefined.
  */
 export function totalOf(
   counted: CountedTable,

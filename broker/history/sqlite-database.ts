@@ -137,7 +137,10 @@ export class SqliteDatabase implements Database {
   }
 }
 
-/** Applies the migration steps that the tables of `noun` lack. steps[0] has the number `first`. */
+/**
+ * Applies the migration steps that are not yet applied to this database. steps[0] has the number `first`. The table
+ * `migrations` records the number of the last applied step under the name `noun`.
+ */
 export function migrate(database: DatabaseSync, noun: string, steps: readonly string[], first = 1): void {
   const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
   const done = Number(row?.steps ?? 0);

@@ -41,7 +41,10 @@ export interface AppPort {
 
 export type Headers = Readonly<Record<string, string>>;
 
-/** Milliseconds for which the rest of a refused body is read, so that its client receives the refusal. */
+/**
+ * Maximum time in milliseconds for which the broker keeps reading a body that it has refused. If it closed the
+ * connection at the refusal, the client could lose the answer.
+ */
 const lingerMs = 5_000;
 /** Headers about a file. They are removed if an error is sent in place of the file. */
 const ofContent = [
@@ -171,7 +174,7 @@ function assertFraming({ headers, httpVersion }: IncomingMessage): void {
     );
 }
 
-/** Reads the rest of a refused body for a while, so that its client receives the refusal. */
+/** Reads the rest of a refused body, for at most `lingerMs`, so that the client does not lose the answer. */
 function readRest(ctx: Context): void {
   const { req: request } = ctx;
   request.resume();

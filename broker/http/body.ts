@@ -210,7 +210,7 @@ class Form {
 
   async *chunks(file: Readable): AsyncGenerator<Uint8Array> {
     try {
-      // A part of a form is a stream of bytes, which Node does not type.
+      // The chunks are bytes, but the type Readable does not say so.
       for await (const chunk of file as AsyncIterable<Uint8Array>) {
         countTransferred(chunk.length);
         yield chunk;
@@ -302,7 +302,7 @@ export async function createSpool(directory: string) {
         }
         if (spooledBytes + chunk.length > maxSpooled) {
           const message =
-            'the broker cannot store more files that come before the form field "path": send "path" before the file, or in the query';
+            'the broker has no room for another file that comes before the form field "path": send "path" before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         spooledBytes += chunk.length;

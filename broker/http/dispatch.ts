@@ -144,7 +144,8 @@ async function readBody(
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
   if (route.accepts) assertPlainContent(ctx);
-  // bytesOf() sends 100 Continue at the first read, so that the client does not send content that will be refused.
+  // bytesOf() sends 100 Continue only when the handler starts to read. If the request is refused before that, a client
+  // that waits for 100 Continue has sent no content.
   if (route.accepts === 'bytes')
     return { chunks: bytesOf(req, signal, () => sendContinue(ctx)), fields: () => ({}) };
   if (route.accepts === 'form') {
@@ -192,7 +193,7 @@ function assertPlainContent(ctx: Context): void {
 
 const forwardedTicket = new AppError(
   'forbidden',
-  'a ticket is valid only on the broker’s own machine, but this request came through a proxy that is not trusted; log in with an API key, or open the broker’s own address',
+  'this request came through a proxy that is not trusted, but a ticket is valid only on the broker’s own machine; log in with an API key, or open the broker’s own address',
 );
 
 export type Clients = ReturnType<typeof createClients>;

@@ -144,8 +144,8 @@ function occupyMemory({ res }: Context, bytes: number): void {
 }
 
 /**
- * Sends bytes that several answers may share in memory. A large body is sent in pieces, so that a slow reader
- * occupies only one piece.
+ * Sends bytes from memory. Several answers may share these bytes. A large body is sent in pieces, so that only one
+ * piece at a time waits for a slow reader.
  */
 export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
   ctx.status = status;
@@ -231,7 +231,8 @@ async function* growingOf(
   for await (const batch of items) {
     const text = JSON.stringify(parts.items.parse(batch)).slice(1, -1);
     if (text === '') continue;
-    // The start of the JSON text is sent with the first items, so that a failure before them is an ordinary error.
+    // The start of the JSON text is sent with the first items. If these cannot be read, the client gets an ordinary
+    // error.
     yield (begun ? ',' : start()) + text;
     begun = true;
   }
@@ -253,7 +254,7 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // A HEAD request gets no body. If there is a stream, the end of the request closes it.
+  // A HEAD request gets no body. If it has a stream, dispatcher() closes this stream at the end of the request.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;

@@ -114,7 +114,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // The end of this request is never marked, because a WebSocket counts as a request until its connection closes.
+    // A WebSocket is a request in progress until its connection closes, so the end of the request is never marked.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)

@@ -33,8 +33,8 @@ export interface WebSocketServices extends OriginServices {
 /** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
 /**
- * Maximum number of requests for which the broker of their session is being looked up at the same time. It is small,
- * because these requests have no key, and their tickets are not checked yet.
+ * Maximum number of lookups at the same time. Each lookup finds the broker that has the session of one request. The
+ * number is small, because these requests have no key, and their tickets are not checked yet.
  */
 const mostLookups = 16;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
@@ -94,8 +94,8 @@ export class WebSocketUpgrades {
    * Forwards a request to open a terminal to the broker that has its session. Results:
    * - undefined: this broker has the session.
    * - true: the other broker opened the terminal.
-   * - false: the other broker refused, and the client got its answer.
-   * - Rejects if no broker answered: the caller must answer the client.
+   * - false: the other broker refused, and the client gets the answer of that broker.
+   * - Rejects if no other broker has the session, or if that one does not answer. The caller then answers the client.
    */
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);

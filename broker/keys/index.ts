@@ -264,8 +264,8 @@ function assertNotMore(key: Key, own: Key): void {
 
 /**
  * Returns the ids of everything that stops when a key is revoked: the key's enabled schedules that the caller may see,
- * and its enabled webhooks and alert channels. Also returns the ids of the saved commands that the key was the last to
- * change. Other keys can still run these commands.
+ * and its enabled webhooks and alert channels. Also returns the ids of the saved commands that were last changed with
+ * this key. Other keys can still run these commands, so the user should check them.
  */
 function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
   const { schedules, webhooks, alert_channels, saved_commands } = declared;

@@ -139,7 +139,7 @@ export class Calls {
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
         // The machine gets a large or streamed request only on an answer stream. If it replies without opening this
-        // stream, it does not know the request, so its reply must be an error.
+        // stream, it has not received the request. Only an error is then a valid reply.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)

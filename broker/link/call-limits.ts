@@ -36,9 +36,9 @@ export class CallLimits {
   }
 
   /**
-   * Waits for a slot, and returns a function that releases it. Rejects with the reason of `abort` if `abort` fires.
-   * Rejects with the error code unavailable after 10 s, or immediately if the call would have to wait but the queue is
-   * full or calls of its class never wait.
+   * Takes a slot, and returns a function that releases it. If no slot is free, the call waits for up to 10 s, and then
+   * fails with the error code unavailable. Instead of waiting, it fails immediately with this code if the queue is full
+   * or if calls of its class never wait. If `abort` fires, rejects with its reason.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);

@@ -51,8 +51,8 @@ export const defaultSettings = {
   heartbeatMs: 15_000,
   silenceMs: 45_000,
   /**
-   * Maximum number of short streaming calls open at once on one machine;
-   * transfers have a separate limit of the same number.
+   * Maximum number of short streaming calls open at once on one machine; transfers have a separate limit of the same
+   * number.
    */
   openCalls: 32,
   /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
@@ -241,8 +241,8 @@ class AgentLink {
       instanceId: hello.instance_id,
       methods: offered,
       stub: this.#calls.stub,
-      // An agent without a journal of processes keeps no results after it ends. Each of its starts then counts as a new
-      // journal, so its instance id serves as the journal's id.
+      // An agent without a journal of processes loses its results when it ends, so each start counts as a new journal.
+      // The instance id serves as the journal's id, because it also changes at each start.
       journalId: hello.journal_id || hello.instance_id || id,
       processIds: hello.process_ids.slice(0, mostProcesses),
       close: (last) => this.#close(last),
@@ -349,8 +349,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows the agent one more message, the answer. Some calls are never answered, so without this minimum
-    // the agent could save up any number of messages.
+    // Each call allows the agent one more message, the answer. This allowance has a limit: calls that are never
+    // answered would otherwise add up, and the agent could then send any number of messages.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // The bytes are counted here, because Node's limit on this stream counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;

@@ -19,8 +19,8 @@ const defaultLimits = {
   stalledMs: 2_000,
 };
 /**
- * Maximum number of bytes of a connection that waits: a ClientHello is smaller than a TLS record (RFC 8446 section
- * 5.1).
+ * Maximum number of bytes that a connection may send while it waits. The limit is the largest size of a TLS record
+ * (RFC 8446 section 5.1). A ClientHello is smaller.
  */
 const mostBytes = 16 * 1024;
 

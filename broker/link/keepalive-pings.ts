@@ -1,5 +1,5 @@
 // Sends HTTP/2 pings on connections that have no heartbeats: the connections of clients, and the second connection of
-// each agent, which carries large answers. A link is pinged too if it also carries an answer with a stream of its own.
+// each agent, which carries large answers. A link's connection is pinged too once an answer stream has begun on it.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { linkService } from '../../shared/agent-rpcs.ts';

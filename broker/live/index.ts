@@ -24,7 +24,7 @@ interface LiveServices {
   commands: Pick<Commands, 'batches' | 'listed' | 'machineOf' | 'watch'>;
 }
 
-/** Shortest time in milliseconds between two updates of the same topic. Events are sent at once. */
+/** Shortest time in milliseconds between two updates of the same topic. Events are sent immediately. */
 const betweenMs = 1_000;
 /**
  * Maximum number of commands in one update. If more commands have changed, the oldest changes are left out: the client
@@ -89,8 +89,8 @@ export class LiveUpdates {
   }
 
   /**
-   * Throws forbidden, command_not_found or batch_not_found. The general check of requests does not find the ids in
-   * topics, because they are parts of a text. So they are checked here.
+   * Throws forbidden, command_not_found or batch_not_found. The id in a topic is checked here, because the general
+   * check of requests does not find it: a topic is one text, such as `commands:ID`.
    */
   async #assertAllowed(topic: Topic, caller: Caller): Promise<void> {
     const { kind, id } = topic;
@@ -106,7 +106,7 @@ export class LiveUpdates {
         details,
       );
     if (!machines.some((machine) => caller.reaches(machine)))
-      throw new AppError('forbidden', `this key is not allowed to use the machine of ${noun} ${id}`, details);
+      throw new AppError('forbidden', `this key is not allowed to use any machine of ${noun} ${id}`, details);
   }
 
   async #machineOf(command: string): Promise<MachineId[]> {

@@ -197,7 +197,7 @@ const noStoredKey = new AppError(
 );
 const anotherKey = new AppError(
   'forbidden',
-  'this login was made with another API key than the one in this request; confirm it with its own key',
+  'this login belongs to another API key; confirm it with that key',
 );
 const notManaged = new AppError(
   'forbidden',
@@ -211,8 +211,8 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
 }
 
 /**
- * True if the key `own` may list and end a login. It may do so with its own logins. With the scope admin, it may also
- * do so if it may use every machine that the login's key may use.
+ * True if the key `own` may list and end a login. Every key may do this with its own logins. A key with the scope admin
+ * may also do this with the logins of another key, if it may use every machine that the other key may use.
  */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;

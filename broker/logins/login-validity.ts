@@ -33,8 +33,8 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
 }
 
 /**
- * Ends the logins of a key when the key's secret is replaced: at `until`, or now if it is undefined. The login `asking`
- * continues, because its browser displays the new secret.
+ * Ends the logins of a key whose secret is being replaced. They end at the time `until` at the latest; if `until` is
+ * undefined, they end now. Only the login `asking` continues, because its browser displays the new secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -44,8 +44,8 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // If a login has `secret_until`, an earlier rotation has replaced the key secret with which it was made. Only the
-    // last replaced secret of a key stays valid, so this login ends now.
+    // A login with `secret_until` was made with a secret that an earlier rotation replaced. That secret becomes invalid
+    // now, because only the last replaced secret of a key stays valid. So the login ends now too.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }

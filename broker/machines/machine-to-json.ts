@@ -110,7 +110,7 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   };
 }
 
-/** Returns the values of a report that are part of one machine's status and also of the list of statuses. */
+/** Converts the values of a report that both statusOf() and liveOf() return. */
 function valuesOf({ uptime_s, cpu_usage, cpu_cores, memory, disk, load_average, recorded_at_ms }: Report) {
   const cpu = { usage: cpu_usage, cores: cpu_cores };
   return { uptime: uptime_s, cpu, memory, disk, load_average, recorded_at: iso(recorded_at_ms) };

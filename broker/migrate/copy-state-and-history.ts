@@ -1,5 +1,5 @@
-// Copies both stores of a broker, state and history, from files to a PostgreSQL database or back. The
-// originals are not changed before the copy is complete.
+// Copies both stores of a broker, state and history, from files to a PostgreSQL database or back. The originals stay
+// in place until the copy is complete. Then files are moved aside, and a database is marked as moved.
 import { existsSync } from 'node:fs';
 import { copyFile, mkdir, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';

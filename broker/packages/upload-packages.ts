@@ -126,7 +126,7 @@ function checked(file: string, text: string): SignedPackage {
   const name = parsePackageName(file);
   if (!name) {
     const message =
-      'must be the name of an agent package, such as farhand-agent-1.2.3-linux-x64.tar.gz: do not rename the file';
+      'must be the name of an agent package, such as farhand-agent-1.2.3-linux-x64.tar.gz: choose a package that npm run package built, and keep its name';
     throw fieldError('path', 'package', message);
   }
   const signed = parseSignatureFile(text);
@@ -183,7 +183,7 @@ async function store(
     await handle.writeFile(chunk);
   }
   if (written !== size || hash.digest('hex') !== sha256) {
-    const message = 'the body is not the signed package, because its size or SHA-256 differs: send it again';
+    const message = 'the body differs from the signed package in size or SHA-256: upload the original again';
     throw new AppError('validation_failed', message, { size, sha256 });
   }
   await handle.sync();

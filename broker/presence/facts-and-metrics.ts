@@ -158,7 +158,10 @@ export class MachineFacts {
         isFailing = false;
       } catch (err) {
         if (!isFailing && !this.#isClosed)
-          log.error({ err }, 'reports of other brokers’ machines could not be read; trying again every 15 s');
+          log.error(
+            { err },
+            'could not read the reports of machines that other brokers own; trying again every 15 s',
+          );
         isFailing = true;
       }
     };
@@ -299,9 +302,7 @@ export class MachineFacts {
     return () => void this.#watchers.delete(watcher);
   }
 
-  /**
-   * Returns CPU and memory of the last hour; without values if the machine's owner does not allow metrics.
-   */
+  /** Returns CPU and memory of the last hour. All values are null if the machine's owner does not allow metrics. */
   lastHour(machineId: string): ReturnType<LastHour['of']> {
     return this.#lastHour.of(this.allowedReport(machineId) ? machineId : undefined);
   }

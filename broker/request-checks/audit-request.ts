@@ -75,7 +75,7 @@ export function createAuditRecorder(
           if ((committed || !records) && error === undefined) return;
           const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
-          // A refused request has changed nothing, so its record may be left out if there are too many.
+          // A refused request has changed nothing, so its record may be left out if its key has too many refusals.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
           // The rows of a failed commit() may be on disk already. write() uses the same ids, so it adds no row twice.

@@ -146,8 +146,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks every id in path, query and body; the body may not have been read yet. Checks first that the key may use all
-   * of them (forbidden), then that all exist (…_not_found).
+   * Checks every id in path and query, and in the body if it has been read already. Checks first that the key may use
+   * all of them (forbidden), then that all exist (…_not_found).
    */
   identify(raw: RawInput): void {
     const { state } = this.#guard.services;
@@ -276,8 +276,8 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * The machines of the objects that a request names. They are looked up before the request runs, because later checks,
- * as in transactions, cannot wait for the history.
+ * The machines of the objects that a request names. They are looked up in the history before the request runs. Later
+ * checks, for example inside a transaction, cannot wait for the history.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
@@ -290,7 +290,7 @@ class StoredIds {
     }
   }
 
-  /** Returns every id of a request with the machines that it belongs to. Call lookUp() first. */
+  /** Returns each id of a request, together with the machines of the object that has this id. Call lookUp() first. */
   subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
     return ids.map((found) => {
       const { noun, id, filters } = found;
@@ -311,7 +311,7 @@ function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declare
   for (const { noun, id, machines, ownKey } of subjects) {
     if (isUnlimited(key) || key.id === ownKey) continue;
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
-      const of = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
+      const of = noun === 'machine' ? 'machine' : `any machine of ${noun.replace('_', ' ')}`;
       throw new AppError('forbidden', `this key is not allowed to use ${of} ${id.slice(0, 200)}`, {
         [`${noun}_id`]: id,
       });
@@ -376,7 +376,7 @@ export function createRecall(
   return async (id, caller, first) => {
     if (!parser || param === undefined)
       throw new Error(
-        `requests that are repeated with the same Idempotency-Key need a route ${noun}.${operation} with an id in its path, but the route table has none: add it, or set "again" of the repeated route to another operation`,
+        `the route table lacks ${noun}.${operation} with an id in its path. This route must answer repeats with the same Idempotency-Key. Add it, or set "again" to another operation in the route that is repeated`,
       );
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });

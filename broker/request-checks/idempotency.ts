@@ -186,8 +186,8 @@ export class Idempotency {
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
     } finally {
-      // The request counts as running until its answer is stored. Otherwise a repeat that arrives just before that
-      // would find neither a running request nor an answer.
+      // The request counts as running until its answer is stored. Otherwise a repeat could arrive before the answer is
+      // stored, and find neither a running request nor an answer.
       await this.#history
         .write((transaction) => this.#store(id, answer, transaction))
         .finally(() => this.#underWay.delete(id));
@@ -204,8 +204,8 @@ export class Idempotency {
 }
 
 /**
- * Throws if the content has another SHA-256 than the first answer states. All routes that accept content answer with
- * its SHA-256.
+ * Throws if the SHA-256 of the content differs from the one in the first answer. Every route that accepts content
+ * includes the SHA-256 in its answer.
  */
 async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
   const digest = createHash('sha256');

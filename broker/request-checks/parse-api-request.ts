@@ -90,8 +90,8 @@ export class RequestParser<R extends Route> {
   }
 
   /**
-   * Parses all parts. Throws invalid_request for a bad path, query or header, validation_failed for a bad
-   * body.
+   * Parses all parts. Throws invalid_request for a bad path, query or header, or if the body is not an object. Throws
+   * validation_failed for any other bad body.
    */
   parse(raw: RawInput): Input<R> {
     const { query, body } = this.#route;
@@ -118,7 +118,7 @@ export function queryOf(text: string): Record<string, unknown> {
     decodeURIComponent(text);
   } catch {
     const message =
-      'query: must be percent-encoded UTF-8; send a path that is not UTF-8 in base64 with path_encoding=base64';
+      'query: must be percent-encoded UTF-8; if a path is not UTF-8, encode it in base64 and add path_encoding=base64';
     throw new AppError('invalid_request', message);
   }
   return parseQuery(text, '&', '=', { maxKeys: 0 });

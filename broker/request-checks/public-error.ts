@@ -35,8 +35,8 @@ const storageTroubles: Readonly<Record<string, string>> = {
 };
 
 /**
- * Returns the message for a failure of the broker's own files; undefined for any other error, such as one of a
- * machine's disk.
+ * Returns the message for a failure of the broker's own files. Returns undefined for any other error, for example a
+ * failure of a machine's disk.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';

@@ -14,7 +14,7 @@ interface ClockChange {
    * it was not set.
    */
   drift: number;
-  /** Time of the last comparison, by the wall clock as it is set now. */
+  /** Time of the last comparison. If the wall clock was set since then, this time is shifted by the same amount. */
   corrected: number;
 }
 

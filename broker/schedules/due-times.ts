@@ -70,8 +70,8 @@ export class Timetable {
   }
 
   /**
-   * Returns the wall time of an instant. If the clocks show the hour of the instant for the second time, returns the
-   * last second of that hour.
+   * Returns the wall time after which #nextByDay() searches for a due time. Usually this is the wall time of the
+   * instant. If the clocks show that hour for the second time, it is the last second of the hour.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);

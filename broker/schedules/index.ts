@@ -132,8 +132,8 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // Most changes give the schedule the key of the request, and it runs with the rights of that key. A request
-        // without changes must not do so.
+        // A request without changes returns here, because it must not replace the key whose rights the schedule uses.
+        // Most changes replace that key with the key of the request.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);

@@ -1,5 +1,5 @@
-// Starts runs of schedules. The row of a run and the run's command, or the reason why there is no command, are stored
-// in one transaction.
+// Starts runs of schedules. One transaction stores both the row of a run and the run's command. If there is no command,
+// the row has the reason.
 
 import type { Caller, Rights } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
@@ -96,8 +96,8 @@ export class Launcher {
   }
 
   /**
-   * True if each of these runs may have ended although its machine has not reported that yet. Such a run began before
-   * this broker owned its machine, and the machine still has time to report.
+   * True if all of these runs may have ended, but their machines have not reported it yet. This holds for runs from
+   * before this broker started or took over the machine, until the machine has had time to report.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>

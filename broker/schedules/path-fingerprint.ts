@@ -70,7 +70,8 @@ async function* entriesIn(
  */
 function lineOf({ path, type, size, mode, owner, group, modified_at_ms }: FileEntry__Output): string {
   const isDirectory = type === 'FILE_TYPE_DIRECTORY';
-  // The size and time of a directory are left out, because entries that are not watched also change them.
+  // The size and time of a directory are left out. They change when an entry in it is added or removed, even if that
+  // entry is not watched.
   const content = isDirectory ? [] : [size, modified_at_ms];
   return digestOf([path.toString('hex'), type, mode, owner, group, ...content]);
 }

@@ -30,7 +30,7 @@ const mostMissed = 1000;
 const mostMissedInAll = 20_000;
 /** A row that stands for several missed due times gives their exact number only up to this maximum. */
 const mostCounted = 200;
-/** Milliseconds after which a due time that waits for the end of an earlier run is checked again. */
+/** If a due time waits for an earlier run to end, it is checked again after this many milliseconds. */
 const openMs = 60_000;
 /** Like `openMs`, but for an earlier run that may have ended although its machine has not reported that yet. */
 const unsureMs = 1_000;
@@ -99,7 +99,7 @@ export class DueTimes {
     }
   }
 
-  /** Returns due schedules, oldest first. Schedules that are far behind wait until no others are due. */
+  /** Returns some due schedules, the longest due first. Schedules that are far behind wait until no others are due. */
   #due(): Tracked[] {
     const at = now();
     const due: Tracked[] = [];

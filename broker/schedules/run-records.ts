@@ -43,8 +43,8 @@ export interface OnMachine {
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
 /**
- * While the clock was ahead, a schedule may have run due times that are now in the future. For each schedule,
- * `next_run` leaves out at most this many of them.
+ * Maximum number of due times that `next_run` leaves out for each schedule. It leaves out due times that ran while the
+ * clock was ahead, and that are now in the future.
  */
 export const mostRan = 1000;
 
@@ -167,8 +167,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Stores marks for machines that have just got the tags of a schedule. Due times after these marks then count, even
-   * if the broker is down at the time.
+   * Stores marks for machines that have just got the tags of a schedule. Without these marks, the broker would overlook
+   * due times that pass while it is down.
    */
   async mark(marks: readonly Mark[]): Promise<void> {
     for (let from = 0; from < marks.length; from += marksAtOnce) {

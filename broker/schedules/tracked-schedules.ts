@@ -82,8 +82,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Finds the schedule of a run on the machine of the run. A schedule without tags is found even if it runs on another
-   * machine now.
+   * Finds the entry of the schedule that a run belongs to. For a schedule with tags, this is the entry for the machine
+   * of the run. A schedule without tags has only one entry, even if it has moved to another machine since the run.
    */
   of({ schedule_id, machine_id }: { schedule_id: string; machine_id: string }): Tracked | undefined {
     const some = this.#bySchedule.get(schedule_id);
@@ -211,8 +211,8 @@ export class TrackedSchedules {
   }
 
   /**
-   * Tracks a schedule that has one machine. If the schedule has moved to another machine, returns the tracked schedule,
-   * so that the caller reads the mark of the new machine. Otherwise returns an empty list.
+   * Tracks a schedule that has one machine. Returns a list with the tracked schedule if it has moved to another
+   * machine, and an empty list otherwise. With several brokers, the caller reads the mark of a moved schedule again.
    */
   #trackOnly(schedule: Schedule, marks: LatestMarks | undefined): Tracked[] {
     const [machine_id] = this.#context.machinesOf(schedule);
@@ -304,8 +304,8 @@ function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
 }
 
 /**
- * Returns the machine on which earlier runs of the schedule count. Returns undefined for a schedule without tags: its
- * runs on all machines count, because it may have moved from another machine.
+ * Returns the machine on which earlier runs of the schedule are looked up. Returns undefined for a schedule without
+ * tags: it may have moved from another machine, so its runs on all machines are looked up.
  */
 export function machineIn({ schedule, machine_id }: Tracked): MachineId | undefined {
   return schedule.tags ? machine_id : undefined;

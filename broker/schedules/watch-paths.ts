@@ -214,7 +214,7 @@ export class PathWatches {
     if (!(error instanceof AppError))
       this.#log.error(
         { err: error, schedule_id: schedule.id },
-        'the path of a schedule could not be watched; trying again in 30 s',
+        'the path of a schedule could not be watched, or its run could not be started; trying again in 30 s',
       );
     if (watch.problem === reason) return;
     watch.problem = reason;

@@ -257,8 +257,8 @@ export function endOf({ record: { exit_code, signal, reason } }: OpenSession): C
  */
 const mostUnacknowledged = 64 * 1024;
 /**
- * Largest piece of input, in bytes. The broker also reports to the agent each time the client has received this many
- * bytes of output.
+ * Largest piece of input, in bytes. Output uses the same number: each time the client has received at least this many
+ * more bytes, the broker reports the client's new offset to the agent.
  */
 const pieceBytes = 32 * 1024;
 
@@ -304,7 +304,10 @@ class UnacknowledgedInput {
     while (this.#waiting && !signal.aborted) await this.#changed.wait(signal);
   }
 
-  /** Handles the first answer to a call. Returns how many bytes of input may be lost. Throws machine_error. */
+  /**
+   * Handles the first answer to a call. Returns how many bytes of input may be lost. Throws machine_error if an agent
+   * that remembers the client reports more bytes of input than the broker has taken from the client.
+   */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
     // An agent that has forgotten the client does not know which input arrived. The input counts as lost, because a

@@ -49,7 +49,7 @@ export async function certificateOf(
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
-/** Returns the expiry times of the CA's certificate and, if it is set, of the certificate of --tls-cert. */
+/** Returns when the CA's certificate expires. If --tls-cert is set, also returns when that certificate expires. */
 export async function expiryDates(
   { tls_cert }: BrokerSettings,
   authority: Authority,

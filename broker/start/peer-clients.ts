@@ -7,8 +7,8 @@ import type { Authority } from '../link/certificate-authority.ts';
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
 /**
- * Milliseconds between two checks whether other brokers can be reached. Only brokers with an HTTP request in progress
- * are checked. On gRPC connections, the pings of gRPC do this.
+ * This broker checks at intervals of this number of milliseconds whether it can reach other brokers. It checks a broker
+ * only while an HTTP request to that broker is in progress. gRPC connections are checked by pings instead.
  */
 const checkMs = 4_000;
 

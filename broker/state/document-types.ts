@@ -72,8 +72,8 @@ const login = z.strictObject({
   /** Time of the last use, saved at most once per hour. The exact time of the last use is only in memory. */
   used_at: z.string(),
   /**
-   * The time when the login ends, because the key secret with which it was made becomes invalid then. The field is
-   * present only if that secret has been replaced.
+   * Set only if the key secret that the client logged in with has been replaced. That secret becomes invalid at this
+   * time, and the login ends with it.
    */
   secret_until: z.string().optional(),
 });
@@ -181,8 +181,8 @@ const webhook = z.strictObject({
    */
   enabled: z.boolean(),
   /**
-   * Number of times that the webhook was enabled. A failure is stored with this number, so it no longer counts when the
-   * webhook is enabled again.
+   * Number of updates that have set `enabled` to true. When all attempts of a delivery have failed, the history stores
+   * this number. The webhook is disabled while the stored number equals this one, so enabling it again ends that.
    */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
@@ -232,8 +232,8 @@ const alertChannel = z.strictObject({
   to: z.array(z.string()).nullable(),
   enabled: z.boolean(),
   /**
-   * Number of times that the channel was enabled. The delivery queue needs this number from all receivers, but only
-   * uses it for webhooks.
+   * Number of updates that have set `enabled` to true. The delivery queue needs this number from all receivers, but it
+   * only has an effect for webhooks.
    */
   armed: z.int(),
   /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */

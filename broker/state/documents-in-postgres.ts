@@ -15,8 +15,8 @@ import { type Declared, type Documents, documents, names, newDocuments } from '.
 import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
- * A broker that is behind by more than this number of generations (commits) compares all ids, because the list of
- * removed documents may be incomplete.
+ * The database lists the removed documents of the last generations (commits) only. A broker that is behind by more than
+ * this number of generations does not use the list. It compares the ids of its documents with those in the database.
  */
 export const knownGenerations = 10_000;
 
@@ -67,7 +67,7 @@ export class PostgresStore implements StateStore {
     return result;
   }
 
-  /** Does not wait for writes, because a revoked key must soon be refused even while writes take long. */
+  /** Does not wait for writes, which may take long. So a key that another broker has revoked is soon refused here. */
   async refresh(current: Version): Promise<Version> {
     const { committed } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');

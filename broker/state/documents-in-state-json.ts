@@ -19,7 +19,7 @@ export class FileStore implements StateStore {
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
-  /** The history already has this many of the first outbox entries. The next write removes them from the file. */
+  /** How many entries at the start of the outbox are already in the history. The next write removes them from it. */
   #applied = 0;
 
   private constructor(file: StateFile, data: Documents) {

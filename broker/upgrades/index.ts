@@ -187,7 +187,7 @@ export class Upgrades {
   }
 }
 
-/** Divides into waves the machines that can be upgraded, and returns the number of waves. */
+/** Sets the wave of each machine that can be upgraded. Returns the number of waves. */
 function divide(members: Member[], wave: string): number {
   const upgraded = members.filter(({ status }) => status === 'waiting');
   const amount = Number.parseInt(wave, 10);
@@ -198,7 +198,7 @@ function divide(members: Member[], wave: string): number {
   return Math.ceil(upgraded.length / size);
 }
 
-/** Returns the SQL condition that an upgrade has at least one machine that meets the condition `such`. */
+/** Returns an SQL condition for upgrades: at least one machine of the upgrade meets the condition `such`. */
 function hasMember(such: Condition): Condition {
   const [where, values] = allOf([['upgrade_id = upgrades.id'], such]);
   return [`EXISTS (SELECT 1 FROM upgrade_machines WHERE ${where})`, ...values];

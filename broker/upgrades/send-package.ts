@@ -9,8 +9,8 @@ import type { Upgrade } from './upgrade-tables.ts';
 const chunkBytes = 256 * 1024;
 
 /**
- * The progress of a machine. `busy`: it has the package, and waits until this number of commands and terminals have
- * ended.
+ * The progress of a machine. `busy`: the machine has the package, and waits until its running commands and terminals
+ * have ended. `commands` is the number of both.
  */
 export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
 

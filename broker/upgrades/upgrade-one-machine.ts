@@ -1,4 +1,4 @@
-// The upgrade of one machine, from the beginning of its wave to its end.
+// Upgrades one machine. The work begins with the machine's wave, and ends when the final status is stored.
 import type { UpgradeReason } from '../../shared/api/upgrades.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -293,8 +293,8 @@ export class MachineUpgrade {
     if (this.#leaving) return this.look();
     const isPassing = known.code === 'machine_offline' || reason === 'in_progress';
     if (!isPassing || this.#attempts >= mostAttempts) return this.#end(endOf(known));
-    // After a lost link, only the machine knows whether it has taken the package. The machine reports that in its next
-    // hello, for which look() waits.
+    // After a lost link, only the machine knows whether it has taken the package. It reports that in the hello of its
+    // next link, so look() waits until the machine has linked again.
     if (known.code === 'machine_offline') this.look();
     else this.#lookIn(retryMs);
   }
@@ -329,8 +329,8 @@ export class MachineUpgrade {
   }
 
   /**
-   * Stores a step. Returns false if the upgrade of this machine has already ended, for example because another broker
-   * cancelled it.
+   * Stores a step. Returns false if records.step() wrote nothing, for example because another broker cancelled the
+   * upgrade of this machine.
    */
   async #step(change: Partial<Member>): Promise<boolean> {
     const next = { ...this.#member, ...change };

@@ -163,7 +163,7 @@ export class UpgradeRecords {
 
   /**
    * Writes a step of a machine. Returns false, and writes nothing, if the machine's upgrade has already ended, for
-   * example because another broker cancelled it.
+   * example because another broker cancelled it. If it ended with `no_answer`, the step is written nevertheless.
    */
   step(member: Member, upgrade: Upgrade): Promise<boolean> {
     const { upgrade_id, machine_id, status, reason, message, from_version } = member;

@@ -84,12 +84,12 @@ export function insertRow(
   transaction.run(`INSERT INTO ${table} (${names.join(', ')}) VALUES (${marks})`, ...Object.values(row));
 }
 
-/** Converts a row to an upgrade. The row has the columns that insert() wrote. */
+/** Converts a row to an upgrade. The row has the columns that insertRow() wrote. */
 export function upgradeFromRow(row: Row): Upgrade {
   return row as unknown as Upgrade;
 }
 
-/** Converts a row to a machine of an upgrade. The row has the columns that insert() wrote. */
+/** Converts a row to a machine of an upgrade. The row has the columns that insertRow() wrote. */
 export function memberFromRow(row: Row): Member {
   return row as unknown as Member;
 }

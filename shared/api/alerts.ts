@@ -139,7 +139,7 @@ const alert = named('Alert', {
     .nullable()
     .describe('Measured value when the alert opened; null if the rule does not compare a measured value'),
   created_at: timestamp.describe(
-    'Time of creation. The condition had then lasted as long as `for` of the rule requires',
+    'Time of creation, when the condition had lasted for the minimum time that the rule sets (`for`)',
   ),
   opened_at: timestamp
     .nullable()

@@ -26,7 +26,7 @@ const counts = z.object({
 });
 
 const mostFailures =
-  'The command starts on no further machine if it has failed on more machines than this number';
+  'If the command fails on more machines than this number, it starts on no further machine';
 const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 export const batch = named('Batch', {
   id: batchId,

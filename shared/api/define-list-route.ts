@@ -37,7 +37,7 @@ export function list<
   const query = { ...derived, ...times(defaultSort.replace('-', '')), ...rest.query, ...paging(schema) };
   return {
     ...made,
-    // The cast is safe: the type derives the shape of the query from the same schemas.
+    // The cast is safe: ListQuery derives the type of the query from the same schemas.
     query: query as unknown as ListQuery<P, Sort, Q, F>,
     filters: [...Object.keys(made.params), ...Object.keys(derived)],
   };
@@ -73,8 +73,8 @@ type Filterable =
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
 /**
- * Returns the filters for the fields of an item. Authorization checks ids in filters as it checks ids in the path, but
- * an id in a filter may identify a removed object.
+ * Returns the filters for the fields of an item. Authorization checks the ids in filters in the same way as the ids in
+ * the path. The only difference: an id in a filter may be the id of a removed object.
  */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {

@@ -27,7 +27,7 @@ function paramsOf<Path extends string>(path: Path): PathParams<Path> {
       ? idSchemas[noun as IdNoun]
       : z.string().describe('Name of the file'),
   ]);
-  // The cast is safe: the type derives the same names and schemas from the path.
+  // The cast is safe: PathParams derives the same names and schemas from the path.
   return Object.fromEntries(shape) as PathParams<Path>;
 }
 
@@ -95,7 +95,7 @@ export function outgoing<
   Q extends z.ZodRawShape = NoShape,
   H extends z.ZodRawShape = NoShape,
 >(kind: K, path: P, access: Access, definition: Omit<Definition<Q, H, Nothing, R>, 'reply'> & { reply?: R }) {
-  // The cast is safe: without a reply schema R is Nothing, the default of the type parameter.
+  // The cast is safe: if the definition has no reply, R has its default, the type Nothing.
   return build(kind, 'GET', path, access, {
     ...definition,
     reply: definition.reply ?? (nothing as unknown as R),

@@ -171,7 +171,7 @@ export const inventory = {
         refresh: queryBoolean
           .optional()
           .describe(
-            'True to make online machines collect their inventory first. The request waits at most 2 minutes for them. With an `offset` above 0, no machine collects',
+            'True to make online machines collect their inventory first. The request waits at most 2 minutes for them. With an `offset` above 0, `refresh` has no effect: only the request for the first page makes machines collect',
           ),
         ...paging(sort),
       },

@@ -28,7 +28,7 @@ export const logins = {
   create: single('POST', '/logins', 'any key', {
     summary: 'Log in: get a session cookie for the API key of this request',
     description:
-      'Sets the cookie `__Host-farhand`. The login always has the current rights of its key. Send the API key in the header `Authorization`, or the one-time ticket from the link that `npm start` prints. The broker refuses a login over plain HTTP from another machine.',
+      'Sets the cookie `__Host-farhand`. The login always has the current rights of its key. The header `Authorization` must contain the API key, or the one-time ticket from the link that `npm start` prints. The broker refuses a login over plain HTTP from another machine.',
     body: z.strictObject({ name }),
     example: { name: 'Firefox on Linux' },
     reply: login,

@@ -120,7 +120,7 @@ const percent = z.array(z.number().nullable());
 const listedStatus = liveMachine
   .extend({
     hour: group(
-      'The last hour, a point for each minute, oldest first; points before a restart of the broker are from the stored history',
+      'The last hour, a point for each minute, oldest first. When the broker restarts, it takes the earlier points from the stored history, which has one point per 5 minutes',
       {
         cpu: percent.describe('CPU in percent; null: no report in that minute'),
         memory: percent.describe('Memory in use in percent; null: no report in that minute'),
@@ -208,7 +208,7 @@ export const machines = {
     reply: metrics,
   }),
   update: single('PATCH', '/machines/{machine_id}', 'machines:write', {
-    summary: 'Rename or retag a machine, or set what upgrades may install on it',
+    summary: 'Rename or retag a machine, or set the limits of its agent upgrades',
     description:
       'A change of tags needs the scope `admin` if any API key is limited by tags, or if a schedule uses a tag that is added or removed. A key that is limited to some machines cannot change tags.',
     body: z.strictObject({

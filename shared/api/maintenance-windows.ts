@@ -18,7 +18,7 @@ import {
 const described = {
   machine_ids: 'Ids of machines whose alerts are held back; null: `tags` selects the machines',
   tags: 'Alerts of machines that have at least one of these tags are held back too. If `tags` and `machine_ids` are both null, the alerts of all machines are held back',
-  starts_at: 'Start of a window without `cron`, which is open only once; default: now',
+  starts_at: 'Start of a window without `cron`; default: now. Such a window is open only once',
   ends_at: 'End of a window without `cron`',
   cron: 'Cron expression of the start times; null: the window is open only once',
   timezone: 'IANA time zone of the expression; default: UTC',

@@ -185,8 +185,8 @@ export interface Caller extends Rights {
   signal: AbortSignal;
   headers: Headers;
   /**
-   * Returns the caller’s rights at the start of this state transaction. They may be fewer than in the last committed
-   * state, because an earlier change of the same commit may have removed some.
+   * Returns the caller’s rights at the start of this state transaction. One commit can contain several transactions,
+   * and an earlier one may have removed rights that the caller still has in the last committed state.
    */
   during(change: Journal): Rights;
   /**

@@ -99,9 +99,9 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of an operation of the same noun; default: `get`. This operation answers a repeated request if the first
-   * answer was not stored, for example because it was too long. It also answers if the key may no longer use all
-   * machines of the created object.
+   * Name of the operation that answers a repeated request when the first answer cannot be sent again; default: `get`.
+   * The first answer cannot be sent if it was not stored, for example because it was too long, or if the key may no
+   * longer use all machines of the created object. The operation belongs to the same noun.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */

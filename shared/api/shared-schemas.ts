@@ -2,8 +2,8 @@
 import * as z from 'zod';
 
 /**
- * Returns metadata for a schema that makes the OpenAPI document describe the schema by the JSON Schema `json`. Without
- * this metadata, the document would describe a number in a query as text.
+ * Returns metadata for a schema. With this metadata, the OpenAPI document describes the schema as `json`, which is a
+ * JSON Schema. Without it, the document would describe a number in a query as text.
  */
 function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {

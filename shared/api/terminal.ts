@@ -22,8 +22,8 @@ export const receivedMessage = z.strictObject({
 export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof receivedMessage>;
 
 /**
- * Schema of the text messages of the broker, whose binary messages are output of the terminal. Clients ignore unknown
- * types, which newer brokers may send.
+ * Schema of the text messages that the broker sends. Its binary messages are output of the terminal. A newer broker may
+ * send other types of text messages. Clients ignore them.
  */
 export const brokerMessage = z.discriminatedUnion('type', [
   z.object({

@@ -102,7 +102,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
 
 const counts = z.object({
   waiting: z.number().describe('Number of machines whose wave has not begun'),
-  offline: z.number().describe('Number of machines that are offline, and are upgraded when they are online'),
+  offline: z.number().describe('Number of offline machines. Each is upgraded when it is online again'),
   staging: z.number().describe('Number of machines to which the package is being sent'),
   busy: z
     .number()
@@ -158,7 +158,7 @@ const plan = {
   probe_timeout: choices.probe_timeout.default(120_000),
 };
 
-/** Says for which keys some fields are null: the values would reveal how many other machines the upgrade has. */
+/** Describes when some fields are null. The values would reveal how many other machines the upgrade has. */
 const forLimited = 'the upgrade has machines that the key may not use';
 const nullForLimited = `null if ${forLimited}`;
 

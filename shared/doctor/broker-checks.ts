@@ -1,5 +1,5 @@
-// Checks that `farhand-broker doctor` and `farhand doctor --data-dir` share: the state of the service, and whether a
-// database that was not checked may hold the broker's state.
+// Checks that `farhand-broker doctor` and `farhand doctor --data-dir` share: the state of the service, and a warning if
+// the broker's state may be in a database that was not checked.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { unitState } from './agent-checks.ts';
@@ -17,7 +17,7 @@ export function startAdvice(unit: readonly Finding[]): string {
     : `run systemctl start ${name}, or ${name} --data-dir DIR`;
 }
 
-/** Returns a warning if a broker's directory has no state.json: a database that was not checked may hold its state. */
+/** Warns if a broker's directory has no state.json: the broker's state may be in a database that was not checked. */
 export function uncheckedDatabase(dataDir: string): Finding[] {
   const has = (file: string): boolean => existsSync(join(dataDir, file));
   if (!has('authority.json') || has('state.json')) return [];

@@ -10,8 +10,9 @@ export interface CallSettings {
   /** Key for a safe repeat: a call with the same key within 24 h gets the first answer. */
   idempotencyKey?: string;
   /**
-   * Reports the connection of an event stream that resumes. Called with false when the connection is lost, and again
-   * after each failed attempt to reconnect. Called with true when the stream is connected again.
+   * Reports changes of the connection, for event streams that reconnect after a loss. Called with false when the
+   * connection is lost, and again after each failed attempt to reconnect. Called with true when the stream is connected
+   * again.
    */
   onConnection?: (isOpen: boolean) => void;
 }

@@ -9,7 +9,7 @@ import { isTransient } from './send.ts';
 export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
-  /** Requests the events after the id `after`. If `after` is undefined, sends only the caller's own parameters. */
+  /** Requests the events after the id `after`. If `after` is undefined, repeats the caller's own request. */
   connect(after: string | undefined): Promise<Response>;
   /** True to reconnect after a lost connection, until the signal fires or the reader stops. */
   resumes: boolean;

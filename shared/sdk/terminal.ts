@@ -48,7 +48,7 @@ export interface Terminal {
   detach(): void;
 }
 
-/** The client disconnects if more bytes of output are unread. Only brokers of version 0.1.0 send that many. */
+/** Maximum bytes of unread output. Above this, the client disconnects. Only brokers of version 0.1.0 send that many. */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;

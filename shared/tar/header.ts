@@ -1,5 +1,5 @@
-// Encodes tar headers as ustar with pax records. Decodes these, GNU tar and v7. Preserves names that are not UTF-8,
-// unlike tar-stream.
+// Encodes and decodes tar headers. Writes ustar headers with pax records, and also reads those of GNU tar and v7.
+// Preserves names that are not UTF-8, unlike the package tar-stream.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
@@ -38,7 +38,10 @@ export const endOfArchive = Buffer.alloc(2 * blockBytes);
 
 const flags = { file: '0', link: '1', symlink: '2', directory: '5', pax: 'x' } as const;
 
-/** Returns the header blocks of an entry: a pax header with the values that do not fit, then the plain header. */
+/**
+ * Returns the header blocks of an entry: first a pax header, then the plain header. The pax header contains the values
+ * that do not fit into the plain header.
+ */
 export function encodeHeader(header: TarHeader): Buffer {
   const records = paxRecordsOf(header);
   const plain = encodeBlock(flags[header.kind], header);
@@ -128,8 +131,8 @@ export function decodeBlock(block: Buffer): TarBlock | undefined {
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // Replaces two other flags of a regular file by "0": an empty flag, as in the oldest tars (Unix v7), and "7", which
-    // asks for contiguous storage.
+    // Three flags mean a regular file: "0", an empty flag in the oldest tars (Unix v7), and "7", which asks for
+    // contiguous storage. The last two are replaced by "0".
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),

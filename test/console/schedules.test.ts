@@ -142,7 +142,7 @@ browserTest('a schedule runs when a path changes, and in its settings a time rep
     .getByText(file)
     .waitFor();
   await open(`/schedules/${made?.id}/settings`);
-  await page.getByRole('button', { name: 'At times' }).click();
+  await page.getByRole('button', { name: 'At set times' }).click();
   await page.getByLabel('Cron expression').fill('@hourly');
   await page.getByRole('button', { name: 'Save', exact: true }).click();
   await page.getByText('The schedule is saved').waitFor();

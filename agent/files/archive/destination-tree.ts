@@ -168,7 +168,7 @@ function notDirectory(path: Bytes, error: unknown): unknown {
   return entryFault(
     'not_a_directory',
     path,
-    'is a directory in the archive, but not on the machine; remove or rename it there',
+    'is a directory in the archive, but a file or symlink on the machine; remove or rename it there',
   );
 }
 

@@ -221,8 +221,8 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Returns a free name on the mount of `directory`, in a private directory. A file can be renamed only
-   * within one mount.
+   * Returns a free path for a temporary file. It lies in a private directory on the same mount as `directory`, because
+   * a file can be renamed only within one mount.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let temporary = this.#temporary.get(directory.mount)?.temporary;

@@ -90,8 +90,8 @@ export class Flushes implements AsyncDisposable {
 
 /** Returns a time for Node's utimes(), exact to less than a microsecond. */
 export function seconds(ns: bigint): string {
-  // Most whole milliseconds have no exact floating point number. Such a time could be stored as the millisecond before,
-  // so half a microsecond is added. It is subtracted from a negative time.
+  // Half a microsecond is added to most times in whole milliseconds (subtracted from a negative time). As seconds, they
+  // have no exact floating point number, and rounding could move them into the neighboring millisecond.
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
   const halfMicrosecond = ns < 0n ? -500n : 500n;
   // The result is a string, because Node replaces a negative number by the present time.

@@ -161,8 +161,9 @@ export class Journal {
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
-  // The last piece is dropped: it is empty, or a line that a crash cut off. No leftover needs that line. Its name is
-  // not used yet, is removed already, or belongs to an empty directory that also has a "+" line.
+  // The last piece is dropped: it is empty, or a line that a crash cut off. No such line is needed. The name of a "+"
+  // line is not used yet. The directory of a "*" line is still empty, and an earlier line has its name. Without a "-"
+  // line, the agent removes the file a second time, which does no harm.
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
     const left = Buffer.from(path, 'base64url').toString('latin1');
@@ -193,7 +194,7 @@ async function remove(path: Bytes, mark: string): Promise<boolean> {
   return true;
 }
 
-/** Removes a leftover directory with its content. Returns false if that is not possible. */
+/** Removes a leftover directory with its content. Returns false if it has another mark and is not empty. */
 async function removeDirectory(at: Confined, mark: string, path: Bytes): Promise<boolean> {
   using pinned = await fs.pin(at);
   // A directory with another mark may be another user's, so it is removed only if it is empty.

@@ -156,8 +156,8 @@ export class Boundary {
   }
 
   /**
-   * Throws permission_denied if the file is, or contains, "/", the home, a root or a protected path.
-   * Called before a file is removed, moved or replaced.
+   * Throws permission_denied for a directory that must stay: it is "/", the home, a root or a protected path, or it
+   * contains one of them. Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
     // Only a directory can contain protected files. The caller has already checked the file itself.
@@ -191,7 +191,7 @@ export class Boundary {
 export const ownFile = (path: Bytes): AppError =>
   fault('permission_denied', path, 'is not served: it belongs to the agent itself');
 
-/** True if a file has several hard links, one of which may lie in a protected directory. */
+/** True if a file has several hard links. One of them may lie in a protected directory. */
 const hasSeveralNames = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
 
 function isBehind(

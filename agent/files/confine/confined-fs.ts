@@ -45,8 +45,8 @@ export class Pinned implements Disposable {
   }
 
   /**
-   * Does not wait until the handle is closed. close() waits for reads in progress, which may hang, and may take long
-   * for a deleted file.
+   * Starts to close the handle, but does not wait for the end: close() waits for reads in progress, which may hang. For
+   * a deleted file, close() may also take long.
    */
   [Symbol.dispose](): void {
     this.handle.close().catch(() => undefined);

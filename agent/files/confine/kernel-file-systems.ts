@@ -42,7 +42,10 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
   return (await statfs(bytes(at))).type === procfs;
 }
 
-/** True if a name in an open directory is, or lies in, the /proc directory of one of `processes`. */
+/**
+ * True if a file is the /proc directory of one of `processes`, or lies in such a directory. The file is `name` in the
+ * open directory `at`. Without a name, it is that open directory itself.
+ */
 export async function showsProcess(
   at: Confined,
   name: Bytes | undefined,

@@ -9,8 +9,8 @@ export interface Target {
   /** Absolute path. It has no parts "." or "..", and no slash at its end unless it is "/". */
   path: Bytes;
   /**
-   * True if the path must be a directory, because the request wrote it with "/", "." or ".." at its end, as "~", or
-   * empty.
+   * True if the path must be a directory. This is so if the path in the request is empty or "~", if it ends in "/", or
+   * if its last part is "." or "..".
    */
   folder: boolean;
 }

@@ -265,7 +265,7 @@ export class Confinement {
 
   /** Opens the deepest existing directory of a path. Symlinks are followed as the kernel follows them. */
   async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
-    // Slashes and dots at the end are removed, because they would make the kernel follow a symlink.
+    // Each "/" and "/." at the end is removed. With them, readlink() would follow a symlink instead of reading it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
     const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;

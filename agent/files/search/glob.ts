@@ -3,8 +3,9 @@
 import { AppError } from '../../../shared/errors.ts';
 
 const longestGlob = 1_000;
-/** Limits of brace expansion: characters of all patterns that arise during the expansion, and pairs of braces. */
+/** Maximum total length of all patterns that brace expansion makes, including intermediate ones. */
 const longestExpanded = 4_000;
+/** Maximum number of opening braces in a glob. */
 const mostBraces = 32;
 
 /** A test for one character, or `*` for any number of characters. */

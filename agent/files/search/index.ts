@@ -22,7 +22,7 @@ const longestContent = 1_000;
 const batchSize = 64;
 /** Milliseconds that a match waits for further matches, to be sent in one batch. */
 const longestWait = 50;
-/** Milliseconds without a match after which an empty batch is sent, because the broker cancels silent calls. */
+/** After this many milliseconds without a match, an empty batch is sent, because the broker cancels silent calls. */
 export const longestSilence = 1_000;
 /** Slots for searches that read the disk. More than four at once would not make a disk faster. */
 const working = new Semaphore(4);

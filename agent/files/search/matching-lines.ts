@@ -6,8 +6,8 @@ const chunkBytes = 64 * 1024;
 /** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
 /**
- * Maximum number of bytes of an unfinished line that wait in memory for its end. The limit leaves enough space for a
- * hit that spans two chunks, and for the text around the hit.
+ * Maximum number of bytes of an unfinished line in memory. If there are more, they are searched and only the last of
+ * them are kept. The limit leaves enough space for a hit that spans two chunks, and for the text around the hit.
  */
 const longestTail = 64 * 1024;
 const longestText = 1024;
@@ -26,7 +26,10 @@ type Find = (bytes: Buffer) => number;
 
 export interface Text {
   find: Find;
-  /** Maximum number of bytes of a hit, which may begin in one piece of a long line and end in the next. */
+  /**
+   * Maximum number of bytes of a hit. At least this many bytes of a long line are kept when its next piece is read,
+   * because a hit may begin in one piece and end in the next.
+   */
   overlap: number;
 }
 

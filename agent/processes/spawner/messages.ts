@@ -24,8 +24,8 @@ export interface Exited {
 }
 
 /**
- * Reports of the spawner. The first says that the spawner is ready. For each request, one says whether its process
- * started, and another how it ended.
+ * Reports of the spawner. The first says that the spawner is ready. Then each request gets a report that its process
+ * started or that the start failed. If the process started, a second report says how it ended.
  */
 export type SpawnReport =
   | { ready: true }

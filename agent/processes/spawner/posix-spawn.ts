@@ -87,7 +87,8 @@ function loadLibc(koffi: Koffi) {
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
-  // All bits are set by hand: sigfillset(3) omits two signals of the C library, which the child would go on ignoring.
+  // All bits are set by hand, because sigfillset(3) omits the signals that the C library uses itself (two in glibc).
+  // With sigfillset(3), the child would ignore these signals.
   const allSignals = Buffer.alloc(structBytes, 0xff);
   const failed = [
     func('int posix_spawnattr_init(void *attributes)')(attributes),

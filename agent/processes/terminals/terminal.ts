@@ -142,7 +142,8 @@ export class Terminal extends Tracked {
 }
 
 /**
- * The reason why a client's call ended before the terminal: the client left, its link was lost, or it caused an error.
+ * Why the call of a client ends although the terminal may still run: the client left or attached again, its link was
+ * lost, or one of its messages caused an error.
  */
 export type Parting = 'left' | 'lost' | AppError;
 

@@ -40,8 +40,9 @@ const stateSchema = z.object({
 });
 type State = z.output<typeof stateSchema>;
 
-/** Maximum number of times that each phase is started. An interrupted phase and a failed rollback are started again. */
+/** Maximum number of times that the new version is tried. An interrupted try is started again. */
 const mostSwitches = 2;
+/** A rollback that fails is given up once it was started this number of times. */
 const mostRollbacks = 5;
 const retryMs = 10_000;
 

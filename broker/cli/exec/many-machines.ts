@@ -1,4 +1,5 @@
-// Runs a command on many machines: prints each line of output after the name of its machine, then a summary.
+// Runs a command on many machines. Prints each line of output with the name of its machine in front, and a summary at
+// the end.
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { given } from '../declare-verb.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';

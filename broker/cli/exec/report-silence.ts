@@ -5,7 +5,7 @@ import { hint } from '../print.ts';
 
 /** A broken connection is reported after this number of milliseconds. Shorter interruptions are not reported. */
 const brokenMs = 3_000;
-/** The status of the machine is read after every period of this many milliseconds that has no event. */
+/** Length of a period in milliseconds. The machine's status is read after each period in which no event arrived. */
 const silentMs = 10_000;
 
 export interface ConnectionReporter {

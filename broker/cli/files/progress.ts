@@ -59,7 +59,8 @@ export async function* withProgress(
 }
 
 /**
- * Estimates the bytes of an entry in a tar: the header, an extra header for fractions of seconds, and the content.
+ * Estimates the size of an entry in a tar. The entry consists of a plain header, a pax header with the exact
+ * modification time, and the content.
  */
 export const tarBytes = (bytes = 0): number => 3 * 512 + bytes + paddingOf(bytes);
 

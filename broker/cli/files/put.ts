@@ -24,7 +24,10 @@ interface Sender {
   signal: AbortSignal;
 }
 
-/** Sends sources into the directory `to`, or the only source as the file `to`. Returns the remote paths. */
+/**
+ * Sends sources into `to` if that is a directory. Otherwise sends the only source to the path `to`. Returns the remote
+ * paths.
+ */
 export async function putEach(
   client: Farhand,
   from: string[],
@@ -108,7 +111,7 @@ async function putTree(
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
-      `the files sent so far are in ${target.path}; repeat the command to send the rest`,
+      `the files sent so far stay in ${target.path}; a repeated command sends all files again`,
     );
   });
   return sent.path;

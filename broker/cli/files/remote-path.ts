@@ -60,5 +60,7 @@ export function assertDistinct(sources: string[], to: string, toDirectory: boole
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
-  throw new UsageError(`${path} does not end in a file name; add a file name to the target`);
+  throw new UsageError(
+    `the source ${path} does not end in a file name; use it as the only source, and add its new name to the target`,
+  );
 }

@@ -147,8 +147,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // This listener starts the flow of data, but not before the next line has called pipeline(). pipeline() pauses
-      // the answer while the client is slow.
+      // Adding this listener starts the flow of data, but only after the next line has called pipeline(). While the
+      // client is slow, pipeline() pauses the answer.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {

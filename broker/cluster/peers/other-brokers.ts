@@ -63,7 +63,8 @@ async function write(
   const call = grpc.call(peer, method, headers, about);
   const cancel = (): void => call.cancel();
   signal?.addEventListener('abort', cancel, { once: true });
-  // The status reports the same error, but an error event without a listener would end the process.
+  // An error needs no handling here, because the event `status` reports it too. But without this listener, the error
+  // would end the process.
   call.on('error', () => undefined);
   const answers: Buffer[] = [];
   call.on('data', (answer: Buffer) => answers.push(answer));

@@ -34,8 +34,8 @@ export interface RequestSubject {
    */
   directory?: string | undefined;
   /**
-   * Another living broker that owns the machine, as just read from the database. The database is read for this only if
-   * the machine had no link when all owners were last read. Otherwise this field is undefined.
+   * The machine's owner, just read from the database. The database is read only if the machine had no link when all
+   * owners were last read. Undefined if the database was not read, or if the owner is not another living broker.
    */
   newOwner?: Peer | undefined;
 }

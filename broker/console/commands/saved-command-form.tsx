@@ -16,7 +16,7 @@ const types = [
   ['path', 'absolute path'],
 ] as const;
 
-/** A parameter while it is edited. Numbers are texts, and `values` has one allowed value per line. */
+/** A parameter while it is edited. Numbers are stored as text, and `values` has one allowed value per line. */
 interface ParameterDraft {
   type: Parameter['type'];
   optional: boolean;

@@ -88,7 +88,7 @@ export class Fleet {
     for (const page of inView) void this.#read(page);
   }
 
-  /** Copies the values of machines that have reported. The order does not change before the next refresh. */
+  /** Updates the rows of machines that have reported. The order of the rows does not change before the next refresh. */
   update(changed: readonly Omit<Listed, 'hour'>[], removed: readonly string[]): void {
     for (const machine of changed) {
       const index = this.#indexes.get(machine.id);

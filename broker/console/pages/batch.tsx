@@ -23,7 +23,7 @@ import { after, durationText } from '../time.ts';
 type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;
 
 const bad = ['failed', 'timeout', 'lost', 'expired', 'cancelled'];
-/** Number of machines up to which the batch is drawn as cards by default. */
+/** A batch with at most this many machines is drawn as cards by default, a larger one as a table. */
 const mostAsCards = 60;
 const views = [
   ['cards', 'Cards'],

@@ -1,5 +1,5 @@
-// All pages except Machines, in one script that is loaded when a user first opens one of them. This script has a
-// quarter fewer bytes than separate scripts, one for each page, would have together.
+// All pages except Machines, in one script that is loaded when a user first opens one of them. In one script, the
+// pages take a quarter fewer bytes than in separate scripts.
 export { AlertChannel } from './alert-channel.tsx';
 export { Alerts } from './alerts.tsx';
 export { Audit } from './audit.tsx';

@@ -1,5 +1,5 @@
-// The page of one upgrade of agents: its waves and the progress of each machine. For the id `new`, the form that begins
-// an upgrade.
+// The page of one upgrade of agents: its waves and the progress of each machine. If the id is `new`, the page
+// displays the form that begins an upgrade instead.
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
@@ -46,7 +46,7 @@ function Existing({ id }: { id: string }) {
         may('machines:write') && (
           <CancelButton
             what="upgrade"
-            text="Machines that wait are not upgraded. Those that already start the new version go on."
+            text="The upgrade continues only on machines that are already starting the new version."
             run={async () => {
               await client.upgrades.cancel({ upgrade_id: id });
               reload();

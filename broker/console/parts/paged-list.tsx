@@ -73,8 +73,8 @@ export function LongList<T extends { id: string }>({
 }
 
 /**
- * Returns a function that updates the further pages of a list after its first page was loaded again, so that no item is
- * missing in between.
+ * Returns a function that updates the further pages of a list after its first page was loaded again. The function adds
+ * the items that are no longer on the first page because new items came before them.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));

@@ -13,7 +13,7 @@ const secondMs = 1_000;
 
 /**
  * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of the key that
- * last changed one of these values.
+ * last set one of these values.
  */
 export interface Subject {
   by: TargetsBy;
@@ -23,8 +23,8 @@ export interface Subject {
 }
 
 /**
- * The form's fields about when a schedule runs (at times, or after changes of a path), about overlapping and missed
- * runs, and about failures.
+ * The form's fields that decide when a schedule runs: at the times of a cron expression, or after changes of a path.
+ * Also the fields about overlapping runs, missed runs and failures.
  */
 export interface Rules extends Pick<Detail, 'timezone' | 'overlap' | 'catch_up'> {
   trigger: 'cron' | 'change';

@@ -83,7 +83,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
 }
 
 const triggers = [
-  ['cron', 'At times'],
+  ['cron', 'At set times'],
   ['change', 'When a path changes'],
 ] as const;
 

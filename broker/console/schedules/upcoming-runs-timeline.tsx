@@ -1,5 +1,5 @@
-// A timeline of the runs in the next day or week, with one line per schedule. The times at which daylight saving
-// time begins or ends are marked.
+// A timeline of the runs in the next day or week, with one line per schedule. If daylight saving time begins or ends
+// between two runs, the second run is marked.
 import { client } from '../api-client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Choice } from '../parts/small-components.tsx';

@@ -76,7 +76,7 @@ export interface Emulator {
    * be typed.
    */
   readAloud(on: boolean): void;
-  /** Resolves when little output waits to be drawn, so that a program cannot write faster than the page draws. */
+  /** Draws output. Resolves when the page can take more, so that a program cannot write faster than the page draws. */
   write(bytes: Uint8Array): Promise<void>;
   close(): void;
 }

@@ -119,7 +119,7 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
   const share = (): Promise<boolean> =>
     attempt(
       () => navigator.clipboard.writeText(`${location.origin}${location.pathname}?observe`),
-      'A link to watch this terminal is copied; it needs a login with the scope sessions:attach',
+      'The link is copied; a key with the scope sessions:attach can watch this terminal with it',
     );
   const watching = place.value.query.get('observe') !== null;
   return (

@@ -3,8 +3,8 @@
 import { compareNumbers } from './deb.ts';
 
 /**
- * Kinds of version parts. Where two versions differ in the kind of a part, the version whose kind comes later in this
- * list is older. A pre-release suffix is older than every other kind.
+ * Kinds of the parts of a version, from newest to oldest. If two versions differ in the kind of a part, this order
+ * decides which version is older. Exception: a pre-release suffix is older than every other kind.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 
