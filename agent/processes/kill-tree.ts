@@ -72,8 +72,9 @@ export class Tree {
   }
 
   /**
-   * Returns the live processes of the commands. These are the first process of each command, and all processes with the
-   * cgroup, mark or output of a command. Their descendants count too, and so do all members of sessions that they lead.
+   * Returns the live processes of the commands: the first process of each command, and each process that is in a
+   * command's cgroup, carries its mark, or has its output open. All descendants of these processes are included, and all
+   * members of sessions that one of them leads.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();

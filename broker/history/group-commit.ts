@@ -104,8 +104,8 @@ export class GroupCommit {
   }
 
   /**
-   * Rejects the changes and reads that wait for the running group. That group may end only when the database answers
-   * again.
+   * Rejects the changes and reads that wait for the running group, because that group might not end until the database
+   * answers again.
    */
   #rejectWaiting(): void {
     const rejects = [...this.#queue.map((member) => member.reject), ...this.#waiting];

@@ -254,7 +254,7 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // A HEAD request gets no body. If it has a stream, dispatcher() closes this stream at the end of the request.
+  // The answer to a HEAD request has no body. If there are chunks, dispatcher() closes their stream when the request ends.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;

@@ -49,8 +49,8 @@ interface PathWatch {
   /** Number of failed attempts in a row. */
   failures: number;
   /**
-   * True if the machine has stayed linked since the last watch, so that no change can have happened while it was
-   * offline.
+   * True if the machine has stayed linked since the last watch. The machine was then never offline, so no change was
+   * missed for that reason.
    */
   wasLinked: boolean;
   /** The last recorded reason why the path is not watched. */

@@ -59,7 +59,7 @@ const update = named('LiveUpdate', {
   command: command
     .optional()
     .describe(
-      'In the event `command`: the present state of the command, with the fields that it has in lists',
+      'In the event `command`: the present state of the command, with the same fields as in an answer that lists commands',
     ),
   batch: batch.optional().describe('In the event `batch`: the present state of the batch'),
 });

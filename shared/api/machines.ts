@@ -146,7 +146,7 @@ const metrics = named('MachineMetrics', {
   points: z.array(point).describe('Averages, oldest first'),
 });
 
-/** Returns the extra fields that a value of the parameter `include` lists, such as `upgrade,agent_version`. */
+/** Returns the extra fields that are named in a value of the parameter `include`, such as `upgrade,agent_version`. */
 export const includedIn = (text = ''): (typeof extras)[number][] =>
   extras.filter((field) => text.split(',').includes(field));
 
