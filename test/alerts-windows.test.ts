@@ -32,7 +32,7 @@ test('an alert in a window is held and listed, and opens at the end of the windo
   const window = await client.maintenanceWindows.create({
     ...{ name: 'reboot', machine_ids: [one.id], duration: 10 * minute },
   });
-  expect(window.active_until).toBe(window.ends_at);
+  expect([window.active_until, window.next_start]).toEqual([window.ends_at, null]);
   const states = async () => (await alerts()).map(({ status, machine_id }) => [status, machine_id]);
   await one.report({ cpu: 60 });
   await expect.poll(states).toEqual([['held', one.id]]);
@@ -59,12 +59,13 @@ test('a window by cron and tag holds alerts back each time, and its removal open
   const one = await machine();
   await client.machines.update({ machine_id: one.id, tags: ['web'] });
   await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
-  await client.maintenanceWindows.create({
+  const past = await client.maintenanceWindows.create({
     name: 'past',
     tags: ['web'],
     cron: '0 0 29 2 *',
     duration: minute,
   });
+  expect(past).toMatchObject({ active_until: null, next_start: expect.stringMatching(/-02-29T00:00:00/) });
   await client.maintenanceWindows.create({
     name: 'others',
     tags: ['db'],

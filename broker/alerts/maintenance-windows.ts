@@ -78,19 +78,34 @@ export class Windows {
   };
 
   #serialize(window: MaintenanceWindow) {
-    const until = this.#activeUntil(window, now());
-    return { ...window, active_until: until === undefined ? null : iso(until) };
+    const at = now();
+    const [until, next] = [this.#activeUntil(window, at), this.#nextStart(window, at)];
+    return {
+      ...window,
+      active_until: until === undefined ? null : iso(until),
+      next_start: next === undefined ? null : iso(next),
+    };
+  }
+
+  #nextStart(window: MaintenanceWindow, at: number): number | undefined {
+    if (window.cron !== null) return this.#timetableOf(window, window.cron).next(at);
+    const start = Date.parse(window.starts_at ?? '');
+    return start > at ? start : undefined;
+  }
+
+  #timetableOf(window: MaintenanceWindow, cron: string): Timetable {
+    const timetable = this.#timetables.get(window) ?? new Timetable(cron, window.timezone);
+    this.#timetables.set(window, timetable);
+    return timetable;
   }
 
   #activeUntil(window: MaintenanceWindow, at: number): number | undefined {
-    const { cron, timezone, duration, starts_at, ends_at } = window;
+    const { cron, duration, starts_at, ends_at } = window;
     if (cron === null || duration === null) {
       const end = Date.parse(ends_at ?? '');
       return Date.parse(starts_at ?? '') <= at && at < end ? end : undefined;
     }
-    const timetable = this.#timetables.get(window) ?? new Timetable(cron, timezone);
-    this.#timetables.set(window, timetable);
-    const begun = timetable.last(at - duration, at);
+    const begun = this.#timetableOf(window, cron).last(at - duration, at);
     return begun === undefined ? undefined : begun + duration;
   }
 }

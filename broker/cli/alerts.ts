@@ -174,7 +174,8 @@ export function addMaintenanceWindows(program: Command): void {
   routeVerb(windows, 'list', 'maintenanceWindows', 'list', {
     defaults: { sort: 'name' },
     view: {
-      fields: 'name id machines=machine_ids tags cron start=starts_at end=ends_at active=active_until',
+      fields:
+        'name id machines=machine_ids tags cron start=starts_at end=ends_at active=active_until next=next_start',
     },
   });
   routeVerb(windows, 'get', 'maintenanceWindows', 'get');

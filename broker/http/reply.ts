@@ -254,7 +254,8 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // The answer to a HEAD request has no body. If there are chunks, dispatcher() closes their stream when the request ends.
+  // The answer to a HEAD request has no body. If there are chunks, dispatcher() closes their stream when the request
+  // ends.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;

@@ -130,7 +130,7 @@ export async function assertAuthority(
     );
   else if (known !== undefined && known !== fingerprint)
     throw new StartError(
-      'authority.json is not that of the other brokers on this database: copy the file from one of them, or run farhand-broker cluster join with an empty data directory',
+      'authority.json is not that of the other brokers on this database: copy the file from one of them, or run farhand-broker cluster join with an empty data directory; a new installation needs an empty database',
     );
 }
 

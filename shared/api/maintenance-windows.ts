@@ -36,6 +36,9 @@ const maintenanceWindow = named('MaintenanceWindow', {
   timezone: z.string().describe(described.timezone),
   duration: z.number().nullable().describe(described.duration),
   active_until: timestamp.nullable().describe('End of the window if it takes place now; null if it does not'),
+  next_start: timestamp
+    .nullable()
+    .describe('Next time when the window starts; null if it does not start again'),
   created_at: timestamp.describe('Time of creation'),
 });
 

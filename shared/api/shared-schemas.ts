@@ -1,5 +1,6 @@
 // Schemas that several routes share, such as those of ids, texts and times.
 import * as z from 'zod';
+import { formatDuration } from '../duration.ts';
 
 /**
  * Returns metadata for a schema. With this metadata, the OpenAPI document describes the schema as `json`, which is a
@@ -147,7 +148,11 @@ export const instant = z
 export const endStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const;
 
 export const day = 86_400_000;
-export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
+export const milliseconds = (min: number, max: number) =>
+  z
+    .int()
+    .min(min, `must be at least ${min} milliseconds (${formatDuration(min)})`)
+    .max(max, `must be at most ${max} milliseconds (${formatDuration(max)})`);
 
 // Schemas of ids. Authorization finds them in a route, looks up the object of each id, and checks that the key may use
 // that object's machine.

@@ -260,6 +260,8 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
     scopes: ['commands:execute', 'machines:read'],
   });
   expect(Date.parse(made.expires_at) - Date.now()).toBeGreaterThan(89 * 86_400_000);
+  const tooLong = await farhand('auth rotate-key', [made.id, '--grace', '8d']);
+  expect(tooLong.err).toContain('must be at most 604800000 milliseconds (7d)');
   const rotated = await farhand.json('auth rotate-key', [made.id]);
   expect([rotated.id, rotated.key === made.key]).toEqual([made.id, false]);
   const list = await farhand('auth list-keys');

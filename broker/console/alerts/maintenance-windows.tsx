@@ -82,7 +82,7 @@ function WindowTable({ items, remove }: { items: readonly Window[]; remove: (win
 }
 
 function WindowRow({ window, remove }: { window: Window; remove: () => void }) {
-  const { name, starts_at, ends_at, cron, timezone, duration, active_until } = window;
+  const { name, starts_at, ends_at, cron, timezone, duration, active_until, next_start } = window;
   const isOver = ends_at !== null && Date.parse(ends_at) <= clock.value;
   return (
     <tr>
@@ -101,7 +101,14 @@ function WindowRow({ window, remove }: { window: Window; remove: () => void }) {
       <td class="muted">{limitsText(window)}</td>
       <td>
         {active_until === null ? (
-          <State of={isOver ? 'off' : 'queued'} text={isOver ? 'over' : 'planned'} />
+          <>
+            <State of={isOver ? 'off' : 'queued'} text={isOver ? 'over' : 'planned'} />{' '}
+            {next_start !== null && (
+              <span class="muted">
+                starts <Ago at={next_start} />
+              </span>
+            )}
+          </>
         ) : (
           <>
             <State of="running" text="now" />{' '}
