@@ -1,7 +1,7 @@
 // Finds and kills all processes that a command or terminal has started, including those in the background or in other
 // process groups.
 import { readFileSync } from 'node:fs';
-import { readdir, readFile, readlink } from 'node:fs/promises';
+import { readdir, readFile, readlink, stat } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup, threadsIn } from './cgroup.ts';
@@ -30,7 +30,7 @@ interface Process extends Leader {
 interface Seen extends Process {
   /** Value of FARHAND_COMMAND_ID in the process's environment; undefined if absent or unreadable. */
   mark: string | undefined;
-  /** Targets of the links /proc/PID/fd/1 and /proc/PID/fd/2: the files of standard output and standard error. */
+  /** The files of standard output and standard error, as linkOf() returns them. */
   links: readonly string[];
 }
 
@@ -43,7 +43,7 @@ export interface TreeOptions {
    * values of marksOf() for spawners.
    */
   marks: readonly string[];
-  /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
+  /** Paths of the output pipes as /proc/PID/fd lists them, or the terminal as terminalLink() names it. */
   links?: readonly string[];
   /** The first process of each command, from which its process tree grows. */
   leaders?: readonly Leader[];
@@ -224,10 +224,27 @@ async function lookAt(pid: number): Promise<Seen | undefined> {
     readFile(`/proc/${pid}/${name}`, 'latin1').catch(() => '');
   const found = parseStat(await textOf('stat'));
   if (!found?.alive) return found && { ...found, mark: undefined, links: [] };
-  const links = [1, 2].map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''));
+  const links = [1, 2].map((fd) => linkOf(`/proc/${pid}/fd/${fd}`));
   const variables = (await textOf('environ')).split('\0');
   const mark = variables.find((one) => one.startsWith(`${marker}=`))?.slice(marker.length + 1);
   return { ...found, mark, links: await Promise.all(links) };
+}
+
+/**
+ * Names a terminal by its path and the device of its file system. The path is not enough, because each container can
+ * have a file system of terminals of its own, with the same paths.
+ */
+export const terminalLink = (path: string, device: number): string => `${path} on device ${device}`;
+
+/** Returns the file that a link in /proc/PID/fd leads to; empty if the agent may not read the link. */
+async function linkOf(descriptor: string): Promise<string> {
+  const path = await readlink(descriptor).catch(() => '');
+  // Only terminals are looked at: stat() of a file on a network disk may never return.
+  if (!path.startsWith('/dev/pts/')) return path;
+  return await stat(descriptor).then(
+    ({ dev }) => terminalLink(path, dev),
+    () => '',
+  );
 }
 
 /** The present state of one process; undefined if it is gone. */

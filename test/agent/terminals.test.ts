@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { readdirSync, readlinkSync } from 'node:fs';
 import { readdir, readFile, readlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { expect, test, vi } from 'vitest';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { loadPtyMaker, Pty } from '../../agent/processes/terminals/pty.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
@@ -405,6 +405,37 @@ test('a slow client delays no fast one, is detached when it falls out of the win
   await again.reaches(4_500_000);
   expect(again.head().offset).toBe(4_500_000 - 256 * 1024);
 });
+
+test.skipIf(process.getuid?.() !== 0)(
+  'a terminal that ends kills no program on a terminal of a container with the same path (needs root)',
+  async () => {
+    const bench = await startBench();
+    const id = newId('session');
+    const terminal = bench.open(sh('tty; read line'), id);
+    await terminal.started();
+    const viewer = bench.attach(id);
+    await viewer.sees(/pts.\d+\r/);
+    const [path = ''] = /\/dev\/pts\/\d+/.exec(viewer.text()) ?? [];
+    const seconds = unusual();
+    // Another file system of terminals numbers them from 0, so the last of these programs has the same path.
+    const script = `mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts
+      mount --bind /dev/pts/ptmx /dev/ptmx
+      for n in $(seq 0 ${path.replace('/dev/pts/', '')}); do script -qfc 'exec sleep ${seconds}' /dev/null & done
+      wait`;
+    const container = spawn('unshare', ['--mount', 'sh', '-c', script], { stdio: 'ignore', detached: true });
+    onTestFinished(() => void process.kill(-(container.pid ?? 0), 'SIGKILL'));
+    const pids = async (): Promise<number[]> => {
+      const all = await running(`sleep ${seconds}`);
+      const files = await Promise.all(all.map((pid) => readlink(`/proc/${pid}/fd/1`).catch(() => '')));
+      return all.filter((_, n) => files[n] === path);
+    };
+    await waitFor(async () => expect(await pids()).toHaveLength(1));
+    const before = await pids();
+    viewer.type('\n');
+    await terminal.exit();
+    expect(await pids()).toEqual(before);
+  },
+);
 
 test('without a client the program goes on and the oldest output is dropped', async () => {
   const bench = await startBench({ terminalWindowBytes: 64 * 1024 });

@@ -159,8 +159,12 @@ export class PeerClient {
         this.#log.warn({ err: error, peer: peer.brokerId }, 'a forwarded answer was not sent in full');
     } finally {
       response.off('close', abort);
-      // If the peer has answered before the end of the body, the rest of the body is not sent.
-      if (!outgoing.writableFinished) outgoing.destroy();
+      // If the peer has answered before the end of the body, the rest of the body is not sent. The pipe is removed first:
+      // otherwise it would pause the request a moment later, and the broker could not read the rest of the body.
+      if (!outgoing.writableFinished) {
+        request.unpipe(outgoing);
+        outgoing.destroy();
+      }
     }
   }
 
