@@ -137,6 +137,10 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   // A broker with a database keeps its state in the database, not in the data directory.
   const file = process.env.FARHAND_DATABASE_URL === undefined ? 'state.json' : 'authority.json';
   if (existsSync(join(dataDir, file))) return;
+  if (existsSync(join(dataDir, 'authority.json')))
+    throw new StartError(
+      `${dataDir} has no state.json: if its broker uses a database, start that broker, or set FARHAND_DATABASE_URL while no broker runs; otherwise put state.json back from a backup`,
+    );
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)
     throw new StartError(`${dataDir} does not contain a broker’s data; check --data-dir`);

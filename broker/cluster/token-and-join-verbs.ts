@@ -149,7 +149,7 @@ async function joinWithToken(settings: Settings, connection: PostgresListener): 
     for (const [file, content] of contents.parse(JSON.parse(text)))
       await writeDurably(join(data_dir, file), content);
     await connection.query('COMMIT');
-    return `${data_dir} now has the certificate authority and the keys of the other brokers. Next, start this broker with --database-url and --peer-listen.\n`;
+    return `${data_dir} now has the certificate authority and the keys of the other brokers. Next, install this broker, or start it, with --database-url and --peer-listen.\n`;
   } finally {
     unlock();
   }

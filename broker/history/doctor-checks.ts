@@ -35,11 +35,16 @@ const users = `SELECT DISTINCT application_name AS program, coalesce(host(client
   FROM pg_locks JOIN pg_stat_activity USING (pid)
   WHERE locktype = 'advisory' AND granted AND datname = current_database() ORDER BY since`;
 
-/** Lists the brokers that share a database, with the seconds until their leases end and the machines that they own. */
+/**
+ * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own. A
+ * broker that was started again is listed once.
+ */
 const brokers = `SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id AND link_id IS NOT NULL) AS linked
-  FROM brokers WHERE lease_until > clock_timestamp() - interval '1 hour' ORDER BY id`;
+  FROM brokers WHERE lease_until > clock_timestamp() - interval '1 hour' AND (lease_until > clock_timestamp()
+    OR NOT EXISTS (SELECT 1 FROM brokers AS again WHERE again.url = brokers.url AND again.lease_until > clock_timestamp()))
+  ORDER BY id`;
 
 interface BrokerRow {
   id: string;

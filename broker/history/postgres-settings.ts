@@ -51,13 +51,20 @@ export function addressOf({ database_url, database_password_file }: PostgresSett
     throw new StartError(
       `--database-url has the unknown parameter ${unknown}; known are ${parameters.join(', ')}`,
     );
-  const host = given.host ?? decodeURIComponent(url.hostname).replace(/^\[|\]$/g, '');
-  const user = given.user ?? decodeURIComponent(url.username);
-  const database = given.dbname ?? decodeURIComponent(url.pathname.slice(1));
+  const decoded = (text: string): string => {
+    try {
+      return decodeURIComponent(text);
+    } catch {
+      throw new StartError(form);
+    }
+  };
+  const host = given.host ?? decoded(url.hostname).replace(/^\[|\]$/g, '');
+  const user = given.user ?? decoded(url.username);
+  const database = given.dbname ?? decoded(url.pathname.slice(1));
   const port = Number(given.port ?? (url.port || 5432));
   if (host === '' || user === '' || database === '')
     throw new StartError(`${form}; it lacks the ${host === '' ? 'host' : user === '' ? 'user' : 'database'}`);
-  const password = given.password ?? decodeURIComponent(url.password);
+  const password = given.password ?? decoded(url.password);
   if (database_password_file && password !== '')
     throw new StartError(
       '--database-url has a password, so --database-password-file cannot be used: choose one',
@@ -101,6 +108,6 @@ function readSetting(name: string, file: string): string {
   try {
     return readFileSync(file, 'utf8');
   } catch (error) {
-    throw new StartError(`${name}: ${reasonOf(error, file)}`);
+    throw new StartError(`${name}: ${reasonOf(error)}`);
   }
 }

@@ -31,13 +31,13 @@ const textOf = (error: unknown): string => (error instanceof Error && error.mess
 export function startErrorOf(error: unknown, name: string): StartError {
   if (error instanceof StartError) return error;
   const meaning = wrong[codeOf(error)];
-  if (meaning) return new StartError(`${name} ${meaning}`, 78, { cause: error });
   const text = textOf(error);
+  if (meaning) return new StartError(`${name} ${meaning} (${text})`, 78, { cause: error });
   if (/client password must be/.test(text))
     return new StartError(`${name} asks for a password: see --database-password-file`, 78, { cause: error });
   if (/does not support SSL|certificate|ERR_TLS|self.signed/i.test(`${text} ${codeOf(error)}`))
     return new StartError(
-      `${name} offers no TLS that this broker trusts (${text}): see sslmode and sslrootcert`,
+      `${name} offers no TLS that this broker trusts (${text.replace(/; if the root CA.*/, '')}): see sslmode and sslrootcert`,
       78,
       {
         cause: error,

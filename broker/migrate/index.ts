@@ -39,10 +39,9 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
     const purpose = 'copies state and history to PostgreSQL, or back to files, while no broker runs';
     return print(helpText(`${name} migrate`, purpose, helpTable).trimEnd());
   }
-  const { to: target, ...settings } = readSettings(settingsTable, {
-    argv: withSettingsOf(name, argv),
-    env,
-  });
+  const { to: target, ...given } = readSettings(settingsTable, { argv: withSettingsOf(name, argv), env });
+  // No other broker may use the data meanwhile, and a broker with files can have none.
+  const settings = { ...given, peer_listen: undefined, peer_url: undefined };
   if (target === undefined)
     throw new UsageError('--to is missing: set it to postgres://USER@HOST/DATABASE, or to files');
   const log = createLogger(name, settings.log_level);
@@ -54,13 +53,17 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
       );
     const copied = await copyToFiles({ ...settings, database_url: settings.database_url }, report, log);
     print(summary(copied, settings.data_dir));
-    print('Next, start the broker without --database-url. Then delete the database.');
+    print(
+      'Next, remove the settings of the database and of other brokers, and start the broker. Then delete the database.',
+    );
     return;
   }
   const copied = await copyToDatabase({ ...settings, database_url: target }, report, log);
   print(summary(copied, copied.database));
   print(`The former files are in ${copied.aside}.`);
-  print(`Next, start the broker with --database-url. Then delete ${copied.aside}.`);
+  print(
+    `Next, set database_url for the service, in /etc/farhand/broker.toml, and start the broker. Then delete ${copied.aside}.`,
+  );
 }
 
 function summary({ documents, rows, seconds }: Copied, where: string): string {

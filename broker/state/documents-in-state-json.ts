@@ -1,7 +1,7 @@
 // Stores the declared documents in state.json, with an outbox of entries that still have to be written to the
 // history.
 import { randomBytes } from 'node:crypto';
-import { existsSync } from 'node:fs';
+import { existsSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { Low } from 'lowdb';
 import { removeLeftovers } from '../../shared/durable-file.ts';
@@ -106,6 +106,11 @@ function assertFresh(directory: string): void {
   const trace = traces.find((name) => existsSync(join(directory, name)));
   if (!trace) return;
   const file = join(directory, 'state.json');
+  const moved = readdirSync(directory).find((name) => name.startsWith('before-migration-'));
+  if (moved)
+    throw new StartError(
+      `${file} is missing, because the data of this broker was moved to a database (${moved} has the former files): set --database-url`,
+    );
   const how = commandBack(file) ?? `put state.json from a backup into ${directory}`;
   throw new StartError(`${file} is missing, but a broker has run here (${trace} exists); to recover: ${how}`);
 }

@@ -32,7 +32,7 @@ async function plainRequest(
 // ---- Failures
 
 test('requests for an owner that cannot be reached get 503 with Retry-After 1, until it is back', async () => {
-  const { call, machineId, throughProxy } = await startTwoBrokers();
+  const { front, call, machineId, throughProxy } = await startTwoBrokers();
   const proxy = throughProxy();
   const get = () => call('GET', `/machines/${machineId}${stat}`);
   expect((await get()).status).toBe(200);
@@ -43,6 +43,8 @@ test('requests for an owner that cannot be reached get 503 with Retry-After 1, u
   }
   proxy.allow();
   expect((await get()).status).toBe(200);
+  const warnings = front.log.filter((line) => line.includes('did not answer at this URL'));
+  expect([warnings.length, warnings[0]]).toEqual([1, expect.stringContaining(proxy.address)]);
 });
 
 test('requests for an owner that stalls at the TLS handshake get 503 after two seconds', async () => {

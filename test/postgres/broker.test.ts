@@ -71,6 +71,7 @@ withPostgres('a start is refused', () => {
       'mysql://me:secret-word@x/y',
       'postgres://me:secret-word@',
       'postgres://me:secret-word@h/d?ssl=1',
+      'postgres://me:secret-word%@h/d',
     ]) {
       const error = await start(url).catch((one: unknown) => one);
       expect(error).toMatchObject(refused(78, '--database-url'));

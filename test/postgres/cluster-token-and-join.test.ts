@@ -124,7 +124,9 @@ withPostgres('a broker', () => {
     expect(Buffer.from(String(row?.secrets), 'base64').includes(private_key.split('\n')[1])).toBe(false);
     expect(await first.join(dataDir, token)).toMatchObject({
       code: 0,
-      stdout: expect.stringContaining('Next, start this broker with --database-url and --peer-listen'),
+      stdout: expect.stringContaining(
+        'Next, install this broker, or start it, with --database-url and --peer-listen',
+      ),
     });
     for (const file of secretFiles) {
       expect(readFileSync(join(dataDir, file))).toEqual(readFileSync(join(first.dataDir, file)));

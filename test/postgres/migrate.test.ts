@@ -22,8 +22,9 @@ async function run(...argv: string[]): Promise<string[]> {
 }
 
 const toDatabase = (dataDir: string, url: string) => run('--data-dir', dataDir, '--to', url);
+/** Migrates as on a box of several brokers, whose settings of the other brokers are ignored. */
 const toFiles = (dataDir: string, url: string) =>
-  run('--data-dir', dataDir, '--database-url', url, '--to', 'files');
+  run('--data-dir', dataDir, '--database-url', url, '--peer-listen', '127.0.0.1:0', '--to', 'files');
 
 const refused = (exitCode: number, part: string) => ({
   name: 'StartError',
@@ -136,8 +137,9 @@ withPostgres('migrate', () => {
     expect(readdirSync(dataDir)).not.toContain('state.json');
     expect(printed).toContain('commands: 2');
     expect(printed.at(-2)).toBe(`The former files are in ${aside}.`);
+    await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused(78, 'was moved to a database'));
     const after = await toFiles(dataDir, url);
-    expect(after.at(-1)).toContain('without --database-url');
+    expect(after.at(-1)).toContain('remove the settings of the database');
     const [before, now] = [rowsOf(aside), rowsOf(dataDir)];
     for (const table of ['commands', 'command_tails', 'events', 'audit', 'sessions', 'machine_facts'])
       expect(before[table]?.length).toBeGreaterThan(0);

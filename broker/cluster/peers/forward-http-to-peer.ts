@@ -9,6 +9,7 @@ import { connect as connectTls, createSecureContext } from 'node:tls';
 import type { Caller } from '../../../shared/api/route-table.ts';
 import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
+import { LogLimiter } from '../../../shared/log-limiter.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
@@ -55,15 +56,20 @@ const hopByHop = [
   'upgrade',
 ];
 
+const noAnswer = 'requests could not be forwarded, because another broker did not answer at this URL';
+
 export class PeerClient {
   readonly #log: Logger;
   readonly #owners: Pick<Owners, 'hasEnded'>;
   #agent: Agent;
+  /** Peers that did not answer. */
+  readonly #silent: LogLimiter<Peer>;
   /** Requests and WebSockets that have not ended, with the broker that answers them. */
   readonly #open = new Map<ClientRequest | Duplex, Peer>();
 
   constructor(leaf: PeerLeaf, owners: Pick<Owners, 'hasEnded'>, log: Logger) {
     this.#log = log;
+    this.#silent = new LogLimiter(1, 60_000, (first, more) => log.warn({ ...first, more }, noAnswer));
     this.#owners = owners;
     this.#agent = agentWith(leaf);
   }
@@ -121,6 +127,7 @@ export class PeerClient {
   }
 
   close(): void {
+    this.#silent.close();
     this.#agent.destroy();
   }
 
@@ -153,7 +160,11 @@ export class PeerClient {
       await pipeline(incoming, response);
     } catch (error) {
       const gone = response.closed && !response.writableFinished;
-      if (!response.headersSent) throw unanswered(peer, error);
+      if (!response.headersSent) {
+        // The client of a closed connection has caused the error.
+        if (!gone && this.#silent.take(peer.url, peer)) this.#log.warn({ err: error, ...peer }, noAnswer);
+        throw unanswered(peer, error);
+      }
       response.destroy();
       if (!gone)
         this.#log.warn({ err: error, peer: peer.brokerId }, 'a forwarded answer was not sent in full');
