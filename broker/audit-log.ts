@@ -1,5 +1,5 @@
-// The audit log: who did what and when. If a request makes a change, its entry is committed in the same transaction.
-// Entries are never changed later, and never contain keystrokes or secrets.
+// The audit log: who did what and when. If a request changes the broker's data, its entry is committed in the same
+// transaction. Entries are never changed later, and never contain keystrokes or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';

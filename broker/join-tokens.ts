@@ -91,7 +91,8 @@ export class JoinTokens {
 
   /**
    * Registers a machine in one commit. A repeat with the same token and public key returns the same machine. Throws
-   * unauthorized for a bad token or if the public key belongs to another machine, and validation_failed for a bad field.
+   * unauthorized for a bad token, or if a machine that joined with another token has this public key. Throws
+   * validation_failed for a bad field.
    */
   async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
     const parsed = enrolment.safeParse(request);

@@ -204,7 +204,7 @@ function windowFor(peer: Peer, share: number): number {
   peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
   const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
   const least = streams.size > fewStreams ? firstBytes : nearBytes;
-  // One step may enlarge a window to any size, but never shrinks it by more than half.
+  // One step may enlarge a window to any size, but shrinks the window of a peer with calls by at most half.
   const next = Math.max(least, window / 2, wanted);
   return next > window || next <= window / 2 || next === least ? next : window;
 }

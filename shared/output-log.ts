@@ -11,7 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** How many of the output's last bytes the log stores. It may store up to a sixteenth (one segment) more. */
+  /** How many of the output's last bytes the log stores. It may store about a sixteenth (one segment) more. */
   windowBytes?: number;
   /** Wakes waiting readers whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;

@@ -92,7 +92,10 @@ export class BrokerAddresses {
         : { ...this.#sent, offered: offered.data };
     if (JSON.stringify(this.#sent) === before) return;
     await writeDurably(this.#file, JSON.stringify(this.#sent));
-    this.#log.info({ brokers: sent }, 'the stored broker addresses have changed; using them from now on');
+    this.#log.info(
+      { brokers: [...this.#sent.offered, ...this.#sent.proven] },
+      'the stored broker addresses have changed; using them from now on',
+    );
   }
 }
 

@@ -1,7 +1,7 @@
 // Finds and kills all processes that a command or terminal has started, including those in the background or in other
 // process groups.
 import { readFileSync } from 'node:fs';
-import { readdir, readFile, readlink, stat } from 'node:fs/promises';
+import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup, threadsIn } from './cgroup.ts';
@@ -43,7 +43,7 @@ export interface TreeOptions {
    * values of marksOf() for spawners.
    */
   marks: readonly string[];
-  /** Paths of the output pipes as /proc/PID/fd lists them, or the terminal as terminalLink() names it. */
+  /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
   links?: readonly string[];
   /** The first process of each command, from which its process tree grows. */
   leaders?: readonly Leader[];
@@ -73,8 +73,8 @@ export class Tree {
 
   /**
    * Returns the live processes of the commands: the first process of each command, and each process that is in a
-   * command's cgroup, carries its mark, or has its output open. All descendants of these processes are included, and all
-   * members of sessions that one of them leads.
+   * command's cgroup, carries its mark, or has its pipe or terminal as stdout or stderr. All descendants of these
+   * processes are included, and all members of sessions that one of them leads.
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
@@ -224,27 +224,23 @@ async function lookAt(pid: number): Promise<Seen | undefined> {
     readFile(`/proc/${pid}/${name}`, 'latin1').catch(() => '');
   const found = parseStat(await textOf('stat'));
   if (!found?.alive) return found && { ...found, mark: undefined, links: [] };
-  const links = [1, 2].map((fd) => linkOf(`/proc/${pid}/fd/${fd}`));
+  const links = [1, 2].map((fd) => linkOf(pid, fd));
   const variables = (await textOf('environ')).split('\0');
   const mark = variables.find((one) => one.startsWith(`${marker}=`))?.slice(marker.length + 1);
   return { ...found, mark, links: await Promise.all(links) };
 }
 
 /**
- * Names a terminal by its path and the device of its file system. The path is not enough, because each container can
- * have a file system of terminals of its own, with the same paths.
+ * Returns the file that a descriptor of a process leads to; empty if the agent may not read the link. A terminal in
+ * another mount namespace counts as unknown: each container can have terminals of its own with the same paths.
  */
-export const terminalLink = (path: string, device: number): string => `${path} on device ${device}`;
-
-/** Returns the file that a link in /proc/PID/fd leads to; empty if the agent may not read the link. */
-async function linkOf(descriptor: string): Promise<string> {
-  const path = await readlink(descriptor).catch(() => '');
-  // Only terminals are looked at: stat() of a file on a network disk may never return.
+async function linkOf(pid: number, descriptor: number): Promise<string> {
+  const path = await readlink(`/proc/${pid}/fd/${descriptor}`).catch(() => '');
   if (!path.startsWith('/dev/pts/')) return path;
-  return await stat(descriptor).then(
-    ({ dev }) => terminalLink(path, dev),
-    () => '',
+  const [theirs, ours] = await Promise.all(
+    [pid, 'self'].map((one) => readlink(`/proc/${one}/ns/mnt`).catch(() => '')),
   );
+  return theirs === ours ? path : '';
 }
 
 /** The present state of one process; undefined if it is gone. */

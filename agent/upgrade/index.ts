@@ -160,7 +160,7 @@ export class Upgrades {
       processes.refuseStarts(false);
       this.#busy = false;
     });
-    // If the link is lost, the call ends, but the upgrade continues. A failure that the call cannot report is logged.
+    // If the link is lost, the call ends, but the upgrade continues. So each failure is logged, not only reported.
     done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));
     return done;
   }

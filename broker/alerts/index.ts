@@ -99,7 +99,7 @@ export class Alerts {
 
   /**
    * Stops the evaluation of rules, and makes no more notifications. The broker calls this before it closes its links.
-   * Otherwise the closed links would open alerts.
+   * Otherwise the closed links could open alerts.
    */
   stop(): void {
     this.#monitor.stop();

@@ -150,7 +150,7 @@ function mayManage({ key_id }: Caller, window: MaintenanceWindow, declared: Decl
 function assertMayManage(caller: Caller, window: MaintenanceWindow, declared: Declared): void {
   if (mayManage(caller, window, declared)) return;
   const text =
-    'this key is not allowed to use every machine of this maintenance window: use another key, or limit the window with machine_ids or tags';
+    'this key is not allowed to use every machine of this maintenance window: use another key, or create a window with machine_ids or tags';
   throw new AppError('forbidden', text, { window_id: window.id });
 }
 

@@ -21,8 +21,8 @@ export interface DigestTimes {
   /** Maximum time in milliseconds that an alert step waits to be sent together with further steps. */
   longestMs: number;
   /**
-   * Nothing is sent for this many milliseconds after the broker starts. This leaves time for machines to link and for
-   * rules to be evaluated.
+   * No new notification is made for this many milliseconds after the broker starts. This leaves time for machines to
+   * link and for rules to be evaluated.
    */
   startMs: number;
   /** Minimum duration in milliseconds of a broker downtime that is reported. */

@@ -139,7 +139,7 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, file))) return;
   if (existsSync(join(dataDir, 'authority.json')))
     throw new StartError(
-      `${dataDir} has no state.json: if its broker uses a database, start that broker, or set FARHAND_DATABASE_URL while no broker runs; otherwise put state.json back from a backup`,
+      `${dataDir} has no state.json: if its broker uses a database, start that broker, or set FARHAND_DATABASE_URL while no broker runs; otherwise start the broker, which prints how to recover state.json`,
     );
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)

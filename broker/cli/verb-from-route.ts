@@ -277,7 +277,7 @@ function fieldsOf(record: object): string {
 const machineOf = (item: unknown): string | null =>
   (item as { machine_id?: string | null }).machine_id ?? null;
 
-/** Returns a value as text, formatted by its field. In a table, a time is printed relative to now, such as "5m ago". */
+/** Returns a value as text, formatted by its field. In a table, times are printed relative to now, such as "5m ago". */
 function textOf(field: string, value: unknown, isTable: boolean): Cell {
   if (value === undefined || value === null || typeof value === 'boolean') return value;
   if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');
@@ -288,5 +288,5 @@ function textOf(field: string, value: unknown, isTable: boolean): Cell {
     return field.endsWith('_bytes') ? size(value) : value;
   }
   const text = typeof value === 'string' ? value : JSON.stringify(value);
-  return isTable && /^(at|.+_at|timestamp|next_run)$/.test(field) ? when(text) : text;
+  return isTable && /^(at|.+_at|timestamp|next_run|next_start|active_until)$/.test(field) ? when(text) : text;
 }

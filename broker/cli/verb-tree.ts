@@ -59,6 +59,6 @@ function pointToHelp(command: Command, path: string): void {
 }
 
 const notes = `Commands go to the broker that farhand login has stored. FARHAND_URL and FARHAND_API_KEY override it. On the
-broker's own machine, you can give --data-dir DIR instead. To verify the broker's certificate, set
-FARHAND_PIN=sha256//… or FARHAND_CA=FILE.
+broker's own machine, you can give --data-dir DIR instead. If no public authority issued the broker's
+certificate, set FARHAND_PIN=sha256//… or FARHAND_CA=FILE.
 Exit codes: 0 success, 1 failure, 2 wrong usage, 78 bad configuration.`;

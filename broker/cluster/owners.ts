@@ -291,7 +291,7 @@ export class Cluster implements Owners {
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
-        ? 'this broker could not renew its lease or claim machines; if its lease ends, other brokers take over its machines'
+        ? 'this broker could not renew its lease, or could not claim machines or tasks; if its lease ends, other brokers take over its machines'
         : 'the lease of this broker ended before it could be renewed; other brokers may now take over its machines';
       this.#log.error({ err }, `${text}; trying again in 2 s`);
     }

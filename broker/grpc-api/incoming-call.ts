@@ -121,7 +121,10 @@ export function partsOf({ params, query, headers }: Route, message: object): Par
 /** A call that has not ended. */
 export class Call<M extends Method = Method> {
   readonly requestId: string;
-  /** Fires when the client goes away or stalls, its key loses the rights, the broker stops, or the call ends. */
+  /**
+   * Fires when the client goes away, stalls or sends an invalid message, when a message cannot be handled, when the key
+   * loses the rights, when the broker stops, and when the call ends.
+   */
   readonly gone = new AbortController();
   /**
    * The client's messages in order, until the client half-closes. If they are read slowly, the client is

@@ -36,8 +36,8 @@ const users = `SELECT DISTINCT application_name AS program, coalesce(host(client
   WHERE locktype = 'advisory' AND granted AND datname = current_database() ORDER BY since`;
 
 /**
- * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own. A
- * broker that was started again is listed once.
+ * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
+ * Leaves out a lease that ended over an hour ago. Leaves out any ended lease if one with the same URL is valid.
  */
 const brokers = `SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,

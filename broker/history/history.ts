@@ -125,7 +125,7 @@ export class History implements RowReader {
   }
 
   /**
-   * Reads the rows of lists. This may take long, but it does not delay other requests. All queries see the same state
+   * Reads the rows of lists. This may take long, but it does not block the event loop. All queries see the same state
    * of the database, which includes every resolved write.
    */
   async read(queries: readonly Query[]): Promise<Row[][]> {

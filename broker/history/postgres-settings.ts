@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import type { ClientConfig } from 'pg';
 import { StartError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
 
 export interface PostgresSettings {
   database_url: string;
@@ -108,6 +108,6 @@ function readSetting(name: string, file: string): string {
   try {
     return readFileSync(file, 'utf8');
   } catch (error) {
-    throw new StartError(`${name}: ${reasonOf(error)}`);
+    throw new StartError(`${name}: ${reasonOf(atPath(error, file))}`);
   }
 }

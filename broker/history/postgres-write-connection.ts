@@ -176,8 +176,9 @@ export class PostgresSession implements Writer {
   async commit(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    // The id is the server's first answer. Without it, the broker could not find out whether a commit has happened.
+    // The id comes before the answers to all writes. Without it, the broker could not find out whether a commit happened.
     const id = await this.#id;
+    if (this.#client !== client) throw databaseUnavailable();
     try {
       const { command } = await client.query('COMMIT');
       if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
@@ -206,7 +207,10 @@ export class PostgresSession implements Writer {
       await this.#returned.promise;
       try {
         const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
-        return row?.status === 'committed';
+        if (row?.status !== 'in progress') return row?.status === 'committed';
+        // The server has not noticed yet that the connection was lost, or the disk or a standby is slow.
+        if (this.#isStopping) throw databaseUnavailable();
+        await sleep(betweenMs);
       } catch (error) {
         // The server does not know the transaction's id, because it crashed before it wrote anything of the transaction
         // to disk.

@@ -263,8 +263,8 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns the ids of everything that stops when a key is revoked: the key's enabled schedules that the caller may see,
- * and its enabled webhooks and alert channels. Also returns the ids of the saved commands that were last changed with
+ * Returns the ids of objects that stop when a key is revoked: the key's enabled schedules that the caller may see, and
+ * its enabled webhooks and alert channels. Its queued commands and logins end too, but are not returned. Also returns the ids of the saved commands that were last changed with
  * this key. Other keys can still run these commands, so the user should check them.
  */
 function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {

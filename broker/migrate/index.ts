@@ -54,7 +54,7 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
     const copied = await copyToFiles({ ...settings, database_url: settings.database_url }, report, log);
     print(summary(copied, settings.data_dir));
     print(
-      'Next, remove the settings of the database and of other brokers, and start the broker. Then delete the database.',
+      'Next, remove database_url, database_password_file, peer_listen and peer_url from the settings of this broker, and start it. Then delete the database.',
     );
     return;
   }
@@ -62,7 +62,7 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
   print(summary(copied, copied.database));
   print(`The former files are in ${copied.aside}.`);
   print(
-    `Next, set database_url for the service, in /etc/farhand/broker.toml, and start the broker. Then delete ${copied.aside}.`,
+    `Next, set database_url, and database_password_file if there is one, for the broker (a service has them in /etc/farhand/broker.toml), and start it. Then delete ${copied.aside}.`,
   );
 }
 

@@ -90,8 +90,8 @@ export class RequestParser<R extends Route> {
   }
 
   /**
-   * Parses all parts. Throws invalid_request for a bad path, query or header, or if the body is not an object. Throws
-   * validation_failed for any other bad body.
+   * Parses all parts. Throws invalid_request for a bad path, query or header, or if the body is null, a string, a number
+   * or a boolean. Throws validation_failed for any other bad body, such as an array.
    */
   parse(raw: RawInput): Input<R> {
     const { query, body } = this.#route;

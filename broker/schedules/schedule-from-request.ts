@@ -87,8 +87,8 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...(changes.command !== undefined && { saved_command_id: null, parameters: null }),
     ...(changes.saved_command_id !== undefined && { command: null, parameters: changes.parameters ?? {} }),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
-    // A schedule with tags runs on the machines that its key may use. A request that changes nothing about what runs,
-    // such as one that only changes the cron expression, keeps the key, so that the machines stay the same.
+    // A schedule with tags runs on the machines that its key may use. A request keeps the key, and so the machines, if it
+    // sets none of the fields of decidesRun(). For example, it may only change the cron expression.
     requested_by: before.tags && !decidesRun(changes) ? before.requested_by : key_id,
     updated_at: at,
   };

@@ -51,7 +51,10 @@ export interface Broker {
 }
 
 const proofMs = 5_000;
-/** Milliseconds that a new agent has to authenticate before newer connections may displace its connection. */
+/**
+ * Milliseconds that a new agent has to authenticate before newer connections may displace its connection. At the limit
+ * of all connections, younger ones may be displaced too.
+ */
 const graceMs = 2_000;
 /** Pings on gRPC connections. A client that does not answer is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };

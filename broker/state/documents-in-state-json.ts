@@ -19,7 +19,7 @@ export class FileStore implements StateStore {
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
-  /** How many entries at the start of the outbox are already in the history. The next write removes them from it. */
+  /** Number of entries, from the start of the outbox, that the history has. The next write drops these entries. */
   #applied = 0;
 
   private constructor(file: StateFile, data: Documents) {
@@ -106,11 +106,12 @@ function assertFresh(directory: string): void {
   const trace = traces.find((name) => existsSync(join(directory, name)));
   if (!trace) return;
   const file = join(directory, 'state.json');
-  const moved = readdirSync(directory).find((name) => name.startsWith('before-migration-'));
-  if (moved)
+  const back = commandBack(file);
+  const moved = readdirSync(directory).findLast((name) => name.startsWith('before-migration-'));
+  if (moved && !back)
     throw new StartError(
-      `${file} is missing, because the data of this broker was moved to a database (${moved} has the former files): set --database-url`,
+      `${file} is missing; if the data of this broker was moved to a database (${moved} has the former files), set --database-url; otherwise put state.json from a backup into ${directory}`,
     );
-  const how = commandBack(file) ?? `put state.json from a backup into ${directory}`;
+  const how = back ?? `put state.json from a backup into ${directory}`;
   throw new StartError(`${file} is missing, but a broker has run here (${trace} exists); to recover: ${how}`);
 }

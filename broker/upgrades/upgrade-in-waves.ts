@@ -224,7 +224,7 @@ export class Rollout {
       this.#unanswered.set(machineId, upgradeId);
       this.#log.error(
         { err, machine_id: machineId },
-        'the late outcome of a machine’s upgrade was not stored, because the broker could not read the upgrade from the database; the machine’s reason stays no_answer until it reports again',
+        'the late outcome of a machine’s upgrade was not stored, because the upgrade could not be read from the history, or is no longer there; the machine’s reason stays no_answer until it reports again',
       );
     }
   }

@@ -91,7 +91,7 @@ export const machineUpgrade = named('MachineUpgradeState', {
     .string()
     .nullable()
     .describe(
-      'Fingerprint of the pinned key. The machine accepts only packages that this key signed. Null: no key is pinned',
+      'Fingerprint of the pinned key. The machine accepts only packages that were signed with this key, or with a newer key that this key has signed. Null: no key is pinned',
     ),
   hold_version: z
     .string()
@@ -102,7 +102,11 @@ export const machineUpgrade = named('MachineUpgradeState', {
 
 const counts = z.object({
   waiting: z.number().describe('Number of machines whose wave has not begun'),
-  offline: z.number().describe('Number of offline machines. Each is upgraded when it is online again'),
+  offline: z
+    .number()
+    .describe(
+      'Number of machines that are offline although their wave has begun. Each is upgraded if it is online again within `queue_for`, and skipped otherwise',
+    ),
   staging: z.number().describe('Number of machines to which the package is being sent'),
   busy: z
     .number()

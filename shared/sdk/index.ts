@@ -44,7 +44,10 @@ export interface FarhandOptions {
   onRetry?: Connection['onRetry'];
 }
 
-/** One namespace per resource, one method per route. If a request fails, its method rejects with FarhandError. */
+/**
+ * One namespace per resource, one method per route. If a request fails, its method rejects with FarhandError. After the
+ * caller's signal has fired, it rejects with the reason of the signal.
+ */
 export type Farhand = Namespaces;
 
 class Client {

@@ -423,7 +423,9 @@ test.skipIf(process.getuid?.() !== 0)(
       for n in $(seq 0 ${path.replace('/dev/pts/', '')}); do script -qfc 'exec sleep ${seconds}' /dev/null & done
       wait`;
     const container = spawn('unshare', ['--mount', 'sh', '-c', script], { stdio: 'ignore', detached: true });
-    onTestFinished(() => void process.kill(-(container.pid ?? 0), 'SIGKILL'));
+    onTestFinished(() => {
+      if (container.pid) process.kill(-container.pid, 'SIGKILL');
+    });
     const pids = async (): Promise<number[]> => {
       const all = await running(`sleep ${seconds}`);
       const files = await Promise.all(all.map((pid) => readlink(`/proc/${pid}/fd/1`).catch(() => '')));

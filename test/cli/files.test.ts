@@ -332,7 +332,7 @@ describe('farhand files, in edge cases', () => {
     const { code, err } = await put.ended;
     expect([code, err]).toEqual([
       130,
-      `farhand: interrupted; the files sent so far stay in ${there}/tree; a repeated command sends all files again\n`,
+      `farhand: interrupted; the files sent so far stay in ${there}/tree; a new transfer begins with the first file\n`,
     ]);
     const back = temporaryFolder('back');
     const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);

@@ -3,10 +3,10 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { request } from 'node:http';
+import { Agent, request } from 'node:http';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { expect, test, vi } from 'vitest';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { shared } from '../close-after-tests.ts';
 import { gate, leapingClock } from '../commands-fixture.ts';
@@ -184,6 +184,32 @@ test('a stream whose client leaves ends at the owner', async () => {
       left.abort();
       expect(answer.status).toBe(200);
     });
+  }
+});
+
+test('an upload that the owner refuses early does not break the next request on its connection', async () => {
+  const { front, key, machineId } = await brokers();
+  const agent = new Agent({ keepAlive: true, maxSockets: 1 });
+  onTestFinished(() => agent.destroy());
+  const send = (path: string, method: string, length: number) => {
+    const headers = { Authorization: `Bearer ${key}`, 'Content-Length': length };
+    return request(`${front.url}/api/v1/machines/${machineId}${path}`, { agent, method, headers });
+  };
+  for (let round = 0; round < 3; round += 1) {
+    const upload = send('/files/raw?path=/nonexistent/folder/file', 'PUT', 4_000_000);
+    upload.write(randomBytes(1_000_000));
+    const [refused] = await once(upload, 'response');
+    const { socket } = upload;
+    expect([refused.statusCode, await text(refused)]).toEqual([404, expect.stringContaining('not_found')]);
+    upload.end(randomBytes(3_000_000));
+    const next = send(stat, 'GET', 0);
+    next.end();
+    const [answer] = await once(next, 'response');
+    expect([answer.statusCode, next.socket === socket, await text(answer)]).toEqual([
+      200,
+      true,
+      expect.stringContaining('hostname'),
+    ]);
   }
 });
 

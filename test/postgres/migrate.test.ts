@@ -137,9 +137,9 @@ withPostgres('migrate', () => {
     expect(readdirSync(dataDir)).not.toContain('state.json');
     expect(printed).toContain('commands: 2');
     expect(printed.at(-2)).toBe(`The former files are in ${aside}.`);
-    await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused(78, 'was moved to a database'));
+    await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused(78, 'was moved to a database ('));
     const after = await toFiles(dataDir, url);
-    expect(after.at(-1)).toContain('remove the settings of the database');
+    expect(after.at(-1)).toContain('remove database_url, ');
     const [before, now] = [rowsOf(aside), rowsOf(dataDir)];
     for (const table of ['commands', 'command_tails', 'events', 'audit', 'sessions', 'machine_facts'])
       expect(before[table]?.length).toBeGreaterThan(0);

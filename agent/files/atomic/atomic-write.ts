@@ -108,7 +108,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
     throw fault(
       'permission_denied',
       path,
-      'cannot keep its owner and group, because only an agent that runs as root may set them; run the agent as root',
+      'cannot keep its owner and group: the agent may not set them, which as a rule only an agent that runs as root may',
     );
   }
 }

@@ -1,12 +1,11 @@
 // A pseudo terminal. The agent reads and writes the master. The program has the slave as stdin, stdout and stderr.
-import { closeSync, constants, fstatSync, openSync, writeSync } from 'node:fs';
+import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { ReadStream } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { drain, Pump, type Sink } from '../copy-output-to-log.ts';
-import { terminalLink } from '../kill-tree.ts';
 import type { Plan } from '../launch-plan.ts';
 import type { Stdio } from '../process-supervisor.ts';
 
@@ -74,7 +73,7 @@ export class Pty implements Stdio {
       return this.#stream;
     };
     this.#pump = new Pump(open, output, id, log);
-    this.links = [terminalLink(pty, fstatSync(slave).dev)];
+    this.links = [pty];
     const args = ['-c', openTerminal, pty, plan.file, ...plan.args];
     const nowhere = { stdin: undefined, stdout: '/dev/null', stderr: '/dev/null' };
     this.request = { file: '/bin/sh', args, ...nowhere };

@@ -57,8 +57,8 @@ export async function follow(
 }
 
 /**
- * Returns a handler for an error of follow(). The handler throws a StartError. Its message says that `what` was sent
- * but not followed, so that the user does not send it twice.
+ * Returns a handler for an error of follow(). For a FarhandError, it throws a StartError. Its message says that `what`
+ * was sent but not followed, so that the user does not send it twice. Other errors are thrown unchanged.
  */
 export const wasSent =
   (what: string, next: string) =>

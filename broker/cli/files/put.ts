@@ -111,7 +111,7 @@ async function putTree(
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
-      `the files sent so far stay in ${target.path}; a repeated command sends all files again`,
+      `the files sent so far stay in ${target.path}; a new transfer begins with the first file`,
     );
   });
   return sent.path;

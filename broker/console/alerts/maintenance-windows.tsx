@@ -103,7 +103,7 @@ function WindowRow({ window, remove }: { window: Window; remove: () => void }) {
         {active_until === null ? (
           <>
             <State of={isOver ? 'off' : 'queued'} text={isOver ? 'over' : 'planned'} />{' '}
-            {next_start !== null && (
+            {next_start !== null && Date.parse(next_start) > clock.value && (
               <span class="muted">
                 starts <Ago at={next_start} />
               </span>

@@ -40,15 +40,13 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   const by: SearchBy = query.get('in') === 'content' ? 'content' : 'name';
   const [hidden, setHidden] = useState(false);
   const [limit, setLimit] = useState<number | undefined>(mostAtFirst);
+  const asked = { machine_id: machine, hidden, ...(limit && { limit }), ...(path && { path }) };
   const listing = useData(
-    (signal) =>
-      client.files.list(
-        { machine_id: machine, hidden, ...(limit && { limit }), ...(path && { path }) },
-        { signal },
-      ),
+    (signal) => client.files.list(asked, { signal }),
     [machine, path, hidden, limit],
     ({ type, data }) => type.startsWith('file.') && data.machine_id === machine,
   );
+  useEffect(() => setLimit(mostAtFirst), [machine, path]);
   const arrived = arrivals.value;
   useEffect(() => {
     if (arrived > 0) listing.reload();

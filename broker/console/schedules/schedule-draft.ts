@@ -13,7 +13,7 @@ const secondMs = 1_000;
 
 /**
  * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of the key that
- * last set one of these values.
+ * last set one of these values, the path to watch, or the environment, user or folder of the command.
  */
 export interface Subject {
   by: TargetsBy;

@@ -72,7 +72,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
         {isForeign && (
           <CheckField
-            label="Give the schedule the rights of my key (always happens if you change its machines or what it runs)"
+            label="Give the schedule the rights of my key (always happens if it runs after changes of a path, or if you change its machines or what it runs)"
             value={isTakenOver}
             change={setTakenOver}
           />

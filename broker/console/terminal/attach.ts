@@ -91,7 +91,7 @@ function endOf(end: Ending): Phase {
   if (end.why === 'fell_behind')
     return {
       name: 'behind',
-      text: 'This page read the output too slowly, or the machine accepted no input. Connecting again…',
+      text: 'This page missed some output, or the machine accepted no input. Connecting again…',
     };
   return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
 }
