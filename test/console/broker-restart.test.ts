@@ -35,7 +35,7 @@ function differenceOf(text: string, expected: string): string {
   return `${text.slice(from, at + 60)} instead of ${expected.slice(from, at + 60)}`;
 }
 
-const banner = ({ page }: ConsolePage) => page.getByText('The broker does not answer');
+const banner = ({ page }: ConsolePage) => page.getByText('The page may be out of date');
 
 browserTest(
   'every page says that the broker is away, and heals within 10 s without doing anything twice',

@@ -117,9 +117,9 @@ browserTest('after a restart of the broker the page is live again by itself', as
   const row = page.getByRole('row', { name: /web-1/ });
   await row.getByText('online').waitFor();
   await system.broker.close();
-  await page.getByText('The broker does not answer').waitFor();
+  await page.getByText('The page may be out of date').waitFor();
   await restart(system);
-  await page.getByText('The broker does not answer').waitFor({ state: 'detached' });
+  await page.getByText('The page may be out of date').waitFor({ state: 'detached' });
   await row.getByText('online').waitFor();
   await system.agent({ name: 'web-2' });
   await page.getByRole('link', { name: 'web-2' }).waitFor();
