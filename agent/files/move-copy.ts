@@ -99,7 +99,7 @@ async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
   // On some file systems, names in one directory that differ only by case are one name. Removing the source would then
-  // remove the destination too, so such a source is kept.
+  // remove the destination too, so such a source stays.
   const [old, now] = [from, to].map(({ name }) => toText(name).toLowerCase());
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }

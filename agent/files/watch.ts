@@ -126,7 +126,7 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // With so many changes, the kernel's event queue may have overflowed. All watches share this queue, so each watch
+      // After more changes, the kernel's event queue may have overflowed. All watches share this queue, so each watch
       // may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }

@@ -37,7 +37,7 @@ export interface CallsOptions {
 }
 
 /**
- * Maximum number of messages that may wait on the control stream. While so many wait, methods that answer with a stream
+ * Maximum number of messages that may wait on the control stream. At this number, methods that answer with a stream
  * use a stream of their own.
  */
 const mostWaiting = 32;

@@ -57,8 +57,8 @@ export class MachineChanges {
   }
 
   /**
-   * Returns the oldest changes that were not sent yet. Skips changes that the key may not see, and returns undefined if
-   * none is left.
+   * Returns the oldest changes that were not sent yet, without those that the key may not see. Returns undefined if there
+   * are none.
    */
   take(): { machines?: LiveMachine[]; removed?: MachineId[] } | undefined {
     this.#compare();

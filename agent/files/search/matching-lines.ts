@@ -7,7 +7,7 @@ const chunkBytes = 64 * 1024;
 const probeBytes = 8 * 1024;
 /**
  * Maximum number of bytes of an unfinished line in memory. If there are more, they are searched and only the last of
- * them are kept. The limit leaves enough space for a hit that spans two chunks, and for the text around the hit.
+ * them stay. The limit leaves enough space for a hit that spans two chunks, and for the text around the hit.
  */
 const longestTail = 64 * 1024;
 const longestText = 1024;
@@ -27,8 +27,8 @@ type Find = (bytes: Buffer) => number;
 export interface Text {
   find: Find;
   /**
-   * Maximum number of bytes of a hit. At least this many bytes of a long line are kept when its next piece is read,
-   * because a hit may begin in one piece and end in the next.
+   * Maximum number of bytes of a hit. At least this many bytes of a long line stay in memory when its next piece is
+   * read, because a hit may begin in one piece and end in the next.
    */
   overlap: number;
 }
@@ -79,7 +79,7 @@ interface State {
   buffer: Buffer;
   /**
    * Number of bytes in use in the buffer. They belong to a line whose end has not been read yet. Of a long line, only
-   * the last bytes are kept.
+   * the last bytes stay in memory.
    */
   held: number;
   number: number;

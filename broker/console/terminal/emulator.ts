@@ -121,7 +121,7 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-/** Maximum number of bytes in one drawing. Drawing so many bytes takes some 40 ms if every line has one letter. */
+/** Maximum number of bytes in one drawing. Drawing them takes some 40 ms if every line has one letter. */
 const mostDrawn = 96 * 1024;
 /** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
