@@ -23,6 +23,20 @@ browserTest('uploads arrive, and replacing a file is asked for first', async () 
   expect(faults).toEqual([]);
 });
 
+browserTest('a large folder is listed a thousand entries at a time', async () => {
+  const folder = temporaryFolder('many');
+  for (let n = 0; n < 2_001; n += 1) writeFileSync(join(folder, `${n}`), '');
+  const { page, faults } = await newFolderPage(folder);
+  const more = page.getByRole('button', { name: 'More', exact: true });
+  await page.getByText('1,000 of 2,001').waitFor();
+  await more.click();
+  await page.getByText('2,000 of 2,001').waitFor();
+  await more.click();
+  await more.waitFor({ state: 'detached' });
+  await page.getByRole('button', { name: '999', exact: true }).waitFor();
+  expect(faults).toEqual([]);
+});
+
 browserTest('names of files are text, whatever they contain', async () => {
   const folder = temporaryFolder('files');
   mkdirSync(join(folder, '<img src=x onerror=alert(1)>'));

@@ -27,10 +27,10 @@ const searches = [
   ['content', 'Content'],
 ] as const;
 
-/** Number of entries that are read at first. If a folder has more, the button `More` reads more of them. */
+/** Number of entries that are read at first. The button `More` reads this many more. */
 const mostAtFirst = 1_000;
-/** Number of entries that are read after the first click on `More`. After the second click, all entries are read. */
-const mostAfterClick = 10_000;
+/** Maximum number of entries that the broker sends with a limit. A search finds the others. */
+const mostListed = 10_000;
 
 export function Files({ params: { machine = '', status } }: { params: Params }) {
   const { query } = place.value;
@@ -39,8 +39,8 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   const text = query.get('find') ?? '';
   const by: SearchBy = query.get('in') === 'content' ? 'content' : 'name';
   const [hidden, setHidden] = useState(false);
-  const [limit, setLimit] = useState<number | undefined>(mostAtFirst);
-  const asked = { machine_id: machine, hidden, ...(limit && { limit }), ...(path && { path }) };
+  const [limit, setLimit] = useState(mostAtFirst);
+  const asked = { machine_id: machine, hidden, limit, ...(path && { path }) };
   const listing = useData(
     (signal) => client.files.list(asked, { signal }),
     [machine, path, hidden, limit],
@@ -81,7 +81,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
               machine={machine}
               listing={data}
               reload={listing.reload}
-              more={() => setLimit(limit === mostAtFirst ? mostAfterClick : undefined)}
+              more={limit < mostListed ? () => setLimit(limit + mostAtFirst) : undefined}
             />
           )}
         </Show>
@@ -103,7 +103,8 @@ interface ListedProps {
   machine: string;
   listing: Listing;
   reload: () => void;
-  more: () => void;
+  /** Reads more entries; undefined if no more can be listed. */
+  more: (() => void) | undefined;
 }
 
 function Listed({ machine, listing, reload, more }: ListedProps) {
@@ -113,9 +114,13 @@ function Listed({ machine, listing, reload, more }: ListedProps) {
       {listing.has_more && (
         <p class="more">
           {listing.files.length.toLocaleString()} of {listing.total.toLocaleString()}
-          <button type="button" onClick={more}>
-            More
-          </button>
+          {more ? (
+            <button type="button" onClick={more}>
+              More
+            </button>
+          ) : (
+            '; search below this folder to find the others'
+          )}
         </p>
       )}
     </DropZone>
