@@ -205,19 +205,25 @@ export class PostgresSession implements Writer {
   async #hasCommitted(id: string): Promise<boolean> {
     for (;;) {
       await this.#returned.promise;
-      try {
-        const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
-        if (row?.status !== 'in progress') return row?.status === 'committed';
-        // The server has not noticed yet that the connection was lost, or the disk or a standby is slow.
-        if (this.#isStopping) throw databaseUnavailable();
-        await sleep(betweenMs);
-      } catch (error) {
-        // The server does not know the transaction's id, because it crashed before it wrote anything of the transaction
-        // to disk.
-        if (error instanceof Error && 'code' in error && error.code === '22023') return false;
-        // The new connection was lost too: wait for the next one.
-        await sleep(betweenMs);
-      }
+      const status = await this.#statusOf(id);
+      if (status !== undefined) return status === 'committed';
+      if (this.#isStopping) throw databaseUnavailable();
+      await sleep(betweenMs);
+    }
+  }
+
+  /**
+   * Returns how a transaction has ended. Returns undefined if the new connection was lost too, or if the transaction is
+   * still in progress, for example because a disk or a standby is slow.
+   */
+  async #statusOf(id: string): Promise<string | undefined> {
+    try {
+      const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
+      return row?.status === 'in progress' ? undefined : String(row?.status);
+    } catch (error) {
+      // The server does not know the transaction's id, because it crashed before it wrote anything of the transaction
+      // to disk.
+      return error instanceof Error && 'code' in error && error.code === '22023' ? 'aborted' : undefined;
     }
   }
 

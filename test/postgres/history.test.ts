@@ -14,10 +14,10 @@ import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 const server = shared(() => createServer());
 const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
 
-async function createHistory(url?: string) {
+async function createHistory(url?: string, brokerId?: string) {
   const { createDatabase, query } = await server();
   const database_url = url ?? (await createDatabase());
-  const history = new History(await PostgresDatabase.open({ database_url }, quiet), quiet);
+  const history = new History(await PostgresDatabase.open({ database_url }, quiet, brokerId), quiet);
   onTestFinished(() => history.close());
   await history.migrate('notes', table);
   return {
@@ -99,6 +99,30 @@ withPostgres('a write', () => {
     await expect.poll(async () => (await stored()).length + (await begun()).length).toBe(1);
     proxy.cut();
     expect([await written, await stored()]).toEqual(['failed', []]);
+  });
+
+  test('whose connection breaks while several brokers share the database resolves once the slow commit has ended', async () => {
+    // The server waits at each commit for a standby that does not exist, so this test has a server of its own.
+    const { createDatabase, port, query } = await createServer();
+    const proxy = await startProxy(`127.0.0.1:${port}`);
+    onTestFinished(() => proxy.close());
+    const name = databaseOf(await createDatabase());
+    const through = `postgres://farhand@${proxy.address}/${name}?sslmode=disable`;
+    const { history, note } = await createHistory(through, 'broker_a');
+    const waiting = () => query("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+    const asked = () =>
+      query(
+        "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_xact_status(%' AND pid <> pg_backend_pid()",
+      );
+    await query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
+    await query('SELECT pg_reload_conf()');
+    const written = history.write((transaction) => note(transaction, 'a'));
+    await expect.poll(async () => (await waiting()).length).toBe(1);
+    proxy.cut();
+    await expect.poll(async () => (await asked()).length).toBeGreaterThan(0);
+    await query('ALTER SYSTEM RESET synchronous_standby_names');
+    await query('SELECT pg_reload_conf()');
+    expect(await written).toBe('a');
   });
 
   test('is seen by reads that are requested after it, before it has resolved', async () => {
