@@ -33,6 +33,9 @@ test('an alert in a window is held and listed, and opens at the end of the windo
     ...{ name: 'reboot', machine_ids: [one.id], duration: 10 * minute },
   });
   expect([window.active_until, window.next_start]).toEqual([window.ends_at, null]);
+  const starts_at = new Date(Date.parse(window.created_at) + 60 * minute).toISOString();
+  const planned = await client.maintenanceWindows.create({ name: 'later', starts_at, duration: minute });
+  expect([planned.active_until, planned.next_start]).toEqual([null, starts_at]);
   const states = async () => (await alerts()).map(({ status, machine_id }) => [status, machine_id]);
   await one.report({ cpu: 60 });
   await expect.poll(states).toEqual([['held', one.id]]);

@@ -106,12 +106,12 @@ function assertFresh(directory: string): void {
   const trace = traces.find((name) => existsSync(join(directory, name)));
   if (!trace) return;
   const file = join(directory, 'state.json');
-  const back = commandBack(file);
-  const moved = readdirSync(directory).findLast((name) => name.startsWith('before-migration-'));
-  if (moved && !back)
-    throw new StartError(
-      `${file} is missing; if the data of this broker was moved to a database (${moved} has the former files), set --database-url; otherwise put state.json from a backup into ${directory}`,
-    );
-  const how = back ?? `put state.json from a backup into ${directory}`;
-  throw new StartError(`${file} is missing, but a broker has run here (${trace} exists); to recover: ${how}`);
+  const moved = readdirSync(directory).find((name) => name.startsWith('before-migration-'));
+  const fromBackup = `put state.json from a backup into ${directory}`;
+  const how = moved
+    ? `if the data was moved to a database (${moved} has the former files), set --database-url; otherwise ${fromBackup}`
+    : fromBackup;
+  throw new StartError(
+    `${file} is missing, but a broker has run here (${trace} exists); to recover: ${commandBack(file) ?? how}`,
+  );
 }

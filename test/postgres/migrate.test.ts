@@ -22,7 +22,7 @@ async function run(...argv: string[]): Promise<string[]> {
 }
 
 const toDatabase = (dataDir: string, url: string) => run('--data-dir', dataDir, '--to', url);
-/** Migrates as on a box of several brokers, whose settings of the other brokers are ignored. */
+/** Migrates with a setting for several brokers, which is ignored. */
 const toFiles = (dataDir: string, url: string) =>
   run('--data-dir', dataDir, '--database-url', url, '--peer-listen', '127.0.0.1:0', '--to', 'files');
 
