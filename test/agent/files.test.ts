@@ -1045,6 +1045,35 @@ describe('writing', () => {
     expect(readFileSync(journal, 'utf8')).toBe('');
   });
 
+  test.skipIf(!mayMount)(
+    'a line of the journal that a full disk has cut off does not damage the next line (needs the right to mount)',
+    async () => {
+      const data = join(base, 'small');
+      const journal = join(data, 'temporary.journal');
+      mkdirSync(data);
+      disk.mountTmpfs(data, '64k');
+      const lineOf = (name: string): string => `+${Buffer.from(name).toString('base64url')}`;
+      // This name is too long to be removed, so it stays in the journal. Its line leaves 20 bytes of the first page.
+      writeFileSync(journal, `${lineOf(`/${'x'.repeat(3_040)}/.farhand-left`)}\n`);
+      const own = await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+      expect(() => writeFileSync(join(data, 'fill'), Buffer.alloc(1_000_000))).toThrow('ENOSPC');
+      const stop = new AbortController();
+      async function* endless(): AsyncGenerator<WriteFileRequest__Output> {
+        yield opening(path('a'));
+        await new Promise(() => undefined);
+      }
+      await expectCode(own.writeFile(endless(), call(stop.signal)), 'no_space');
+      expect(statSync(journal).size).toBe(4096);
+      rmSync(join(data, 'fill'));
+      const one = own.writeFile(endless(), call(stop.signal)).catch(() => 'aborted');
+      await waitFor(() => expect(tree(root)).toHaveLength(1));
+      const [name = ''] = tree(root);
+      expect(readFileSync(journal, 'utf8').split('\n')).toContain(lineOf(path(name)));
+      stop.abort();
+      expect(await one).toBe('aborted');
+    },
+  );
+
   test('a new file has mode 0644 and new directories 0755, whatever the umask', async () => {
     const before = process.umask(0o077);
     try {

@@ -336,6 +336,9 @@ test('trust-key accepts only an Ed25519 public key, and names the key that it re
   const other = makeSigner();
   writeFileSync(file, other.pem);
   expect(await trustKey([file], folder)).toContain(`no longer ${fingerprintOf(owner.raw)}`);
+  writeFileSync(upgradePaths(folder).trustedKey, 'damaged');
+  const now = `This machine now accepts packages signed by ${fingerprintOf(other.raw)}.\n`;
+  expect(await trustKey([file], folder)).toBe(now);
 });
 
 describe('after a rollback', () => {

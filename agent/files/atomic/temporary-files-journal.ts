@@ -52,6 +52,8 @@ export class Journal {
   readonly #path: string;
   readonly #log: Logger;
   #size = 0;
+  /** True if the last append failed, for example on a full disk, and may have written a part of its line. */
+  #isCut = false;
   readonly #live: Map<Bytes, string>;
   #turn: Promise<void> = Promise.resolve();
 
@@ -140,9 +142,15 @@ export class Journal {
     return done;
   }
 
-  /** Opens the journal for each line, so that nothing has to be closed at the end. */
-  async #append(text: string, flush: boolean): Promise<void> {
+  /**
+   * Opens the journal for each line, so that nothing has to be closed at the end. Ends a cut line first, because a line
+   * that is joined to it would be lost.
+   */
+  async #append(line: string, flush: boolean): Promise<void> {
+    const text = this.#isCut ? `\n${line}` : line;
+    this.#isCut = true;
     await appendFile(this.#path, text, { flush });
+    this.#isCut = false;
     this.#size += text.length;
   }
 
@@ -150,6 +158,7 @@ export class Journal {
     const text = [...this.#live].map(([path, mark]) => line(mark ? '*' : '+', path, mark)).join('');
     await writeFile(`${this.#path}.new`, text, { mode: 0o600, flush: true });
     await rename(`${this.#path}.new`, this.#path);
+    this.#isCut = false;
     this.#size = text.length;
   }
 }
