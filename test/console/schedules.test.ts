@@ -82,14 +82,26 @@ browserTest('a schedule of tags keeps the rights of its key until a user replace
   const system = await startWithConsole();
   const other = await system.keyed([
     'schedules:write',
+    'files:read',
     'schedules:read',
     'commands:execute',
     'machines:read',
   ]);
-  const { id, requested_by } = await other.client.schedules.create({
-    ...{ name: 'greetings', cron: '@daily', tags: ['web'], command: 'true' },
-  });
+  const tagged = { name: 'greetings', tags: ['web'], command: 'true' };
+  const { id, requested_by } = await other.client.schedules.create({ ...tagged, cron: '@daily' });
+  const watching = await other.client.schedules.create({ ...tagged, on_change: { path: '/etc/hosts' } });
   const { page, faults, open } = await newLogin(system);
+  await open(`/schedules/${watching.id}/settings`);
+  await page.getByLabel('Name', { exact: true }).fill('renamed');
+  await page.getByRole('button', { name: 'Save', exact: true }).click();
+  await page.getByRole('heading', { name: 'renamed', level: 1 }).waitFor();
+  const renamed = await system.client.schedules.get({ schedule_id: watching.id });
+  expect(renamed).toMatchObject({ requested_by, on_change: watching.on_change });
+  await page.getByLabel('Path on the machine').fill('/etc/hostname');
+  await page.getByRole('button', { name: 'Save', exact: true }).click();
+  await page.getByLabel('Give the schedule the rights of my key').waitFor({ state: 'detached' });
+  const moved = await system.client.schedules.get({ schedule_id: watching.id });
+  expect(moved).toMatchObject({ requested_by: (await system.client.keys.me()).id, tags: ['web'] });
   await open(`/schedules/${id}/settings`);
   const save = async (name: string): Promise<string> => {
     await page.getByLabel('Name', { exact: true }).fill(name);

@@ -75,13 +75,15 @@ export function subjectInput(
   };
 }
 
-/** Converts the rules from the form into fields of an API request. `schedule` is the schedule to change, if any. */
+/** Returns the field of an API request that sets the path to watch, if the schedule runs after changes of a path. */
+export const watchInput = ({ trigger, path, recursive, settle }: Rules) =>
+  trigger === 'change' ? { on_change: { path, recursive, settle: Number(settle) * secondMs } } : {};
+
+/** Converts the other rules into fields of an API request. `schedule` is the schedule to change, if any. */
 export function rulesInput(rules: Rules, schedule: Detail | undefined) {
-  const { trigger, cron, path, recursive, settle, timezone, overlap, catch_up, onFailure } = rules;
+  const { trigger, cron, timezone, overlap, catch_up, onFailure } = rules;
   return {
-    ...(trigger === 'cron'
-      ? { cron, timezone }
-      : { on_change: { path, recursive, settle: Number(settle) * secondMs } }),
+    ...(trigger === 'cron' && { cron, timezone }),
     ...{ overlap, catch_up },
     notify: { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure },
   };

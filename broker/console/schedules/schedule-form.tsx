@@ -20,6 +20,7 @@ import {
   type Subject,
   subjectInput,
   subjectOf,
+  watchInput,
 } from './schedule-draft.ts';
 import { timeZoneOptions } from './time-zones.ts';
 
@@ -40,11 +41,18 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
   const all = useSavedCommands(what.by === 'saved');
   const isForeign = Boolean(schedule?.tags) && schedule?.requested_by !== me.value?.id;
   const save = async (): Promise<void> => {
-    const [whereAndWhat, others] = [subjectInput(subject, all), { name, ...rulesInput(rules, schedule) }];
+    const [whereAndWhat, path] = [subjectInput(subject, all), watchInput(rules)];
+    const others = { name, ...rulesInput(rules, schedule) };
     if (!schedule)
-      return go(to('/schedules', (await client.schedules.create({ ...whereAndWhat, ...others })).id));
-    const isSame = isForeign && !isTakenOver && JSON.stringify(subject) === JSON.stringify(before);
-    await client.schedules.update({ schedule_id: schedule.id, ...(!isSame && whereAndWhat), ...others });
+      return go(
+        to('/schedules', (await client.schedules.create({ ...whereAndWhat, ...path, ...others })).id),
+      );
+    // Values that did not change are left out, because sending them would give the schedule the rights of this key.
+    const stays = isForeign && !isTakenOver;
+    const isSame = stays && JSON.stringify(subject) === JSON.stringify(before);
+    const isSamePath = stays && JSON.stringify(path) === JSON.stringify(watchInput(rulesOf(schedule)));
+    const changed = { ...(!isSame && whereAndWhat), ...(!isSamePath && path) };
+    await client.schedules.update({ schedule_id: schedule.id, ...changed, ...others });
     say('The schedule is saved');
     reload?.();
   };
@@ -72,7 +80,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
         {isForeign && (
           <CheckField
-            label="Give the schedule the rights of my key (always happens if it runs after changes of a path, or if you change its machines or what it runs)"
+            label="Give the schedule the rights of my key (always happens if you change its machines, what it runs or the path)"
             value={isTakenOver}
             change={setTakenOver}
           />
