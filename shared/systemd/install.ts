@@ -129,8 +129,11 @@ async function putFiles(
 ): Promise<void> {
   const { settings, secret } = installation;
   const account = await accountOf(service, installation.user, undo);
-  if (!existsSync(dataOf(service))) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
+  const directory = lstatSync(dataOf(service), { throwIfNoEntry: false });
+  if (!directory) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
   undo.push(() => restore(service.name, before.active));
+  // At its first start, systemd gives the directory to the service's account, which the undo may remove.
+  if (directory) undo.push(() => takeOver(service.name, dataOf(service), directory));
   await takeOver(service.name, dataOf(service), account);
   const put: Put = async (file, content) => {
     undo.push(() => place(file, old.get(file)));
@@ -332,7 +335,11 @@ async function findAccount(name: string): Promise<Account | undefined> {
 }
 
 /** Stops the service, and makes this account the owner of a data directory. */
-async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
+async function takeOver(
+  service: string,
+  directory: string,
+  { uid, gid }: Pick<Account, 'uid' | 'gid'>,
+): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;
   await run('systemctl', ['stop', service]);

@@ -77,6 +77,13 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
     const unread = await broker('install', '--http', '0.0.0.0:8420', ...pair);
     expect(unread.stderr).toContain('farhand-broker, must be able to read the certificate and its key');
+    // A directory from before the installation, for example of `cluster join`, goes back to its owner.
+    const data = '/var/lib/farhand-broker';
+    await box.run('install', '-D', '-m', '600', '/dev/null', `${data}/directory-id`);
+    expect((await broker('install', '--http', '0.0.0.0:8420')).code).toBe(1);
+    const owners = await box.run('stat', '--format', '%u:%g', data, `${data}/directory-id`);
+    expect(owners).toMatchObject({ code: 0, stdout: '0:0\n0:0\n' });
+    await box.run('rm', '-r', data);
   });
 
   test('a program that the service could not read is refused', async () => {
