@@ -25,7 +25,9 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   if (settings.database_url === undefined) findings.push(...uncheckedDatabase(settings.data_dir));
   else {
     const { examineDatabase } = await import('./history/doctor-checks.ts');
-    findings.push(...(await examineDatabase({ ...settings, database_url: settings.database_url })));
+    findings.push(
+      ...(await examineDatabase({ ...settings, database_url: settings.database_url }, settings.data_dir)),
+    );
   }
   const { config: file = settingsOf({ name }) } = settings;
   findings.push(await examineSigningKeys(settings.data_dir, dirname(file)));

@@ -8,6 +8,12 @@ import { ignoring } from '../../shared/errors.ts';
 
 const fileName = 'directory-id';
 
+/** Reads the id. Returns undefined if the directory has none yet, or if it cannot be read. */
+export async function storedDirectoryId(directory: string): Promise<string | undefined> {
+  const text = await readFile(join(directory, fileName), 'utf8').catch(() => '');
+  return /^[0-9a-f]{32}$/.test(text) ? text : undefined;
+}
+
 /** Reads the id, or creates a missing one. */
 export async function dataDirectoryId(directory: string): Promise<string> {
   const file = join(directory, fileName);

@@ -2,7 +2,9 @@
 // clock.
 import { Client } from 'pg';
 import { mostSkewMs, now } from '../../shared/clock.ts';
-import { type Finding, fail, ok, warn } from '../../shared/doctor/check-result.ts';
+import { type Finding, fail, ok, reason, warn } from '../../shared/doctor/check-result.ts';
+import { reachPort } from '../../shared/doctor/reachable-port.ts';
+import { storedDirectoryId } from '../cluster/data-directory-id.ts';
 import { addressOf, type PostgresSettings } from './postgres-settings.ts';
 import { oldestVersion } from './postgres-write-connection.ts';
 import { startErrorOf } from './translate-postgres-errors.ts';
@@ -39,7 +41,7 @@ const users = `SELECT DISTINCT application_name AS program, coalesce(host(client
  * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
  * Leaves out a lease that ended over an hour ago. Leaves out any ended lease if one with the same URL is valid.
  */
-const brokers = `SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
+const brokers = `SELECT id, url, directory_id, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,
   (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id AND link_id IS NOT NULL) AS linked
   FROM brokers WHERE lease_until > clock_timestamp() - interval '1 hour' AND (lease_until > clock_timestamp()
@@ -49,6 +51,8 @@ const brokers = `SELECT id, url, (extract(epoch FROM lease_until - clock_timesta
 interface BrokerRow {
   id: string;
   url: string;
+  /** Id of the broker's data directory. */
+  directory_id: string | null;
   seconds: number;
   machines: number;
   linked: number;
@@ -61,8 +65,11 @@ interface User {
   since: string;
 }
 
-/** Runs all checks. If the check of the connection fails, the other checks are left out. */
-export async function examineDatabase(settings: PostgresSettings): Promise<Finding[]> {
+/**
+ * Runs all checks. If the check of the connection fails, the other checks are left out. `directory` is the data
+ * directory of this machine's broker.
+ */
+export async function examineDatabase(settings: PostgresSettings, directory: string): Promise<Finding[]> {
   let name = 'the database';
   try {
     const address = addressOf(settings);
@@ -84,7 +91,9 @@ export async function examineDatabase(settings: PostgresSettings): Promise<Findi
       const shared = await client.query<{ found: boolean }>(
         "SELECT to_regclass('brokers') IS NOT NULL AS found",
       );
-      const others = shared.rows[0]?.found ? (await client.query<BrokerRow>(brokers)).rows.map(ofBroker) : [];
+      const sharing = shared.rows[0]?.found ? (await client.query<BrokerRow>(brokers)).rows : [];
+      const own = await storedDirectoryId(directory);
+      const others = await Promise.all(sharing.map((row) => ofBroker(row, row.directory_id === own)));
       return found
         ? [...ofServer(name, found), user(rows), ...others, ok('database size', found.size), clock(skew)]
         : [];
@@ -138,15 +147,26 @@ function user(rows: readonly User[]): Finding {
   return warn('used by', 'no broker uses the database', 'run systemctl start farhand-broker');
 }
 
-function ofBroker({ id, url, seconds, machines, linked }: BrokerRow): Finding {
-  const owns = `${url} owns ${machines} machines, ${linked} of them linked`;
+async function ofBroker({ id, url, seconds, machines, linked }: BrokerRow, isOwn: boolean): Promise<Finding> {
+  const owns = `${url}${isOwn ? ' (this machine’s broker)' : ''} owns ${machines} machines, ${linked} of them linked`;
   const about = Math.round(Math.abs(seconds));
-  if (seconds > 0) return ok(id, `${owns}; its lease lasts ${about} s`);
-  return warn(
-    id,
-    `${owns}; its lease ended ${about} s ago`,
-    `check that the broker at ${url} runs and reaches the database`,
-  );
+  if (seconds <= 0)
+    return warn(
+      id,
+      `${owns}; its lease ended ${about} s ago`,
+      `check that the broker at ${url} runs and reaches the database`,
+    );
+  try {
+    const { hostname, port } = new URL(url);
+    await reachPort(hostname.replace(/^\[|\]$/g, ''), Number(port || 443));
+  } catch (error) {
+    return warn(
+      id,
+      `${owns}; its lease lasts ${about} s, but it cannot be reached from this machine: ${reason(error)}`,
+      `check the broker’s --peer-url, and that firewalls let this machine connect to ${url}`,
+    );
+  }
+  return ok(id, `${owns}; its lease lasts ${about} s`);
 }
 
 function clock(skew: number): Finding {

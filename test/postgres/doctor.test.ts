@@ -62,6 +62,11 @@ withPostgres('doctor', () => {
     const { agent, dataDir } = await startFarhand({ flags });
     await agent();
     const database = new URL(url).pathname.slice(1);
+    // No program listens on port 1.
+    await query(
+      "INSERT INTO brokers VALUES ('broker_cut', 'https://127.0.0.1:1', now() + interval '1 hour')",
+      database,
+    );
     await query(
       "INSERT INTO brokers VALUES ('broker_gone', 'https://gone:1', now() - interval '90 s')",
       database,
@@ -69,7 +74,10 @@ withPostgres('doctor', () => {
     const { text, code } = await examine(url, dataDir);
     expect(code).toBe(0);
     expect(text).toMatch(
-      /^ok {4}broker_\w+ +https:\S+ owns 1 machines, 1 of them linked; its lease lasts (8|9|10) s/m,
+      /^ok {4}broker_\w+ +https:\S+ \(this machine’s broker\) owns 1 machines, 1 of them linked; its lease lasts (8|9|10) s$/m,
+    );
+    expect(text).toMatch(
+      /^warn {2}broker_cut +https:\/\/127.0.0.1:1 owns 0 .*cannot be reached.*ECONNREFUSED/m,
     );
     expect(text).toMatch(
       /^warn {2}broker_gone +https:\/\/gone:1 owns 0 machines.*its lease ended 9\d s ago/m,
