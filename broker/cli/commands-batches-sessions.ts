@@ -31,9 +31,10 @@ export function addCommands(program: Command): void {
   routeVerb(commands, 'get', 'commands', 'get');
   const output = {
     about: 'print the output of a command',
-    examples: ['farhand commands output cmd_… --follow'],
+    examples: ['farhand commands output cmd_… --follow', 'farhand commands output cmd_… --offset 1048576'],
     flags: {
       '--stream <stdout|stderr>': 'output to print (default: stdout)',
+      '--offset <number>': 'skip this number of bytes at the beginning of the output',
       '-f, --follow': 'print the stored output, then new output until the command ends',
     },
   } as const;
@@ -41,8 +42,14 @@ export function addCommands(program: Command): void {
     commands,
     'output <command>',
     output,
-    async (client, command_id, { stream = 'stdout', follow = false }) => {
-      const { body } = await client.commands.output({ command_id, stream, ...(follow && { follow }) });
+    async (client, command_id, { stream = 'stdout', offset, follow = false }) => {
+      const begin = offset === undefined ? {} : { offset };
+      const { body } = await client.commands.output({
+        command_id,
+        stream,
+        ...begin,
+        ...(follow && { follow }),
+      });
       await copyOut(body);
     },
   );

@@ -306,17 +306,18 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
   });
   const open = await client.commands.async({ machine_id: agent.machineId, command: 'sleep 300' });
   const batch = await client.batches.create({ tags: ['web'], command: 'sleep 300', wait: 0 });
-  const [list, one, bytes, errors] = await Promise.all([
+  const [list, one, bytes, end, errors] = await Promise.all([
     farhand('commands list', ['--machine', 'web-1', '--status', 'failed']),
     farhand('commands get', [done.id]),
     farhand('commands output', [done.id]),
+    farhand('commands output', [done.id, '--offset', '2']),
     farhand('commands output', [done.id, '--stream', 'stderr', '--follow']),
   ]);
   expect(list.out).toMatch(new RegExp(`^${done.id} +web-1 +failed +4 `, 'm'));
   expect(list.out.trim().split('\n')).toHaveLength(2);
   expect(one.out).toMatch(/^exit code +4$/m);
   expect(bytes.stdout).toEqual(Buffer.from([0xff, ...Buffer.from('out')]));
-  expect(errors.out).toBe('err\n');
+  expect([end.out, errors.out]).toEqual(['ut', 'err\n']);
   const [cancelled, ended, printed] = await Promise.all([
     farhand.json('commands cancel', [open.id]),
     farhand.json('batches cancel', [batch.id]),
