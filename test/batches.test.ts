@@ -379,22 +379,27 @@ test('a batch of many machines is answered in many turns, so that other requests
   const { system, ids } = await largeFleet(3_000);
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
   const { id } = await system.client.batches.create(many);
-  const begun = performance.now();
-  let [last, longest, hasEnded] = [begun, 0, false];
-  const turn = (): void => {
-    longest = Math.max(longest, performance.now() - last);
-    last = performance.now();
-    if (!hasEnded) setImmediate(turn);
-  };
   const headers = { authorization: `Bearer ${system.key}` };
-  const answered = request(`${system.url}/api/v1/batches/${id}`, { headers });
-  turn();
-  const { statusCode, body } = await answered;
-  await body.dump();
-  hasEnded = true;
-  expect(statusCode).toBe(200);
+  const shares: number[] = [];
+  // The best of several requests counts, because another program or a garbage collection can delay a turn.
+  for (let round = 0; round < 5; round += 1) {
+    const begun = performance.now();
+    let [last, longest, hasEnded] = [begun, 0, false];
+    const turn = (): void => {
+      longest = Math.max(longest, performance.now() - last);
+      last = performance.now();
+      if (!hasEnded) setImmediate(turn);
+    };
+    const answered = request(`${system.url}/api/v1/batches/${id}`, { headers });
+    turn();
+    const { statusCode, body } = await answered;
+    await body.dump();
+    hasEnded = true;
+    expect(statusCode).toBe(200);
+    shares.push(longest / (performance.now() - begun));
+  }
   // Reading the commands in one turn would take about half of the time, and so would serializing them.
-  expect(longest).toBeLessThan((performance.now() - begun) / 4);
+  expect(Math.min(...shares)).toBeLessThan(1 / 4);
 });
 
 test('a limited key follows its own machines in a batch of over 1,000, and does not learn the total', async () => {

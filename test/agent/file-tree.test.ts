@@ -893,7 +893,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
   test('temporary files of a killed agent are removed at the next start; a directory of the same name is not', async () => {
     const data = join(base, 'killed');
     mkdirSync(path('dir'));
-    for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));
+    for (let n = 0; n < 3_000; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(10_000));
     const child = disk.program(`
       const files = await createFiles({ roots: ['/'], home: '/', forbidden: [],
         directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
@@ -917,7 +917,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
     expect(tree(shm)).toEqual([]);
     expect(tree(path(beside))).toEqual(['precious']);
-    expect(readdirSync(path('dir')).length).toBe(500);
+    expect(readdirSync(path('dir')).length).toBe(3_000);
   });
 });
 
