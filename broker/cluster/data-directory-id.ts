@@ -8,18 +8,17 @@ import { ignoring } from '../../shared/errors.ts';
 
 const fileName = 'directory-id';
 
-/** Reads the id. Returns undefined if the directory has none yet, or if it cannot be read. */
+/** Reads the id. Returns undefined if the directory has none yet. Rejects if the file cannot be read. */
 export async function storedDirectoryId(directory: string): Promise<string | undefined> {
-  const text = await readFile(join(directory, fileName), 'utf8').catch(() => '');
+  const text = (await readFile(join(directory, fileName), 'utf8').catch(ignoring('ENOENT'))) ?? '';
   return /^[0-9a-f]{32}$/.test(text) ? text : undefined;
 }
 
 /** Reads the id, or creates a missing one. */
 export async function dataDirectoryId(directory: string): Promise<string> {
-  const file = join(directory, fileName);
-  const text = (await readFile(file, 'utf8').catch(ignoring('ENOENT'))) ?? '';
-  if (/^[0-9a-f]{32}$/.test(text)) return text;
+  const stored = await storedDirectoryId(directory);
+  if (stored !== undefined) return stored;
   const id = randomBytes(16).toString('hex');
-  await writeDurably(file, id);
+  await writeDurably(join(directory, fileName), id);
   return id;
 }

@@ -92,7 +92,8 @@ export async function examineDatabase(settings: PostgresSettings, directory: str
         "SELECT to_regclass('brokers') IS NOT NULL AS found",
       );
       const sharing = shared.rows[0]?.found ? (await client.query<BrokerRow>(brokers)).rows : [];
-      const own = await storedDirectoryId(directory);
+      // Another check reports a directory that cannot be read. Then no line is marked as this machine’s.
+      const own = await storedDirectoryId(directory).catch(() => undefined);
       const others = await Promise.all(sharing.map((row) => ofBroker(row, row.directory_id === own)));
       return found
         ? [...ofServer(name, found), user(rows), ...others, ok('database size', found.size), clock(skew)]
