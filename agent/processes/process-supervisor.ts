@@ -1,5 +1,5 @@
 // Starts the process of one command or terminal, and tracks it until its whole process tree has ended.
-import { after, now } from '../../shared/clock.ts';
+import { after, now, sleep } from '../../shared/clock.ts';
 import {
   killGraceMs,
   openCommands,
@@ -31,7 +31,10 @@ export const defaultLimits = {
   drainMs: 2_000,
   /** Maximum number of milliseconds for which a kill repeats SIGKILL. Processes that survive are then left running. */
   killForMs: 5_000,
-  /** Milliseconds after which a start counts as hung. Later commands then go to another spawner. */
+  /**
+   * Milliseconds to wait for the spawner's answer to a start, and for its report of an exit. After a late start, later
+   * commands go to another spawner.
+   */
   lateMs: 5_000,
   /**
    * Milliseconds for which an accepted id is remembered, even if the broker has acknowledged the result. In that time a
@@ -148,7 +151,8 @@ export class Running {
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
   /**
-   * Resolves when a kill is over. The command then counts as ended, even if one of its processes has survived SIGKILL.
+   * Resolves when a kill is over and the spawner has reported no exit. The command then counts as ended, even if one of
+   * its processes has survived SIGKILL.
    */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
@@ -217,9 +221,17 @@ export class Running {
           { ...about, left },
           'processes of a command survived SIGKILL and still run; they may wait for a disk that no longer responds, so check the disks',
         );
+      else await this.#exitReported();
     } catch (err) {
       log.error({ err, ...about }, 'a command could not be killed; its processes may still run');
     }
-    this.#givenUp.resolve({ code: 128 + 9, signal: 'SIGKILL' });
+    if (this.#alive) this.#givenUp.resolve({ code: 128 + 9, signal: 'SIGKILL' });
+  }
+
+  /** Waits for the spawner, because only its report says which signal has ended the first process. */
+  async #exitReported(): Promise<void> {
+    const waiting = new AbortController();
+    await Promise.race([this.child.exited, sleep(this.#parts.limits.lateMs, waiting.signal)]);
+    waiting.abort();
   }
 }

@@ -351,6 +351,23 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await readdir(home)).not.toContain('ran');
   });
 
+  test('a cancelled command is reported with SIGTERM, even if its spawner hangs meanwhile', async () => {
+    const pid = await spawnerPid();
+    const id = newId('command');
+    const events = start('echo ready; exec sleep 60', id);
+    await until('ready', events);
+    const other = newId('command');
+    await until('ready', start('trap "" TERM; echo ready; sleep 60', other));
+    process.kill(pid, 'SIGSTOP');
+    await processes.killProcess({ id, grace_ms: 60_000 }, call());
+    await processes.killProcess({ id: other, grace_ms: 500 }, call());
+    // In the grace period of the other command, the agent sees that nothing of the first is left.
+    await waitFor(async () => expect(await inHome()).toEqual([]));
+    process.kill(pid, 'SIGCONT');
+    const { event } = await end(events);
+    expect(event.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGTERM' });
+  });
+
   test('a hung spawner does not prevent the stop of the agent', async () => {
     await processes.stop();
     await open({ lateMs: 100 });
