@@ -1,9 +1,16 @@
 // Stores in memory which brokers are alive, and which of them owns each machine, as last read from the database.
 import { monotonic } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
 import type { Row } from '../history/database-interface.ts';
 import type { RowReader } from '../history/history.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
-import { readingBrokers, readingHorizon, readingOwner, readingOwners } from './broker-and-owner-tables.ts';
+import {
+  leaseMs,
+  readingBrokers,
+  readingHorizon,
+  readingOwner,
+  readingOwners,
+} from './broker-and-owner-tables.ts';
 import type { Peer } from './peers/owner-lookup.ts';
 
 interface Owner {
@@ -17,6 +24,12 @@ export class OwnersAsLastRead {
   readonly #connection: PostgresListener;
   /** Id of this broker. */
   readonly #brokerId: string;
+  /** Id of this broker's data directory. */
+  readonly #directoryId: string;
+  readonly #log: Logger;
+  readonly #startedAt = monotonic();
+  /** Ids of the brokers whose data directory was logged as a copy of this broker's. */
+  readonly #copies = new Set<string>();
   readonly #owners = new Map<string, Owner>();
   /** All brokers, with the monotonic time at which each broker's lease ends. */
   #brokers = new Map<string, { url: string; directoryId: unknown; until: number }>();
@@ -27,9 +40,14 @@ export class OwnersAsLastRead {
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
 
-  constructor(connection: PostgresListener, brokerId: string) {
+  constructor(
+    connection: PostgresListener,
+    { brokerId, directoryId, log }: { brokerId: string; directoryId: string; log: Logger },
+  ) {
     this.#connection = connection;
     this.#brokerId = brokerId;
+    this.#directoryId = directoryId;
+    this.#log = log;
   }
 
   of(machineId: string): Owner | undefined {
@@ -106,6 +124,7 @@ export class OwnersAsLastRead {
       ]),
     );
     this.#readAt = at;
+    this.#findCopies();
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
     // The id of the oldest transaction in progress is read before the owners. A change that is committed only after
@@ -115,6 +134,20 @@ export class OwnersAsLastRead {
     this.#horizon = String(horizon?.xid);
     const machineIds = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
     return { machineIds, brokersChanged: before !== this.#living };
+  }
+
+  /** Logs each broker that runs on a copy of this broker's data directory. */
+  #findCopies(): void {
+    for (const [id, { url, directoryId, until }] of this.#brokers) {
+      if (id === this.#brokerId || directoryId !== this.#directoryId || this.#copies.has(id)) continue;
+      // An earlier run of this broker may also have a lease, but has not renewed it since this broker started.
+      if (until <= this.#startedAt + leaseMs) continue;
+      this.#copies.add(id);
+      this.#log.error(
+        { broker: id, url },
+        'another broker runs on a copy of this data directory, so outputs of finished commands are read from the wrong broker: stop one of the two, delete the file directory-id in its data directory, and start it again',
+      );
+    }
   }
 
   /** Stores the owner of a machine in memory. Returns false if this owner or a newer one was known already. */

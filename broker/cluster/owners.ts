@@ -79,7 +79,7 @@ export class Cluster implements Owners {
     this.brokerId = brokerId;
     this.directoryId = directoryId;
     this.#lease = new Lease(connection, options);
-    this.#owners = new OwnersAsLastRead(connection, brokerId);
+    this.#owners = new OwnersAsLastRead(connection, options);
     this.claims = new Claims(connection, brokerId);
     this.#endsOfLinks = new EndsOfLinks(connection, brokerId, () => this.#notify(), log);
     this.#log = log;

@@ -96,7 +96,14 @@ export async function examineDatabase(settings: PostgresSettings, directory: str
       const own = await storedDirectoryId(directory).catch(() => undefined);
       const others = await Promise.all(sharing.map((row) => ofBroker(row, row.directory_id === own)));
       return found
-        ? [...ofServer(name, found), user(rows), ...others, ok('database size', found.size), clock(skew)]
+        ? [
+            ...ofServer(name, found),
+            user(rows),
+            ...others,
+            ...copies(sharing),
+            ok('database size', found.size),
+            clock(skew),
+          ]
         : [];
     } finally {
       await client.end().catch(() => {});
@@ -168,6 +175,21 @@ async function ofBroker({ id, url, seconds, machines, linked }: BrokerRow, isOwn
     );
   }
   return ok(id, `${owns}; its lease lasts ${about} s`);
+}
+
+/** Finds brokers that run on copies of one data directory. */
+function copies(rows: readonly BrokerRow[]): Finding[] {
+  const living = rows.filter(({ seconds, directory_id }) => seconds > 0 && directory_id !== null);
+  const byDirectory = [...Map.groupBy(living, ({ directory_id }) => directory_id).values()];
+  return byDirectory
+    .filter(({ length }) => length > 1)
+    .map((some) =>
+      warn(
+        'copied directory',
+        `${some.map(({ url }) => url).join(' and ')} use copies of one data directory; outputs of finished commands are read from the wrong one`,
+        'unless one of them was restarted within the last 10 s: stop it, delete directory-id in its data directory, and start it',
+      ),
+    );
 }
 
 function clock(skew: number): Finding {

@@ -1,10 +1,12 @@
 // The verb farhand-broker doctor with --database-url: what it finds wrong with the database.
+import { copyFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { doctor } from '../../broker/doctor.ts';
 import { shared } from '../close-after-tests.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { createServer, startOn, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, startOn, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 
@@ -82,6 +84,21 @@ withPostgres('doctor', () => {
     expect(text).toMatch(
       /^warn {2}broker_gone +https:\/\/gone:1 owns 0 machines.*its lease ended 9\d s ago/m,
     );
+  });
+
+  test('warns of two brokers on copies of one data directory, and both log it', async () => {
+    const url = await (await server()).createDatabase();
+    const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
+    const one = await startFarhand({ flags });
+    const copy = copyOf(one.dataDir);
+    copyFileSync(join(one.dataDir, 'directory-id'), join(copy, 'directory-id'));
+    const two = await startFarhand({ flags, dataDir: copy });
+    const { text } = await examine(url, copy);
+    expect(text).toMatch(
+      /^warn {2}copied directory +https:\S+ and https:\S+ use copies.*delete directory-id/ms,
+    );
+    for (const { log } of [one, two])
+      await expect.poll(() => log.join('')).toContain('runs on a copy of this data directory');
   });
 
   test('warns of a server that can lose data, and of a clock that differs', async () => {
