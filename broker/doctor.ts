@@ -1,7 +1,7 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { dirname } from 'node:path';
 import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-checks.ts';
-import { findingsText } from '../shared/doctor/check-result.ts';
+import { outputFormat, printed } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
 import { examineSigningKeys } from '../shared/doctor/stray-signing-keys.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
@@ -15,11 +15,14 @@ const { data_dir, database_url, database_password_file, config, help } = brokerS
 export async function doctor({ argv, env }: Invocation): Promise<{ text: string; code: number }> {
   if (argv.includes('--help')) {
     const purpose = 'checks the data directory and the database, and says how to fix what is wrong';
-    const table = { data_dir, database_url, database_password_file, config, help };
+    const table = { data_dir, database_url, database_password_file, config, ...outputFormat, help };
     return { text: helpText(`${name} doctor`, purpose, table), code: 0 };
   }
   // Uses the settings of the installed service unless --config is given.
-  const settings = readSettings(brokerSettings, { argv: withSettingsOf(name, argv), env });
+  const settings = readSettings(
+    { ...brokerSettings, ...outputFormat },
+    { argv: withSettingsOf(name, argv), env },
+  );
   const stored = ['state.json', 'history.db', 'authority.json', 'rest-key.json', 'webhooks.key'];
   const findings = await examineDirectory(settings.data_dir, stored);
   if (settings.database_url === undefined) findings.push(...uncheckedDatabase(settings.data_dir));
@@ -31,5 +34,5 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   }
   const { config: file = settingsOf({ name }) } = settings;
   findings.push(await examineSigningKeys(settings.data_dir, dirname(file)));
-  return findingsText([...findings, ...(await brokerUnit())]);
+  return printed([...findings, ...(await brokerUnit())], settings.output);
 }

@@ -1,4 +1,5 @@
 // The result of one check of a doctor command: its state, what was found, and how to fix a problem.
+import * as z from 'zod';
 import { clean } from '../sanitize-text.ts';
 
 export interface Finding {
@@ -15,20 +16,35 @@ const finding =
 export const warn = finding('warn');
 export const fail = finding('fail');
 
+/** The setting of the doctor verbs that chooses the format of the findings. */
+export const outputFormat = {
+  output: {
+    schema: z.enum(['text', 'json']).default('text'),
+    value: 'text|json',
+    short: 'o',
+    help: 'output format (default text)',
+    flagOnly: true,
+  },
+};
+
 /** Returns the text after the list of findings: how to fix each finding that is not ok. */
 export function mendText(findings: readonly Finding[]): string {
   const lines = findings.flatMap(({ check, mend }) => (mend === undefined ? [] : [`  ${check}: ${mend}`]));
   return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To fix:', ...lines])].join('\n');
 }
 
-/** Returns a text with the findings and how to fix them, and the exit code: 1 if a check failed. */
-export function findingsText(findings: readonly Finding[]): { text: string; code: number } {
+/** Returns the findings as text or JSON, with how to fix them, and the exit code: 1 if a check failed. */
+export function printed(
+  findings: readonly Finding[],
+  output: 'text' | 'json',
+): { text: string; code: number } {
+  const code = findings.some(({ state }) => state === 'fail') ? 1 : 0;
+  if (output === 'json') return { text: `${JSON.stringify(findings, undefined, 2)}\n`, code };
   const width = Math.max(...findings.map(({ check }) => check.length));
   const lines = findings.map(
     ({ state, check, what }) => `${state.padEnd(4)}  ${check.padEnd(width)}  ${clean(what)}`,
   );
-  const failed = findings.some(({ state }) => state === 'fail');
-  return { text: `${lines.join('\n')}\n${mendText(findings)}\n`, code: failed ? 1 : 0 };
+  return { text: `${lines.join('\n')}\n${mendText(findings)}\n`, code };
 }
 
 export function reason(error: unknown): string {

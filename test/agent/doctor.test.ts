@@ -56,6 +56,18 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
     expect(await examine(dataDir, broker)).toEqual({ code: 1, text: expect.stringMatching(text) });
 });
 
+test('prints its findings as JSON, each with its fix, for monitoring', async () => {
+  const argv = ['--data-dir', temporaryFolder('empty'), '--broker', '127.0.0.1:2', '-o', 'json'];
+  const { code, text } = await doctor({ argv, env: {} });
+  const mend = expect.stringContaining('join-tokens create');
+  expect(code).toBe(1);
+  expect(JSON.parse(text)).toContainEqual(
+    expect.objectContaining({ check: 'identity', state: 'fail', mend }),
+  );
+  const wrong = doctor({ argv: argv.with(-1, 'xml'), env: {} });
+  await expect(wrong).rejects.toThrow('--output "xml"');
+});
+
 test('advises to join anew by install if the agent is a service, and by a start by hand if not', () => {
   expect(joinAdvice(true)).toMatch(/then sudo farhand-agent install --join-token-file FILE$/);
   expect(joinAdvice(false)).toMatch(/then farhand-agent --join-token-file FILE --broker HOST:PORT$/);

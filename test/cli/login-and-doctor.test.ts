@@ -222,6 +222,8 @@ describe('farhand doctor', () => {
     const argv = ['--data-dir', directory];
     const own = await brokerDoctor({ argv, env: {} });
     expect(own).toEqual({ code: 0, text: expect.stringMatching(warning) });
+    const { text } = await brokerDoctor({ argv: [...argv, '--output', 'json'], env: {} });
+    expect(JSON.parse(text)).toContainEqual(expect.objectContaining({ check: 'database', state: 'warn' }));
     writeFileSync(join(directory, 'state.json'), '{}', { mode: 0o600 });
     expect((await brokerDoctor({ argv, env: {} })).text).not.toContain('database');
   });
