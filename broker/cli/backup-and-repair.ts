@@ -1,4 +1,4 @@
-// The verbs of farhand broker: backup and repair of a broker on this machine.
+// The verbs of farhand broker: a list of brokers, and backup and repair of a broker on this machine.
 import { execFile } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { mkdir, mkdtemp, open, readdir, rename, rm } from 'node:fs/promises';
@@ -10,9 +10,16 @@ import { startOnce, withSocket } from './call-local-broker.ts';
 import { where } from './connect-to-broker.ts';
 import { type Common, localVerb } from './declare-verb.ts';
 import { print } from './print.ts';
+import { routeVerb } from './verb-from-route.ts';
 
 export function addBroker(program: Command): void {
-  const broker = program.command('broker').description('back up or repair a broker on this machine');
+  const broker = program
+    .command('broker')
+    .description('list brokers, and back up or repair a broker on this machine');
+  routeVerb(broker, 'list', 'brokers', 'list', {
+    about: 'list the brokers that share a database; a broker without --peer-listen lists none',
+    view: { fields: 'url status machines linked lease_until id' },
+  });
   const backupSpec = {
     about: 'copy the state, history and keys of a running or stopped broker to a new directory',
     examples: ['farhand broker backup --data-dir /var/lib/farhand-broker --to /srv/backup/today'],

@@ -72,6 +72,22 @@ export const readingOwners =
  */
 export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
+/** Reads the running broker that owns one machine. */
+export const brokerOfMachine = `SELECT brokers.id, url FROM owners JOIN brokers ON brokers.id = broker_id
+  WHERE machine_id = ? AND lease_until > clock_timestamp()`;
+
+/**
+ * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
+ * Leaves out a lease that ended over an hour ago. Leaves out any ended lease if one with the same URL is valid.
+ */
+export const listingBrokers = `SELECT id, url, directory_id, (extract(epoch FROM lease_until) * 1000)::float8 AS until_ms,
+  (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
+  (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,
+  (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id AND link_id IS NOT NULL) AS linked
+  FROM brokers WHERE lease_until > clock_timestamp() - interval '1 hour' AND (lease_until > clock_timestamp()
+    OR NOT EXISTS (SELECT 1 FROM brokers AS again WHERE again.url = brokers.url AND again.lease_until > clock_timestamp()))
+  ORDER BY id`;
+
 /** Stores encrypted secrets for `$3` seconds. */
 export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;
 /**

@@ -8,6 +8,9 @@ export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 /** The key of this login; undefined while it is unknown, null if there is no login. */
 export const me = signal<Me | null | undefined>(undefined);
 
+/** True if the broker shares its database with others, as far as the key may know. */
+export const hasOthers = signal(false);
+
 /**
  * True if the key has a scope. Pages use this to leave out what the broker would refuse. The broker itself still
  * checks every request.
@@ -35,10 +38,19 @@ export async function identify(): Promise<void> {
   try {
     me.value = await client.keys.me();
     loginEnded.value = false;
+    if (may('admin')) void findOthers();
   } catch (error) {
     if (!loginEnded.value) throw error;
     me.value = null;
   }
+}
+
+/** Without an answer, the menu leaves out the page of brokers. */
+async function findOthers(): Promise<void> {
+  hasOthers.value = await client.brokers.list({ limit: 1 }).then(
+    ({ total }) => total > 0,
+    () => false,
+  );
 }
 
 /** Returns a name for the list of logins, such as `Chrome on Linux`. */

@@ -1,7 +1,7 @@
 // The items of the navigation menu. pages.tsx sets them at start; the menu, the palette and the profile display them.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
-import { may } from './login-session.ts';
+import { hasOthers, may } from './login-session.ts';
 import type { IconNodes } from './parts/icon.tsx';
 
 export interface MenuItem {
@@ -12,9 +12,16 @@ export interface MenuItem {
   key: string;
   pattern: string;
   needs: Scope | undefined;
+  /** True if the item is left out unless several brokers share a database. */
+  needsOthers?: boolean;
 }
 
 export const allItems = signal<readonly MenuItem[]>([]);
 
 /** The items of the pages that the login may use. */
-export const menu = computed(() => allItems.value.filter(({ needs }) => needs === undefined || may(needs)));
+export const menu = computed(() =>
+  allItems.value.filter(
+    ({ needs, needsOthers }) =>
+      (needs === undefined || may(needs)) && (needsOthers !== true || hasOthers.value),
+  ),
+);

@@ -11,7 +11,7 @@ interface Entry {
   pattern: string;
   page: Page;
   needs?: Scope;
-  menu?: Pick<MenuItem, 'group' | 'text' | 'icon' | 'key'>;
+  menu?: Pick<MenuItem, 'group' | 'text' | 'icon' | 'key' | 'needsOthers'>;
 }
 
 const otherPages = () => import('./pages/pages-loaded-later.ts');
@@ -99,6 +99,12 @@ export const pages: readonly Entry[] = [
     page: otherPage('Join'),
     needs: 'admin',
     menu: item('Fleet', 'Join a machine', icons.join, 'j'),
+  },
+  {
+    pattern: '/brokers',
+    page: otherPage('Brokers'),
+    needs: 'admin',
+    menu: { ...item('Fleet', 'Brokers', icons.brokers, 'o'), needsOthers: true },
   },
   {
     pattern: '/schedules',

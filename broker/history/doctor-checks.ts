@@ -4,6 +4,7 @@ import { Client } from 'pg';
 import { mostSkewMs, now } from '../../shared/clock.ts';
 import { type Finding, fail, ok, reason, warn } from '../../shared/doctor/check-result.ts';
 import { reachPort } from '../../shared/doctor/reachable-port.ts';
+import { listingBrokers } from '../cluster/broker-and-owner-tables.ts';
 import { storedDirectoryId } from '../cluster/data-directory-id.ts';
 import { addressOf, type PostgresSettings } from './postgres-settings.ts';
 import { oldestVersion } from './postgres-write-connection.ts';
@@ -37,17 +38,7 @@ const users = `SELECT DISTINCT application_name AS program, coalesce(host(client
   FROM pg_locks JOIN pg_stat_activity USING (pid)
   WHERE locktype = 'advisory' AND granted AND datname = current_database() ORDER BY since`;
 
-/**
- * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
- * Leaves out a lease that ended over an hour ago. Leaves out any ended lease if one with the same URL is valid.
- */
-const brokers = `SELECT id, url, directory_id, (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,
-  (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id) AS machines,
-  (SELECT count(*)::int FROM owners WHERE broker_id = brokers.id AND link_id IS NOT NULL) AS linked
-  FROM brokers WHERE lease_until > clock_timestamp() - interval '1 hour' AND (lease_until > clock_timestamp()
-    OR NOT EXISTS (SELECT 1 FROM brokers AS again WHERE again.url = brokers.url AND again.lease_until > clock_timestamp()))
-  ORDER BY id`;
-
+/** A row of `listingBrokers`. */
 interface BrokerRow {
   id: string;
   url: string;
@@ -91,7 +82,7 @@ export async function examineDatabase(settings: PostgresSettings, directory: str
       const shared = await client.query<{ found: boolean }>(
         "SELECT to_regclass('brokers') IS NOT NULL AS found",
       );
-      const sharing = shared.rows[0]?.found ? (await client.query<BrokerRow>(brokers)).rows : [];
+      const sharing = shared.rows[0]?.found ? (await client.query<BrokerRow>(listingBrokers)).rows : [];
       // Another check reports a directory that cannot be read. Then no line is marked as this machine’s.
       const own = await storedDirectoryId(directory).catch(() => undefined);
       const others = await Promise.all(sharing.map((row) => ofBroker(row, row.directory_id === own)));

@@ -16,6 +16,8 @@ interface MachineServices extends MachineSources {
   state: State;
   events: Events;
   packages: Pick<Packages, 'catalog'>;
+  /** Returns the running broker that owns a machine; undefined with a single broker. */
+  brokerOf(machineId: string): Promise<{ id: string; url: string } | undefined>;
 }
 
 const hour = 3_600_000;
@@ -46,7 +48,11 @@ function readHandlers(
       });
       return { items: items.map(withHour), total };
     },
-    get: ({ machine_id, include }) => detailOf(services, find(machine_id, state), include !== undefined),
+    async get({ machine_id, include }) {
+      const machine = find(machine_id, state);
+      const broker = await services.brokerOf(machine_id);
+      return { ...detailOf(services, machine, include !== undefined), ...(broker && { broker }) };
+    },
     status: ({ machine_id }) => statusOf(services, find(machine_id, state)),
     async metrics({ machine_id, since, until, step = 300 }) {
       const { id } = find(machine_id, state);

@@ -48,6 +48,7 @@ import type { Declared, Schedule, State } from '../state/in-memory-state.ts';
 import { Upgrades } from '../upgrades/index.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
+import { followDeliveries, followOthers } from './follow-other-brokers.ts';
 import { assertAuthority, createStores } from './open-state-and-history.ts';
 import { createPeerClients } from './peer-clients.ts';
 
@@ -162,56 +163,6 @@ export async function createParts(opening: Opening) {
   };
 }
 
-/** Updates machine facts, events and presence after changes at other brokers, such as a new link. */
-function followOthers(
-  cluster: Cluster,
-  { state, events, presence, machineFacts }: Stores,
-  log: Logger,
-): void {
-  machineFacts.followOthers(log);
-  events.expectOthers();
-  cluster.follow(() => events.refresh());
-  // When another broker takes over a machine, the parts drop it in the order in which they joined. The links join last,
-  // because a machine's work must be dropped before its link.
-  cluster.join({ adopt: async () => {}, drop: (machineId, spreadMs) => presence.lose(machineId, spreadMs) });
-  presence.watch((machineId, online) => {
-    if (!online) cluster.unlinked(machineId);
-  });
-  presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
-  cluster.watch(() => presence.changedElsewhere());
-  // Facts of other brokers' machines are normally read at intervals. Those of a new machine are read immediately.
-  state.watch(() => {
-    const unread = [...state.machines.keys()].filter((id) => !machineFacts.of(id));
-    const problem =
-      'the stored facts of new machines could not be read; trying again at the next change of the state';
-    machineFacts.readOthers(unread).catch((err: unknown) => log.debug({ err }, problem));
-  });
-  // If a machine is removed at another broker, this broker ends its link.
-  state.watch(() => presence.removeAllBut(state.machines));
-}
-
-/**
- * Other brokers can add deliveries for the webhooks and channels to which this broker delivers. This function reads
- * such deliveries into the queues of this broker.
- */
-async function followDeliveries(
-  cluster: Cluster,
-  { store }: Deliveries,
-  queues: readonly { lookAgain(ids: Iterable<string>): void }[],
-): Promise<void> {
-  let { last } = await store.since();
-  cluster.follow(async () => {
-    const { ids, last: next } = await store.since(last);
-    last = next;
-    for (const queue of queues) queue.lookAgain(ids);
-  });
-  // follow() finds only new deliveries. A redelivery changes an existing delivery, which only this regular check finds.
-  cluster.claims.regularly(async (names) => {
-    await store.readFailed();
-    for (const queue of queues) queue.lookAgain(names);
-  });
-}
-
 async function deliveriesOf({ settings, tuning, closers }: Opening, history: History): Promise<Deliveries> {
   const deliveries = await createDeliveries(history, {
     directory: settings.data_dir,
@@ -304,8 +255,18 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     maxContents,
     'too many file contents are being read for answers in JSON; try again later',
   );
+  const { cluster, history } = parts;
+  // A single broker does not load the code of several.
+  const listing = () => import('../cluster/list-brokers.ts');
+  const brokerOf = async (id: string) => cluster && (await listing()).ownerOf(id, history);
   return {
-    machines: machineHandlers(parts),
+    brokers: {
+      async list(input) {
+        if (!cluster) return { items: [], total: 0 };
+        return (await listing()).listBrokers(input, history, cluster.brokerId);
+      },
+    },
+    machines: machineHandlers({ ...parts, brokerOf }),
     inventory: parts.inventories.handlers,
     tags: tagHandlers(parts.state),
     packages: parts.packages.handlers,

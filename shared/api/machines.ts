@@ -49,6 +49,13 @@ const machineDetail = machine
     capabilities: z
       .array(z.string())
       .describe('What the machine’s owner allows the broker to do, such as `files:read`'),
+    broker: z
+      .object({
+        id: z.string().describe('Id of the broker; a restart changes it'),
+        url: z.string().describe('URL at which other brokers reach it'),
+      })
+      .optional()
+      .describe('The broker that owns the machine; absent with a single broker, and while no broker owns it'),
     upgrade: machineUpgrade
       .optional()
       .describe('Present if the request has `include=upgrade`, or changes `agent_pin` or `agent_hold`'),

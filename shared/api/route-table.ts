@@ -5,6 +5,7 @@ import { alertChannels } from './alert-channels.ts';
 import { alertRules, alerts } from './alerts.ts';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';
+import { brokers } from './brokers.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
 import { files } from './files.ts';
@@ -50,6 +51,7 @@ export const api = {
   alerts,
   audit,
   packages,
+  brokers,
   service,
 };
 export type Api = typeof api;

@@ -181,6 +181,7 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
   expect((await farhand.json('machines tag', ['remove', 'web-1', 'eu', 'web'])).tags).toEqual(['prod']);
   expect((await farhand.json('machines tag', ['set', 'web-1', 'a'])).tags).toEqual(['a']);
   expect((await farhand.json('machines rename', ['web-1', 'db-1'])).name).toBe('db-1');
+  expect((await farhand('broker list')).out).toMatch(/^URL +STATUS +MACHINES +LINKED +LEASE UNTIL +ID\n$/);
   const [ambiguous, strange] = await Promise.all([
     farhand('machines get', ['db-1']),
     farhand('machines tag', ['mend', agent.machineId, 'x']),

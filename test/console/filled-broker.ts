@@ -95,7 +95,7 @@ export async function filledSystem(): Promise<FilledSystem> {
     ...of('/alerts/windows', '', `?machine=${machine_id}`),
     ...of('/upgrades', '', `/${upgrade}`, `/new?machine=${machine_id}`),
     ...of('/inventory', '', '?package=bash&below=9'),
-    ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
+    ...of('', '/events', '/brokers', '/keys', '/join', '/audit', '/profile', '/nothing'),
   ];
   const dialogs = [
     [machine, ['Edit', 'Remove']],

@@ -128,6 +128,31 @@ withPostgres('two brokers', () => {
     expect(await query('SELECT 1 FROM brokers', database)).toHaveLength(2);
   });
 
+  test('are listed by each with leases and machines, and a machine names its owner', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const { machineId } = await two.agent();
+    const { query } = await server();
+    const list = async ({ client }: TestSystem) => (await client.brokers.list({ sort: '-machines' })).items;
+    await soon(async () => (await list(one)).map(({ linked }) => linked)).toEqual([1, 0]);
+    const [owner, other] = await list(one);
+    expect(owner).toMatchObject({ status: 'online', machines: 1, self: false });
+    expect(other).toMatchObject({ status: 'online', machines: 0, self: true });
+    expect((await list(two)).map(({ self }) => self)).toEqual([true, false]);
+    expect(Date.parse(owner?.lease_until ?? '') - Date.now()).toBeGreaterThan(5_000);
+    for (const { client } of [one, two])
+      expect((await client.machines.get({ machine_id: machineId })).broker).toEqual({
+        id: owner?.id,
+        url: owner?.url,
+      });
+    await query(
+      "INSERT INTO brokers VALUES ('broker_gone', 'https://gone:1', now() - interval '9 s')",
+      database,
+    );
+    expect(await list(one)).toContainEqual(expect.objectContaining({ id: 'broker_gone', status: 'offline' }));
+    const { key } = await limitedKey(one);
+    expect((await call(`${one.url}/api/v1/brokers`, 'GET', { key })).status).toBe(403);
+  });
+
   test('are refused unless both are started with --peer-listen, which needs --database-url', async () => {
     await expect(startFarhand({ flags: peer })).rejects.toThrow('they need --database-url');
     const url = await (await server()).createDatabase();

@@ -11,6 +11,7 @@ import { type Params, place, setQuery } from '../router.ts';
 import { bytesText, durationText, every, now } from '../time.ts';
 
 type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;
+type Detail = Awaited<ReturnType<typeof client.machines.get>>;
 type Status = Awaited<ReturnType<typeof client.machines.status>>;
 
 const ranges = [
@@ -57,29 +58,32 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
           <Show of={status}>{(data) => <Now status={data} />}</Show>
         </Card>
         <Card title="Machine">
-          <Show of={detail}>
-            {(data) => (
-              <dl class="facts">
-                <Fact name="Host name">{data.hostname}</Fact>
-                <Fact name="System">
-                  {data.os}, {data.arch}
-                </Fact>
-                <Fact name="Address">{data.ip}</Fact>
-                <Fact name="Agent">{data.agent_version}</Fact>
-                <Fact name="Allows">{data.capabilities.join(', ')}</Fact>
-                <Fact name="Joined">
-                  <Ago at={data.created_at} />
-                </Fact>
-                <Fact name="Id">
-                  <code>{data.id}</code>
-                </Fact>
-              </dl>
-            )}
-          </Show>
+          <Show of={detail}>{(data) => <Facts of={data} />}</Show>
         </Card>
         {status.data && <Disks disks={status.data.disks} />}
       </div>
     </div>
+  );
+}
+
+function Facts({ of }: { of: Detail }) {
+  return (
+    <dl class="facts">
+      <Fact name="Host name">{of.hostname}</Fact>
+      <Fact name="System">
+        {of.os}, {of.arch}
+      </Fact>
+      <Fact name="Address">{of.ip}</Fact>
+      <Fact name="Agent">{of.agent_version}</Fact>
+      {of.broker && <Fact name="Broker">{of.broker.url}</Fact>}
+      <Fact name="Allows">{of.capabilities.join(', ')}</Fact>
+      <Fact name="Joined">
+        <Ago at={of.created_at} />
+      </Fact>
+      <Fact name="Id">
+        <code>{of.id}</code>
+      </Fact>
+    </dl>
   );
 }
 

@@ -5,6 +5,7 @@ export { Alerts } from './alerts.tsx';
 export { Audit } from './audit.tsx';
 export { Batch } from './batch.tsx';
 export { Batches } from './batches.tsx';
+export { Brokers } from './brokers.tsx';
 export { Command } from './command.tsx';
 export { Commands } from './commands.tsx';
 export { Events } from './events.tsx';

@@ -24,6 +24,7 @@ export { default as lock } from 'lucide-static/icons/lock.svg';
 export { default as logOut } from 'lucide-static/icons/log-out.svg';
 export { default as menu } from 'lucide-static/icons/menu.svg';
 export { default as moon } from 'lucide-static/icons/moon.svg';
+export { default as brokers } from 'lucide-static/icons/network.svg';
 export { default as inventory } from 'lucide-static/icons/package.svg';
 export { default as edit } from 'lucide-static/icons/pencil.svg';
 export { default as play } from 'lucide-static/icons/play.svg';

@@ -1,0 +1,60 @@
+// The page of the brokers that share a database: their leases, and the number of machines that each owns.
+import { useEffect } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import * as icons from '../parts/icons.ts';
+import { Empty, Page, Show } from '../parts/page.tsx';
+import { type Column, List } from '../parts/paged-list.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
+import { useData } from '../parts/use-data.ts';
+import { every } from '../time.ts';
+
+const refreshMs = 5_000;
+const columns: Column[] = [
+  ['URL for other brokers', 'wide'],
+  'State',
+  ['Machines', 'right'],
+  ['Linked', 'right'],
+  'Lease',
+];
+
+export function Brokers() {
+  const loaded = useData((signal) => client.brokers.list({ limit: 100 }, { signal }), []);
+  useEffect(() => every(refreshMs, () => !document.hidden && loaded.reload()), [loaded.reload]);
+  return (
+    <Page title="Brokers">
+      <Show of={loaded}>
+        {({ items }) =>
+          items.length === 0 ? (
+            <Empty icon={icons.brokers} title="This broker works alone">
+              <p>Several brokers on one PostgreSQL database are listed here.</p>
+            </Empty>
+          ) : (
+            <List label="Brokers" columns={columns}>
+              {items.map(({ id, url, status, lease_until, machines, linked, self }) => (
+                <tr key={id}>
+                  <td class="wide">
+                    {url} {self && <span class="tag">this broker</span>}
+                  </td>
+                  <td>
+                    <State of={status} />
+                  </td>
+                  <td class="right number">{machines.toLocaleString()}</td>
+                  <td class="right number">{linked.toLocaleString()}</td>
+                  <td class="muted">{status === 'online' ? 'valid' : <Ended at={lease_until} />}</td>
+                </tr>
+              ))}
+            </List>
+          )
+        }
+      </Show>
+    </Page>
+  );
+}
+
+function Ended({ at }: { at: string }) {
+  return (
+    <>
+      ended <Ago at={at} />
+    </>
+  );
+}
