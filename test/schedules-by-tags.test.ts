@@ -275,6 +275,29 @@ test('removing a machine ends the schedule there, and the schedule itself stays'
   expect(results.map(({ machine_id }) => machine_id)).toEqual([ids[1]]);
 });
 
+test.each(['revoked', 'expired'])(
+  'after its key %s a schedule stays unknown to keys for other machines, and runs on no more machines',
+  async (how) => {
+    const { system, client, ids } = await tagged(2);
+    const limited = await system.keyed([...rights], { tags: ['m0'] });
+    const secret = { env: { PASSWORD: 'hunter2' } };
+    const spec = { name: 'x', tags: ['all'], command: 'true', cron: yearly, ...secret };
+    const { id: schedule_id, requested_by: key_id } = await limited.client.schedules.create(spec);
+    const outside = await system.keyed([...rights], { tags: ['m1'] });
+    if (how === 'was revoked') await client.keys.remove({ key_id });
+    else await client.keys.update({ key_id, expires_at: new Date(Date.now() + 200).toISOString() });
+    const refused = () => limited.client.schedules.list().catch(({ status }) => status);
+    await expect.poll(refused).toBe(401);
+    expect((await outside.client.schedules.list()).total).toBe(0);
+    await expect(outside.client.schedules.get({ schedule_id })).rejects.toMatchObject({ code: 'forbidden' });
+    await expect(outside.client.schedules.run({ schedule_id })).rejects.toMatchObject({ code: 'forbidden' });
+    expect(await client.schedules.get({ schedule_id })).toMatchObject(secret);
+    const { batch_id } = await client.schedules.run({ schedule_id });
+    const { results } = await client.batches.get({ batch_id: batch_id ?? '' });
+    expect(results.map(({ machine_id }) => machine_id)).toEqual([ids[0]]);
+  },
+);
+
 describe('a change by a stronger key', () => {
   /** A schedule for both machines. It was created by a key that is limited to the first one. */
   async function ofLimitedKey() {

@@ -195,6 +195,7 @@ export class Keys {
       const stopped = await this.#state.change((transaction) => {
         const key = find(key_id, caller, transaction.before);
         transaction.remove('keys', key.id);
+        fixMachines(key, transaction);
         caller.commit(transaction);
         return stoppedWith(key, transaction.before, caller);
       });
@@ -283,6 +284,12 @@ function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
     alert_channels: idsOf([...alert_channels.values()].filter(isSilenced)),
     saved_commands: idsOf(changed),
   };
+}
+
+/** Stores the limits of a removed key with its schedules, so that their machines stay the same. */
+function fixMachines({ id, machine_ids, tags }: Key, transaction: StateTransaction): void {
+  const own = transaction.all('schedules').filter((one) => one.tags !== null && one.requested_by === id);
+  for (const one of own) transaction.put('schedules', { ...one, key_limits: { machine_ids, tags } });
 }
 
 // ---- The last use of each key

@@ -163,18 +163,19 @@ export function mayWatch(state: State) {
  * these tags and that its key may use. Otherwise, it runs on its one machine.
  */
 export function machinesOfSchedule(
-  { machine_id, tags, requested_by }: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by'>,
+  schedule: Pick<Schedule, 'machine_id' | 'tags' | 'requested_by' | 'key_limits'>,
   declared: Keys & Machines,
 ): MachineId[] {
+  const { machine_id, tags, requested_by, key_limits } = schedule;
   if (machine_id !== null) return [machine_id];
   // An empty list of tags would match every machine.
   if (!tags || tags.length === 0) return [];
-  const key = goodKey(declared, requested_by);
-  const tagged = [...declared.machines.values()].filter((one) => tags.every((tag) => one.tags.includes(tag)));
-  // If the key is revoked or expired, all tagged machines are returned. At a due time nothing runs on them, but the
+  // After the key has expired or was revoked, the machines stay the same. At a due time nothing runs on them, but the
   // history gets a failed run for each of them, with the reason.
-  const usable = key ? tagged.filter(({ id }) => reaches(key, id, declared)) : tagged;
-  return usable.map(({ id }) => id);
+  const limits = keyOf(declared, requested_by) ?? key_limits;
+  if (!limits) return [];
+  const tagged = [...declared.machines.values()].filter((one) => tags.every((tag) => one.tags.includes(tag)));
+  return tagged.filter(({ id }) => reaches(limits, id, declared)).map(({ id }) => id);
 }
 
 /**

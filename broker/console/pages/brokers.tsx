@@ -33,7 +33,10 @@ export function Brokers() {
               {items.map(({ id, url, status, lease_until, machines, linked, self }) => (
                 <tr key={id}>
                   <td class="wide">
-                    {url} {self && <span class="tag">this broker</span>}
+                    <span class="entry">
+                      {url}
+                      {self && <span class="tag">this broker</span>}
+                    </span>
                   </td>
                   <td>
                     <State of={status} />
