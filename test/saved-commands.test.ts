@@ -47,6 +47,11 @@ test.each([
     },
     'parameters',
   ],
+  [
+    'a range without a number',
+    { parameters: [{ name: 'x', type: 'integer', min: 5, max: 1 }] },
+    'parameters.0.max',
+  ],
   ['an enum without values', { parameters: [{ name: 'x', type: 'enum' }] }, 'parameters.0.values'],
   [
     'a string with a list of values',
@@ -159,6 +164,24 @@ test('a required parameter must be given', async () => {
   const { save, output } = await started();
   const { id } = await save();
   expect(await output(id, {})).toBe('422 parameters.x');
+});
+
+test('a required parameter must be given although it has a default, or the name of a property of all objects', async () => {
+  const { save, output } = await started();
+  const withDefault = { name: 'x', type: 'boolean', default: false, required: true };
+  const { id } = await save({ parameters: [withDefault] });
+  expect(await output(id, {})).toBe('422 parameters.x');
+  expect(await output(id, { x: true })).toBe('true\n');
+  const named = { argv: ['echo', '{{constructor}}'], parameters: [{ name: 'constructor', type: 'string' }] };
+  const { id: other } = await save({ name: 'other', ...named });
+  expect(await output(other, {})).toBe('422 parameters.constructor');
+});
+
+test('parameters can be sent back as they were read', async () => {
+  const { client, save } = await started();
+  const { id, parameters } = await save();
+  const sent = await client.savedCommands.update({ saved_command_id: id, parameters });
+  expect(sent.parameters).toEqual(parameters);
 });
 
 test('a pattern that would take hours costs a tenth of a second', async () => {

@@ -105,7 +105,9 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
   if (unknown !== undefined) throw refused(unknown, `is no parameter of ${saved.name}`);
   const time: PatternTime = { left: patternMs };
-  const texts = new Map(parameters.map((one) => [one.name, textOf(one, values[one.name], time)]));
+  // The name of a parameter can be that of a property that every object has, such as `constructor`.
+  const given = new Map(Object.entries(values));
+  const texts = new Map(parameters.map((one) => [one.name, textOf(one, given.get(one.name), time)]));
   const args = argv.flatMap((argument) => {
     const [, only] = /^\{\{([a-z][a-z0-9_]*)\}\}$/.exec(argument) ?? [];
     // An argument that consists of one parameter is left out if the parameter has no value.
@@ -201,6 +203,8 @@ function assertSoundParameter(parameter: Parameter, path: string, time: PatternT
     throw fieldError('body', `${path}.pattern`, 'is only for the types string and path: leave it out');
   if ((min ?? max) !== null && type !== 'integer')
     throw fieldError('body', `${path}.min`, 'min and max are only for the type integer: leave them out');
+  if (max !== null && max < (min ?? 0))
+    throw fieldError('body', `${path}.max`, 'must not be less than min, which is 0 by default');
   if (pattern !== null && !isPattern(pattern))
     throw fieldError('body', `${path}.pattern`, 'is not a regular expression');
   const problem =
@@ -214,7 +218,7 @@ const refused = (name: string, message: string): AppError =>
 /** Returns the text of a value; undefined if the parameter is left out. Throws validation_failed. */
 function textOf(parameter: Parameter, given: Value | undefined, time: PatternTime): string | undefined {
   const { name, type, required } = parameter;
-  const value = given ?? parameter.default;
+  const value = given ?? (required ? null : parameter.default);
   if (value === null) {
     if (required) throw refused(name, 'is missing');
     return undefined;

@@ -19,7 +19,7 @@ const described = {
   type: '`path` is an absolute path without `..`; `enum` is one of `values`',
   required:
     'True if every caller must give a value. Default: false if the parameter has a `default`, otherwise true. An optional parameter without `default` must be an argument of its own in `argv`. If a caller gives no value, this argument is left out',
-  default: 'Value that the parameter has if a caller gives none',
+  default: 'Value that the parameter has if a caller gives none; not used with `required`',
   values: 'Values of an `enum`',
   pattern: 'Regular expression that a whole `string` or `path` must match',
   min: 'Smallest `integer`; default: 0',
@@ -47,12 +47,12 @@ const newParameter = z.strictObject({
     .describe(described.name),
   type: types.describe(described.type),
   required: z.boolean().optional().describe(described.required),
-  default: value.optional().describe(described.default),
-  values: z.array(text(256).min(1)).min(1).max(100).optional().describe(described.values),
-  pattern: text(256).min(1).optional().describe(described.pattern),
-  min: z.int().optional().describe(described.min),
-  max: z.int().optional().describe(described.max),
-  description: text(1024).optional().describe(described.description),
+  default: value.nullish().describe(described.default),
+  values: z.array(text(256).min(1)).min(1).max(100).nullish().describe(described.values),
+  pattern: text(256).min(1).nullish().describe(described.pattern),
+  min: z.int().nullish().describe(described.min),
+  max: z.int().nullish().describe(described.max),
+  description: text(1024).nullish().describe(described.description),
 });
 
 const savedCommand = named('SavedCommand', {
