@@ -307,7 +307,8 @@ test('a schedule runs a saved command with its values, as the command is at that
   const body = { machine_id, name: 'job', cron: '@yearly', saved_command_id };
   const { error } = (await system.call('POST', '/schedules', { body })).body;
   expect([error.code, error.details.issues[0].path]).toEqual(['validation_failed', 'parameters.x']);
-  expect((await system.call('POST', '/schedules', { body: { ...body, command: 'true' } })).status).toBe(422);
+  for (const other of [{ command: 'true' }, { command: 'true', saved_command_id: undefined, parameters: {} }])
+    expect((await system.call('POST', '/schedules', { body: { ...body, ...other } })).status).toBe(422);
   const made = await client.schedules.create({ ...body, parameters: { x: 'a b' } });
   const schedule_id = made.id;
   expect(made).toMatchObject({ command: null, saved_command_id, parameters: { x: 'a b' } });

@@ -92,8 +92,14 @@ describe('a schedule with on_change', () => {
     expect((await client.schedules.upcoming({ schedule_id })).runs).toEqual([]);
     const daily = await client.schedules.update({ schedule_id, cron: '@daily' });
     expect(daily).toMatchObject({ cron: '@daily', on_change: null, next_run: expect.any(String) });
+    expect(daily.catch_up).toBe('none');
     const back = await client.schedules.update({ schedule_id, on_change: { path: file('b') } });
-    expect(back).toMatchObject({ cron: null, on_change: { path: file('b') }, next_run: null });
+    expect(back).toMatchObject({
+      cron: null,
+      on_change: { path: file('b') },
+      next_run: null,
+      catch_up: 'last',
+    });
     expect((await client.schedules.list({ sort: 'next_run' })).items).toHaveLength(1);
   });
 

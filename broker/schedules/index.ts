@@ -83,6 +83,7 @@ export class Schedules {
 
   readonly handlers: Handlers['schedules'] = {
     create: async (input, caller) => {
+      assertUseOfParameters(input);
       const schedule = scheduleOf(input, caller);
       await this.#assertServed(schedule, caller);
       await this.#context.state.change((transaction) => {
@@ -139,11 +140,7 @@ export class Schedules {
         const after = changedBy(before, changes, caller);
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
         this.#assertTrigger(after, transaction, caller);
-        if (after.saved_command_id === null && after.parameters !== null)
-          throw refusal(
-            'parameters',
-            'need a saved command: send saved_command_id too, or leave parameters out',
-          );
+        assertUseOfParameters(after);
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
@@ -323,6 +320,15 @@ export class Schedules {
       };
     });
   }
+}
+
+/** Throws validation_failed for parameters without a saved command that has them. */
+function assertUseOfParameters({
+  saved_command_id,
+  parameters,
+}: Pick<Changes, 'saved_command_id' | 'parameters'>): void {
+  if ((saved_command_id ?? null) !== null || (parameters ?? null) === null) return;
+  throw refusal('parameters', 'need a saved command: send saved_command_id too, or leave parameters out');
 }
 
 function serializeDue({ schedule: { id, name, machine_id, timezone }, at }: DueRun) {

@@ -11,11 +11,13 @@ import type { Schedule } from '../state/in-memory-state.ts';
 type Params = Input<Api['schedules']['create']>;
 export type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
 
-const [overlap, catch_up] = ['skip', 'none'] as const;
+const overlap = 'skip' as const;
 const defaults = {
-  ...{ description: null, timezone: 'UTC', enabled: true, timeout: null, overlap, catch_up },
+  ...{ description: null, timezone: 'UTC', enabled: true, timeout: null, overlap },
   ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
 };
+
+const defaultCatchUp = (watchesPath: boolean): 'last' | 'none' => (watchesPath ? 'last' : 'none');
 
 /** Throws forbidden for a key that may not run commands, because such a key must not decide what a schedule runs. */
 export function assertMayExecute({ may }: Rights): void {
@@ -55,7 +57,7 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   const { name, machine_id = null, tags = null, cron = null, on_change = null } = params;
   const { command = null, saved_command_id = null, parameters = null } = params;
   return {
-    ...{ name, ...defaults, ...(on_change && { catch_up: 'last' }), ...given(params) },
+    ...{ name, ...defaults, catch_up: defaultCatchUp(on_change !== null), ...given(params) },
     ...{ machine_id, tags, cron, on_change },
     ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
     id: newId('schedule') as ScheduleId,
@@ -77,8 +79,12 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
  */
 export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
+  const isOther = before.on_change ? changes.cron !== undefined : changes.on_change !== undefined;
+  const hasDefault = before.catch_up === defaultCatchUp(before.on_change !== null);
   const after: Schedule = {
     ...before,
+    // A schedule that changes from times to a path, or back, gets the default of its new kind.
+    ...(isOther && hasDefault && { catch_up: defaultCatchUp(before.on_change === null) }),
     ...given(changes),
     ...(changes.machine_id !== undefined && { tags: null }),
     ...(changes.tags !== undefined && { machine_id: null }),
