@@ -324,10 +324,13 @@ export class Schedules {
 
 /** Throws validation_failed for parameters without a saved command that has them. */
 function assertUseOfParameters({
-  saved_command_id,
-  parameters,
-}: Pick<Changes, 'saved_command_id' | 'parameters'>): void {
-  if ((saved_command_id ?? null) !== null || (parameters ?? null) === null) return;
+  saved_command_id = null,
+  parameters = null,
+}: {
+  saved_command_id?: string | null | undefined;
+  parameters?: object | null | undefined;
+}): void {
+  if (saved_command_id !== null || parameters === null) return;
   throw refusal('parameters', 'need a saved command: send saved_command_id too, or leave parameters out');
 }
 
