@@ -170,6 +170,30 @@ test('a listing has directories first, is sorted by name, hides dot files, and c
   expect(body.meta).toMatchObject({ total: 4, limit: 2, offset: 1, has_more: true });
 });
 
+test('a page of a directory names the next page in its Link header, as other lists do', async () => {
+  const { system, folder, files } = await onMachine();
+  for (const name of ['a', 'b', 'c']) writeFileSync(join(folder, name), '');
+  const list = async (query: string) =>
+    (await system.call('GET', `${files}?path=${folder}&${query}`)).headers.get('Link');
+  const next = await list('limit=2');
+  const query = new URLSearchParams(/^<[^?]+\?([^>]+)>; rel="next"$/.exec(next ?? '')?.[1]);
+  expect(Object.fromEntries(query)).toEqual({ path: folder, limit: '2', offset: '2' });
+  expect(await list('limit=2&offset=2')).toBeNull();
+});
+
+test('a file with a time after the year 275,760 is listed with that year', async ({ skip }) => {
+  const { system, folder, files } = await onMachine();
+  const path = join(folder, 'far');
+  writeFileSync(path, '');
+  execFileSync('touch', ['-d', '@9000000000000', path]);
+  skip(statSync(path).mtimeMs < 8.64e15, 'needs a file system that stores such times, such as tmpfs');
+  for (const query of [`?path=${folder}`, `/stat?path=${path}`]) {
+    const { status, body } = await system.call('GET', files + query);
+    const [entry = body.data] = body.data.files ?? [];
+    expect([status, entry.modified_at]).toEqual([200, '+275760-09-13T00:00:00.000Z']);
+  }
+});
+
 test('/proc files of size 0 are read whole', async () => {
   const { system, files } = await onMachine();
   const { body } = await content(system, files, `/proc/${process.ppid}/status`);

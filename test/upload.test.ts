@@ -1,6 +1,6 @@
 // Uploads over HTTP to a real disk: forms with the path before or after the file, plain bodies, and incomplete uploads.
 import { createHash, randomBytes } from 'node:crypto';
-import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { connect } from 'node:net';
 import { join } from 'node:path';
@@ -284,6 +284,44 @@ test('an upload repeated with the same Idempotency-Key gets the first answer and
     post(formOf(['file', Buffer.from('other one')]), { 'Idempotency-Key': 'k' }),
   );
   expect([other.status, other.body.error.code]).toEqual([422, 'idempotency_mismatch']);
+});
+
+test('an upload with the Idempotency-Key of an upload with other form fields is refused, and writes nothing', async () => {
+  const { folder, send } = await onMachine();
+  const [one, two] = [join(folder, 'one'), join(folder, 'two')];
+  const file = Buffer.from('content');
+  const upload = (path: string, mode: string) =>
+    send(
+      '/upload',
+      post(formOf(['path', path], ['mode', mode], ['file', file]), { 'Idempotency-Key': 'fields' }),
+    );
+  expect((await upload(one, '0600')).status).toBe(201);
+  expect((await upload(one, '0600')).status).toBe(201);
+  for (const [path, mode] of [
+    [two, '0600'],
+    [one, '0644'],
+  ] as const) {
+    const other = await upload(path, mode);
+    expect([other.status, other.body.error?.code]).toEqual([422, 'idempotency_mismatch']);
+  }
+  expect(existsSync(two)).toBe(false);
+  expect(statSync(one).mode & 0o777).toBe(0o600);
+});
+
+test('with If-None-Match: * a file that exists is not replaced', async () => {
+  const { folder, send } = await onMachine();
+  const path = join(folder, 'only-new');
+  const headers = { 'If-None-Match': '*' };
+  const put = (body: string) => send(`/raw?path=${path}`, { method: 'PUT', body, headers });
+  expect((await put('first')).status).toBe(200);
+  const second = await put('second');
+  expect([second.status, second.body.error?.code]).toEqual([412, 'precondition_failed']);
+  const body = JSON.stringify({ path, content: 'third' });
+  const json = { ...headers, 'Content-Type': 'application/json' };
+  expect((await send('/content', { method: 'PUT', body, headers: json })).status).toBe(412);
+  expect(readFileSync(path, 'utf8')).toBe('first');
+  const other = { 'If-None-Match': '"an-etag"' };
+  expect((await send(`/raw?path=${path}`, { method: 'PUT', body: 'x', headers: other })).status).toBe(400);
 });
 
 test('a slow upload does not count toward the machine’s idle timeout', async () => {

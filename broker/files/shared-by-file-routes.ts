@@ -113,7 +113,7 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   const directory = entry.type === 'FILE_TYPE_DIRECTORY';
   const foreign = !isUtf8(entry.name) || !isUtf8(entry.path) || !isUtf8(entry.link_target ?? Buffer.alloc(0));
   const text = (bytes: Buffer): string => bytes.toString(foreign ? 'base64' : 'utf8');
-  if (Math.abs(entry.modified_at_ms) > latestInstant)
+  if (Number.isNaN(entry.modified_at_ms))
     throw new AppError(
       'machine_error',
       'the answer of the machine has an invalid time: update the agent of the machine',
@@ -129,7 +129,8 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
     ...(entry.mode & 0o1000 && { sticky: true }),
     owner: entry.owner,
     group: entry.group,
-    modified_at: iso(entry.modified_at_ms),
+    // A file system may store times that ISO 8601 cannot express. They become the nearest one that it can.
+    modified_at: iso(Math.min(latestInstant, Math.max(-latestInstant, entry.modified_at_ms))),
     ...(entry.link_target && { link_target: text(entry.link_target) }),
     ...(isSpecial(entry.special) && { special: entry.special }),
     ...(foreign && { name_encoding: 'base64' as const }),

@@ -69,11 +69,20 @@ export function writeHandlers(services: FileServices) {
     },
 
     put(input, caller) {
-      const { create_parents, overwrite, if_match } = input;
+      const { create_parents, if_match } = input;
+      const overwrite = input.overwrite && input.if_none_match === undefined;
       const path = bytesOf(input.path, input.path_encoding);
       const open = { path, create_parents, overwrite, ...present({ if_match }) };
       const options = bulk(caller);
-      return store(services, input, open, input.content.chunks, () => commitOf(input), caller, options);
+      return store(
+        services,
+        input,
+        open,
+        input.content.chunks,
+        () => commitOf({ ...input, overwrite }),
+        caller,
+        options,
+      );
     },
   } satisfies Partial<Handlers['files']>;
 }
@@ -132,14 +141,19 @@ function fromTo(
 async function writeContent(services: FileServices, input: Input<Route<'write'>>, caller: Caller) {
   const content = Buffer.from(input.content, input.encoding === 'base64' ? 'base64' : 'utf8');
   const path = bytesOf(input.path, input.path_encoding);
-  const open = { path, create_parents: input.create_parents, ...present({ if_match: input.if_match }) };
-  const commit = () => commitOf({ mode: input.mode, overwrite: true });
+  const overwrite = input.if_none_match === undefined;
+  const { create_parents, if_match } = input;
+  const open = { path, create_parents, overwrite, ...present({ if_match }) };
+  const commit = () => commitOf({ mode: input.mode, overwrite });
   return store(services, input, open, pieces(content), commit, caller, short(caller));
 }
 
 async function store(
   services: FileServices,
-  { machine_id }: Pick<Input<Route<'put'>>, 'machine_id'>,
+  {
+    machine_id,
+    if_none_match,
+  }: Pick<Input<Route<'put'>>, 'machine_id'> & { if_none_match?: string | undefined },
   open: Open,
   chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
   commit: () => Commit,
@@ -148,7 +162,13 @@ async function store(
 ) {
   const written = await services.presence
     .get(machine_id)
-    .stub.writeFile(upload(open, chunks, commit), options);
+    .stub.writeFile(upload(open, chunks, commit), options)
+    .catch((error: unknown) => {
+      // A client that sends If-None-Match expects the error of a condition (RFC 9110 section 13.1.2).
+      const isOld =
+        if_none_match !== undefined && error instanceof AppError && error.code === 'already_exists';
+      throw isOld ? new AppError('precondition_failed', error.message, error.details) : error;
+    });
   caller.headers.set('ETag', assertEtag(written.etag));
   const at = pathOf(written.path);
   const { size, created, sha256 } = written;

@@ -68,7 +68,9 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
     return send(exchange, events, { status, headers, quiet: true });
   }
   if (kind === 'growing') {
-    const text = growingOf(reply as GrowingReply<Record<string, unknown>, string>, route, metaOf(caller));
+    const growing = reply as GrowingReply<Record<string, unknown>, string>;
+    if (growing.meta.has_more) setLink(exchange.ctx, growing.meta);
+    const text = growingOf(growing, route, metaOf(caller));
     return send(exchange, text, { status, headers: { 'Content-Type': jsonType } });
   }
   if (kind === 'raw') return sendRaw(exchange.ctx, reply as RawReply);
@@ -110,6 +112,14 @@ function metaOf(caller: Caller) {
   return { request_id: caller.request_id, timestamp: iso() };
 }
 
+/** Names the next page of a list in the header Link (RFC 8288). */
+function setLink(ctx: Context, { limit, offset }: { limit: number; offset: number }): void {
+  const query = new URLSearchParams(ctx.querystring);
+  query.set('limit', String(limit));
+  query.set('offset', String(offset + limit));
+  ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
+}
+
 /** Sends an object or a list, parsed by the route's schema, so that only documented fields leave the broker. */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
   let data: unknown;
@@ -118,12 +128,7 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
     const { items, total } = page.parse(reply);
     const { limit, offset } = paging.parse(input);
     const has_more = offset + items.length < total;
-    if (has_more) {
-      const query = new URLSearchParams(ctx.querystring);
-      query.set('limit', String(limit));
-      query.set('offset', String(offset + limit));
-      ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
-    }
+    if (has_more) setLink(ctx, { limit, offset });
     data = items.map((item) => route.reply.parse(item));
     meta = { ...meta, total, limit, offset, has_more, ...route.listMeta?.parse(reply) };
   } else data = route.reply.parse(reply);

@@ -41,6 +41,8 @@ interface MadeEntry extends OutboxEntry {
 /** What is stored of an earlier request: its answer, if any, and the id of the object that it created, if any. */
 interface Earlier {
   answer: unknown;
+  /** Hash of its form fields; null if it had none. */
+  fields: string | null;
   madeId: string | undefined;
 }
 
@@ -59,6 +61,8 @@ const tables = [
   CREATE INDEX idempotency_by_time ON idempotency (created_at)`,
   // Id of the broker that runs the request; null if the request has ended or there is only one broker.
   'ALTER TABLE idempotency ADD COLUMN running TEXT',
+  // Hash of the form fields of an upload; null for other requests, and for uploads to earlier versions of the broker.
+  'ALTER TABLE idempotency ADD COLUMN fields TEXT',
 ];
 const livingBroker = 'SELECT 1 AS n FROM brokers WHERE id = ? AND lease_until > clock_timestamp()';
 
@@ -94,8 +98,8 @@ export class Idempotency {
     if (key === undefined) return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. The file itself
-    // is compared by its digest.
+    // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. Fields and file are
+    // compared by their hashes.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -106,7 +110,7 @@ export class Idempotency {
       const message = `the first request with this Idempotency-Key created ${madeId}, and its secret was sent only once; delete ${madeId} and send the request with a new Idempotency-Key`;
       throw new AppError('conflict', message, { id: madeId });
     }
-    if (content && answer !== undefined) await assertSame(content, answer);
+    if (content && answer !== undefined) await assertSame(content, earlier);
     caller.headers.set(replayed, 'true');
     return madeId === undefined ? answer : recall(madeId, caller, answer);
   }
@@ -155,7 +159,8 @@ export class Idempotency {
     }
     const answer: unknown = row.answer ? JSON.parse(String(row.answer)) : undefined;
     const madeId = row.resource_id ? String(row.resource_id) : undefined;
-    return answer === undefined && madeId === undefined ? undefined : { answer, madeId };
+    const fields = row.fields ? String(row.fields) : null;
+    return answer === undefined && madeId === undefined ? undefined : { answer, madeId, fields };
   }
 
   /** True if another living broker runs the request. */
@@ -164,10 +169,11 @@ export class Idempotency {
     return (await reader.get(livingBroker, running)) !== undefined;
   }
 
-  async #run(id: string, key: string, { route, caller, run }: KeyedRequest): Promise<unknown> {
+  async #run(id: string, key: string, { route, caller, content, run }: KeyedRequest): Promise<unknown> {
     const { commit } = caller;
     let made = false;
     let answer: string | undefined;
+    let fields: string | null = null;
     caller.commit = (journal, names = {}, machines, more = false) => {
       commit(journal, names, machines, more);
       if (more) return;
@@ -184,37 +190,53 @@ export class Idempotency {
       // object's present state.
       const later = made && (caller.signal.aborted || text.length > largestAnswer);
       if (route.idempotency === 'replay' && !later) answer = text;
+      if (content) fields = hashOf(content);
       return reply;
     } finally {
       // The request counts as running until its answer is stored. Otherwise a repeat could arrive before the answer is
       // stored, and find neither a running request nor an answer.
       await this.#history
-        .write((transaction) => this.#store(id, answer, transaction))
+        .write((transaction) => this.#store(id, answer, fields, transaction))
         .finally(() => this.#underWay.delete(id));
     }
   }
 
   /** Stores the answer. If there is no answer and nothing was created, the Idempotency-Key can be used again. */
-  #store(id: string, answer: string | undefined, transaction: HistoryTransaction): void {
+  #store(
+    id: string,
+    answer: string | undefined,
+    fields: string | null,
+    transaction: HistoryTransaction,
+  ): void {
     if (answer === undefined) {
       transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
       transaction.run('UPDATE idempotency SET running = NULL WHERE id = ?', id);
-    } else transaction.run('UPDATE idempotency SET answer = ?, running = NULL WHERE id = ?', answer, id);
+    } else {
+      const sql = 'UPDATE idempotency SET answer = ?, fields = ?, running = NULL WHERE id = ?';
+      transaction.run(sql, answer, fields, id);
+    }
   }
 }
 
+/** Returns a hash of the form fields. Call this after the last chunk of the content. */
+function hashOf(content: Content<unknown>): string {
+  return hash('sha256', JSON.stringify(content.fields()) ?? '');
+}
+
 /**
- * Throws if the SHA-256 of the content differs from the one in the first answer. Every route that accepts content
- * includes the SHA-256 in its answer.
+ * Throws if the SHA-256 of the content differs from the one in the first answer, or if a form field differs. Every
+ * route that accepts content includes the SHA-256 in its answer.
  */
-async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
+async function assertSame(content: Content<unknown>, { answer, fields }: Earlier): Promise<void> {
   const digest = createHash('sha256');
-  for await (const chunk of chunks) digest.update(chunk);
+  for await (const chunk of content.chunks) digest.update(chunk);
   const sha256 = digest.digest('hex');
-  if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
+  const isSame =
+    typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256;
+  if (isSame && (fields === null || fields === hashOf(content))) return;
   throw new AppError(
     'idempotency_mismatch',
-    'this Idempotency-Key was used for other content; use a new key',
+    'this Idempotency-Key was used for other content or other form fields; use a new key',
     { sha256 },
   );
 }

@@ -86,13 +86,20 @@ const created = z.boolean().describe('True if the write has created the file');
 const newMode = 'Permission bits as 3 or 4 octal digits; default: unchanged, or 0644 for a new file';
 const condition = (text: string) => z.string().max(1000).optional().describe(text);
 const ifMatch = { if_match: condition('ETag that the file must have; else precondition_failed') };
+const writeConditions = {
+  ...ifMatch,
+  if_none_match: z
+    .literal('*', 'must be *')
+    .optional()
+    .describe('`*`: the file must not exist; else precondition_failed'),
+};
 const writing = {
   summary: 'Write a file',
   description:
     'Replaces the content atomically. The owner stays, and so does the mode unless `mode` is set. Follows symlinks.',
   errors: [...writeErrors, 'file_too_large', 'precondition_failed'],
   replyHeaders: ['ETag'],
-  headers: ifMatch,
+  headers: writeConditions,
   reply: named('FileWritten', { ...absolutePath, size, created }),
   bodyLimit: 16 * 1024 * 1024,
   waits: true,
@@ -291,7 +298,7 @@ export const files = {
       overwrite: replacing,
       create_parents: createParents,
     },
-    headers: ifMatch,
+    headers: writeConditions,
     errors: [...writeErrors, 'precondition_failed'],
     replyHeaders: ['ETag'],
     reply: uploaded,
