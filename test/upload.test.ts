@@ -1,10 +1,11 @@
 // Uploads over HTTP to a real disk: forms with the path before or after the file, plain bodies, and incomplete uploads.
 import { createHash, randomBytes } from 'node:crypto';
-import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { connect } from 'node:net';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
@@ -322,6 +323,41 @@ test('with If-None-Match: * a file that exists is not replaced', async () => {
   expect(readFileSync(path, 'utf8')).toBe('first');
   const other = { 'If-None-Match': '"an-etag"' };
   expect((await send(`/raw?path=${path}`, { method: 'PUT', body: 'x', headers: other })).status).toBe(400);
+});
+
+test('an upload in progress is in no copy, archive, search or watch of its directory', async () => {
+  const { system, machineId: machine_id, folder, files, headers } = await onMachine();
+  const source = join(folder, 'source');
+  mkdirSync(source);
+  writeFileSync(join(source, 'a'), 'a');
+  const watched = new AbortController();
+  const { signal } = watched;
+  onTestFinished(() => watched.abort());
+  const stream = await system.client.files.watch({ machine_id, path: source }, { signal });
+  const changes = stream[Symbol.asyncIterator]();
+  await changes.next();
+  const upload = request(`${files}/raw?path=${source}/target`, { method: 'PUT', headers });
+  upload.write('half of');
+  await expect.poll(() => readdirSync(source).filter((name) => name.startsWith('.farhand-'))).toHaveLength(1);
+  const to = { source, destination: join(folder, 'copy') };
+  await system.client.files.copy({ machine_id, ...to });
+  expect(readdirSync(to.destination)).toEqual(['a']);
+  const found = [];
+  for await (const line of await system.client.files.search({
+    machine_id,
+    path: source,
+    name: '*',
+    hidden: 'true',
+  }))
+    if ('entry' in line) found.push(line.entry.name);
+  expect(found).toEqual(['a']);
+  const archive = await fetch(`${files}/download?path=${source}&archive=tar`, { headers });
+  expect(Buffer.from(await archive.arrayBuffer()).includes('.farhand-')).toBe(false);
+  upload.end(' it');
+  const [response] = await once(upload, 'response');
+  response.resume();
+  const { value } = await changes.next();
+  expect(value).toMatchObject({ data: { path: join(source, 'target'), kind: 'added' } });
 });
 
 test('a slow upload does not count toward the machine’s idle timeout', async () => {

@@ -23,6 +23,8 @@ interface Duplicating {
   path: Bytes;
   destination: Bytes;
   signal: AbortSignal;
+  /** True for the names of temporary files, which are not copied. */
+  leaveOut: (name: Bytes) => boolean;
   /** True for a move, which fails if owners cannot be preserved or a file system is mounted below the source. */
   moves: boolean;
 }
@@ -62,7 +64,7 @@ class Copier implements AsyncDisposable {
 
   /** Copies everything below a directory whose copy exists already. */
   async below(source: Source, to: fs.Confined): Promise<void> {
-    const { boundary, path, signal, moves } = this.#options;
+    const { boundary, path, signal, moves, leaveOut } = this.#options;
     using from = await fs.pin(source.at);
     // Handles of the created directories, from the first to the one that the walk is in.
     const made = [await fs.pin(to)];
@@ -70,7 +72,7 @@ class Copier implements AsyncDisposable {
       assertSame(await from.stat(), source.stats, path);
       await assertHoldsFiles(from.at, path);
       const enter = (_: unknown, inside: fs.Confined): Promise<boolean> => holdsFiles(inside);
-      const options = { path, signal, oneMount: moves, enter } as const;
+      const options = { path, signal, oneMount: moves, enter, leaveOut };
       for await (const step of walk(from.at, boundary, options)) {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);

@@ -5,7 +5,7 @@ import { assertPlace, type Placement, place } from './atomic/rename-into-place.t
 import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
-import { assertFolder, fault, type Target, targetOf, toText } from './confine/request-path.ts';
+import { assertFolder, type Bytes, fault, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { duplicate } from './copy-tree.ts';
 import { describeName } from './file-description.ts';
@@ -50,6 +50,7 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
     destination: destination.path,
     signal,
     moves: false,
+    leaveOut: (name: Bytes) => disk.journal.isTemporary(name),
   };
   const copied = await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   await publish(transfer, arriving.content());
@@ -120,12 +121,19 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   // anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const paths = { path: source.path, destination: destination.path };
-  const options = { boundary: writing.boundary, ...paths, signal, moves: true };
+  const leaveOut = (name: Bytes): boolean => journal.isTemporary(name);
+  const options = { boundary: writing.boundary, ...paths, signal, moves: true, leaveOut };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
     // The source could not be removed. The copy is removed instead, unless it has replaced another file.
-    if (!to.found && (await identityAt(to.at)) === identity) await fs.rename(to.at, arriving.content());
+    if (!to.found && (await identityAt(to.at)) === identity) {
+      using copy = await fs.pin(to.at);
+      // As in publish(), a directory must be writable to be moved to another parent.
+      if (stats.isDirectory() && fs.identityOf(await copy.stat()) === identity)
+        await fs.chmod(copy.at, 0o700);
+      await fs.rename(to.at, arriving.content());
+    }
     throw error;
   });
 }

@@ -10,7 +10,7 @@ import * as fs from './confine/confined-fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement, PathEntry } from './confine/resolve.ts';
-import type { Operation } from './operations-to-handlers.ts';
+import type { Disk, Operation } from './operations-to-handlers.ts';
 
 /** Maximum number of changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;
@@ -45,7 +45,7 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
   await using entry = await disk.reading.entry(path);
   const { stats } = request.may_be_missing && !entry.found ? {} : entry.present;
   const recursive = request.recursive && (stats?.isDirectory() ?? false);
-  using watch = new Watch(disk.reading, entry, recursive, disk.watches);
+  using watch = new Watch(disk, entry, recursive);
   let first = true;
   for await (const changes of watch.batches(signal)) {
     yield first ? { changes, path: bytes(path) } : { changes };
@@ -63,6 +63,7 @@ const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}
 
 class Watch implements Disposable {
   readonly #confinement: Confinement;
+  readonly #isTemporary: (name: Bytes) => boolean;
   readonly #entry: PathEntry;
   readonly #recursive: boolean;
   /** The name of the watched file; undefined if a directory is watched. */
@@ -81,14 +82,15 @@ class Watch implements Disposable {
     this.#changed.wake();
   };
 
-  constructor(confinement: Confinement, entry: PathEntry, recursive: boolean, quota: Quota) {
-    this.#confinement = confinement;
+  constructor({ reading, watches, journal }: Disk, entry: PathEntry, recursive: boolean) {
+    this.#confinement = reading;
+    this.#isTemporary = (name) => journal.isTemporary(name);
     this.#entry = entry;
     this.#recursive = recursive;
     const directory = entry.found?.stats.isDirectory() ? entry.found.at : undefined;
     this.#only = directory === undefined ? entry.name : undefined;
     this.#start = directory ?? entry.directory;
-    this.#quota = quota;
+    this.#quota = watches;
     overflows.add(this.#overflow);
   }
 
@@ -122,6 +124,7 @@ class Watch implements Disposable {
 
   #mark(folder: Bytes, name: Bytes): void {
     if (this.#only !== undefined && name !== this.#only && name !== '.') return;
+    if (this.#isTemporary(name)) return;
     const names = this.#waiting.get(folder) ?? new Set();
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
@@ -252,7 +255,7 @@ class Watch implements Disposable {
       this.#folders.set(path, folder);
       for await (const batch of fs.namesIn(at)) {
         for (const { name, directory } of batch)
-          if (this.#only === undefined || name === this.#only)
+          if (!this.#isTemporary(name) && (this.#only === undefined || name === this.#only))
             this.#know(folder, name, directory ? 'directory' : 'file');
       }
       return folder;

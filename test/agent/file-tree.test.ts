@@ -843,6 +843,20 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     expect(leftovers()).toEqual([]);
   });
 
+  test.skipIf(isRoot)(
+    'a directory that cannot be removed is not left at the destination (not as root)',
+    async () => {
+      mkdirSync(path('closed'));
+      writeFileSync(path('closed/file'), '1');
+      chmodSync(path('closed'), 0o555);
+      await expectCode(move(path('closed'), join(shm, 'closed')), 'permission_denied');
+      chmodSync(path('closed'), 0o755);
+      expect(tree(path('closed'))).toEqual(['file']);
+      expect(tree(shm)).toEqual([]);
+      expect(leftovers()).toEqual([]);
+    },
+  );
+
   test.skipIf(!mayMount)('a source with a mount below it is not moved (needs mount)', async () => {
     mkdirSync(path('dir/bind'), { recursive: true });
     disk.mount('--bind', outside, path('dir/bind'));

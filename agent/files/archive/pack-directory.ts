@@ -51,6 +51,8 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
     path,
     signal,
     skip: leaveOutForbidden,
+    // The temporary files of writes in progress are not part of the directory.
+    leaveOut: (name) => disk.journal.isTemporary(name),
     enter: (_, inside) => holdsFiles(inside),
   });
   for await (const step of steps) {

@@ -55,11 +55,14 @@ export class Journal {
   /** True if the last append failed, for example on a full disk, and may have written a part of its line. */
   #isCut = false;
   readonly #live: Map<Bytes, string>;
+  /** The names in `#live`, without their directories. Each name is random, so it identifies its file. */
+  readonly #names: Set<Bytes>;
   #turn: Promise<void> = Promise.resolve();
 
   private constructor(path: string, live: Map<Bytes, string>, log: Logger) {
     this.#path = path;
     this.#live = live;
+    this.#names = new Set([...live.keys()].map((file) => posix.basename(file)));
     this.#log = log;
   }
 
@@ -103,9 +106,15 @@ export class Journal {
     };
   }
 
+  /** True if a name is that of a temporary file of this agent. */
+  isTemporary(name: Bytes): boolean {
+    return this.#names.has(name);
+  }
+
   /** Adds a name to the journal. Resolves when its line is durable. */
   #add(path: Bytes, mark = ''): Promise<void> {
     this.#live.set(path, mark);
+    this.#names.add(posix.basename(path));
     return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
   }
 
@@ -125,6 +134,7 @@ export class Journal {
 
   #remove(path: Bytes): Promise<void> {
     this.#live.delete(path);
+    this.#names.delete(posix.basename(path));
     return this.#inTurn(async () => {
       if (this.#live.size === 0) {
         await truncate(this.#path);

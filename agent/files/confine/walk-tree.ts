@@ -32,6 +32,8 @@ export interface WalkOptions {
   signal: AbortSignal;
   /** If true, the walk fails with file_busy at a mount below the start. */
   oneMount?: boolean;
+  /** If it returns true for a name, the walk leaves out the name and everything below. */
+  leaveOut?: (name: Bytes) => boolean;
   /**
    * Called with the absolute path of each unreadable or protected file, which the walk then leaves out. Without `skip`
    * such a file fails the walk.
@@ -129,7 +131,9 @@ class Walker implements Disposable {
    */
   async #namesIn({ inside, prefix }: Level): Promise<Bytes[]> {
     try {
-      return (await fs.sortedNames(inside.at)).reverse();
+      const names = (await fs.sortedNames(inside.at)).reverse();
+      const { leaveOut } = this.#options;
+      return leaveOut ? names.filter((name) => !leaveOut(name)) : names;
     } catch (error) {
       this.#fail(prefix.replace(/\/$/, ''), error);
       return [];

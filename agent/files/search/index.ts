@@ -37,6 +37,7 @@ interface Job {
   name: Glob | undefined;
   text: Text | undefined;
   limit: number;
+  leaveOut: (name: Bytes) => boolean;
   visited: number;
   unreadable: number;
   truncated: boolean;
@@ -54,6 +55,7 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
   using opened = await reading.directory(path);
   const job: Job = {
     ...{ reading, directory: opened.at, path, users: await users(), signal, hidden, name: glob, text },
+    leaveOut: (found) => disk.journal.isTemporary(found),
     ...{ limit: limit || Number.POSITIVE_INFINITY, visited: 0, unreadable: 0, truncated: false },
   };
   yield* inTurn(signal, batchesOf(job));
@@ -65,7 +67,7 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
  * Yields matches. Yields undefined after each entry and each piece of a file, so that the caller can check the time.
  */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
-  const { reading, directory, path, signal, hidden, name, text } = job;
+  const { reading, directory, path, signal, hidden, name, text, leaveOut } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
   const skip = (skipped: Bytes, error: unknown): void => {
     // If the directory of the request is unreadable, the search fails. Protected paths are not counted as unreadable.
@@ -74,7 +76,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
   };
   const enter = async (step: Step, inside: Confined): Promise<boolean> =>
     seen(step) && (await holdsFiles(inside));
-  for await (const step of walk(directory, reading.boundary, { path, signal, skip, enter })) {
+  for await (const step of walk(directory, reading.boundary, { path, signal, skip, enter, leaveOut })) {
     if (step.left || !seen(step)) continue;
     job.visited += 1;
     yield undefined;
