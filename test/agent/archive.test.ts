@@ -6,6 +6,7 @@ import { once } from 'node:events';
 import {
   appendFileSync,
   chmodSync,
+  chownSync,
   existsSync,
   linkSync,
   lstatSync,
@@ -737,6 +738,44 @@ describe('writeArchive', () => {
     chmodSync(path('target-false'), 0o700);
     await write(path('target-false'), await tarOf({ name: './', type: 'directory', mode: 0o777 }));
     expect(statSync(path('target-false')).mode & 0o7777).toBe(0o700);
+    expectNothingElse();
+  });
+
+  test.skipIf(!isRoot).each([
+    ['plain', 'shared'],
+    ['shared', 'plain'],
+  ])('each file gets the group that its own directory gives, %s before %s (needs root)', async (...names) => {
+    for (const target of ['target/plain', 'target/shared']) mkdirSync(path(target), { recursive: true });
+    chownSync(path('target/shared'), 0, 4321);
+    chmodSync(path('target/shared'), 0o2775);
+    const entries = names.flatMap((name) => [
+      { name: `${name}/small`, content: 'x' },
+      { name: `${name}/big`, content: Buffer.alloc(300_000) },
+      { name: `${name}/new/link`, type: 'symlink' as const, linkname: '../small' },
+      { name: `${name}/new/small`, content: 'x' },
+    ]);
+    await write(path('target'), await tarOf(...entries));
+    const own = process.getegid?.();
+    for (const { name } of entries)
+      expect([name, lstatSync(path('target', name)).gid]).toEqual([
+        name,
+        name.startsWith('shared') ? 4321 : own,
+      ]);
+    expectNothingElse();
+  });
+
+  test('a hundred existing directories are filled with at most 64 temporary directories at once', async () => {
+    const names = Array.from({ length: 100 }, (_, index) => `d${index}`);
+    for (const name of names) mkdirSync(path('target', name), { recursive: true });
+    const temporary = (): number => tree(disk.root).filter((name) => /\.farhand-[^/]*$/.test(name)).length;
+    let most = 0;
+    await write(path('target'), await tarOf(...names.map((name) => ({ name: `${name}/f`, content: name }))), {
+      chunk: 1024,
+      before: () => (most = temporary()),
+    });
+    expect(most).toBeGreaterThan(1);
+    expect(most).toBeLessThanOrEqual(64);
+    expect(names.map((name) => readFileSync(path('target', name, 'f'), 'utf8'))).toEqual(names);
     expectNothingElse();
   });
 

@@ -23,8 +23,11 @@ export interface TreeDirectory {
   /** Path relative to the top; empty for the top itself. */
   path: Bytes;
   stats: fs.BigIntStats;
-  /** Id of the directory's mount. A file can be renamed only within one mount. */
-  mount: string | undefined;
+  /**
+   * Path of the nearest directory, this one included, that existed before this run. Its group (if it is setgid) and its
+   * default ACL are those that new files below it inherit, because directories inherit them too.
+   */
+  inheritsFrom: Bytes;
 }
 
 interface Remembered {
@@ -118,7 +121,7 @@ export class Tree implements Disposable {
         throw notDirectory(path, error);
       });
     try {
-      return await this.#admit(path, await open(), false);
+      return await this.#admit(path, await open(), false, above);
     } catch (error) {
       if (!make || !isErrno(error, 'ENOENT')) throw error;
     }
@@ -126,17 +129,18 @@ export class Tree implements Disposable {
     // EEXIST means that another process has created the directory, or that a dangling symlink has the name.
     // Opening the name shows which of the two.
     const made = await fs.mkdir(at, 0o700).then(() => true, ignoring('EEXIST'));
-    return this.#admit(path, await open(), made ?? false);
+    return this.#admit(path, await open(), made ?? false, above);
   }
 
   /** Checks access to an open directory and adds it to the tree. The tree closes it later, unless it is the top. */
-  async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
+  async #admit(path: Bytes, pinned: fs.Pinned, made: boolean, above?: TreeDirectory): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
       const pathText = path === '' ? this.#path : `${this.#path}/${path}`;
       this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, pathText);
-      this.#remember(path, fs.identityOf(stats), made);
-      const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at) };
+      const remembered = this.#remember(path, fs.identityOf(stats), made);
+      const inheritsFrom = above && remembered.made ? above.inheritsFrom : path;
+      const directory = { pinned, path, stats, inheritsFrom };
       this.#open.set(path, directory);
       return directory;
     } catch (error) {
@@ -145,7 +149,7 @@ export class Tree implements Disposable {
     }
   }
 
-  #remember(path: Bytes, self: string, made: boolean): void {
+  #remember(path: Bytes, self: string, made: boolean): Remembered {
     const remembered = this.#remembered.get(path);
     if (remembered && remembered.self !== self)
       throw entryFault(
@@ -153,13 +157,15 @@ export class Tree implements Disposable {
         path,
         'this directory was replaced while the archive was unpacked; try again',
       );
-    if (remembered) return;
+    if (remembered) return remembered;
     if (this.#remembered.size >= mostDirectories)
       throw new AppError(
         'payload_too_large',
         `the archive has more than ${mostDirectories} directories; split it into several archives`,
       );
-    this.#remembered.set(path, { self, made });
+    const first = { self, made };
+    this.#remembered.set(path, first);
+    return first;
   }
 }
 

@@ -21,6 +21,8 @@ import type { Tree, TreeDirectory } from './destination-tree.ts';
 const smallBytes = 256 * 1024;
 /** Maximum number of small files that are written at once. */
 const mostUnderway = 16;
+/** Maximum number of private directories at once. Each needs two open handles. */
+const mostTemporary = 64;
 
 interface ExtractorOptions {
   tree: Tree;
@@ -44,8 +46,8 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** Private directories for temporary files, by mount id: a file can be renamed only within one mount. */
-  readonly #temporary = new Map<string | undefined, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
+  /** Private directories for temporary files, by `inheritsFrom` of the directories that these are for. */
+  readonly #temporary = new Map<Bytes, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
   #names = 0;
@@ -221,18 +223,19 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Returns a free path for a temporary file. It lies in a private directory on the same mount as `directory`, because
-   * a file can be renamed only within one mount.
+   * Returns a free path for a temporary file, in a private directory. The file inherits group and default ACL as a file
+   * created in `directory` does, and can be renamed to it: both are on one mount.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
-    let temporary = this.#temporary.get(directory.mount)?.temporary;
+    let temporary = this.#temporary.get(directory.inheritsFrom)?.temporary;
     if (!temporary) {
+      if (this.#temporary.size >= mostTemporary) await this[Symbol.asyncDispose]();
       const pinned = await fs.pin(directory.pinned.at, fs.pathOnly | fs.O_DIRECTORY);
       temporary = await PrivateDirectory.open(pinned.at, this.#options.journal).catch((error: unknown) => {
         pinned[Symbol.dispose]();
         throw error;
       });
-      this.#temporary.set(directory.mount, { temporary, pinned });
+      this.#temporary.set(directory.inheritsFrom, { temporary, pinned });
     }
     this.#names += 1;
     return temporary.content(`content-${this.#names}`);
