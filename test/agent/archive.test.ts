@@ -650,6 +650,9 @@ describe('writeArchive', () => {
     await disk.open();
     expect(existsSync(path('targettrue'))).toBe(false);
     expect(tree(path('targetfalse'))).toEqual(['dir', 'dir/a']);
+    expect(['', 'dir'].map((name) => statSync(path('targetfalse', name)).mode & 0o7777)).toEqual([
+      0o755, 0o755,
+    ]);
     expectNothingElse();
   });
 
@@ -738,6 +741,65 @@ describe('writeArchive', () => {
     chmodSync(path('target-false'), 0o700);
     await write(path('target-false'), await tarOf({ name: './', type: 'directory', mode: 0o777 }));
     expect(statSync(path('target-false')).mode & 0o7777).toBe(0o700);
+    expectNothingElse();
+  });
+
+  test('directories of a failed extraction have the modes of a complete one, whatever the umask', async () => {
+    const modes = (): [string, number][] =>
+      ['', 'private', 'no-entry', 'group', 'late'].map((name) => [
+        name,
+        statSync(path('target', name)).mode & 0o7777,
+      ]);
+    const entries: Entry[] = [
+      { name: 'private/', type: 'directory', mode: 0o700 },
+      { name: 'private/f', content: 'x' },
+      { name: 'no-entry/f', content: 'x' },
+      { name: 'group/', type: 'directory', mode: 0o770 },
+      { name: 'late/f', content: 'x' },
+      { name: 'late/', type: 'directory', mode: 0o700 },
+    ];
+    const expected = [
+      ['', 0o755],
+      ['private', 0o700],
+      ['no-entry', 0o755],
+      ['group', 0o770],
+      ['late', 0o700],
+    ];
+    const failing = await tarOf(...entries, { name: 'fifo', type: 'fifo' });
+    const mask = process.umask(0o077);
+    try {
+      await expect(write(path('target'), failing)).rejects.toEqual(refused('unsupported_file'));
+      expect(modes()).toEqual(expected);
+      await write(path('target'), await tarOf(...entries), { overwrite: true });
+      expect(modes()).toEqual(expected);
+    } finally {
+      process.umask(mask);
+    }
+    expectNothingElse();
+  });
+
+  test('a new top directory is private until its own entry, and after a failure has the mode of it', async () => {
+    for (const [mode, left] of [
+      [0o700, 0o700],
+      [0o775, 0o775],
+      [0o555, 0o755],
+    ] as const) {
+      const target = path(`target-${left.toString(8)}`);
+      const top: Entry = { name: './', type: 'directory', mode };
+      const tar = await tarOf(top, { name: 'f', content: 'x' }, { name: 'fifo', type: 'fifo' });
+      const modeOf = (): number => statSync(target).mode & 0o7777;
+      const seen: number[] = [];
+      async function* parts(): AsyncGenerator<WriteArchiveRequest__Output> {
+        yield { open: { path: raw(target), whole: false, overwrite: false, create_parents: false } };
+        seen.push(modeOf());
+        for (let at = 0; at < tar.length; at += 512) {
+          yield { chunk: tar.subarray(at, at + 512) };
+          seen.push(modeOf());
+        }
+      }
+      await expect(files.writeArchive(parts(), call())).rejects.toEqual(refused('unsupported_file'));
+      expect([...new Set(seen), modeOf()]).toEqual([...new Set([0o700, left]), left]);
+    }
     expectNothingElse();
   });
 

@@ -70,9 +70,10 @@ export class Extractor implements AsyncDisposable {
       await Promise.all(this.#underway.values());
       tree[Symbol.dispose]();
     }
-    await asEntry(path, () =>
-      entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path),
-    );
+    await asEntry(path, async () => {
+      if (path !== '') await tree.describeTop();
+      await (entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path));
+    });
   }
 
   /** Resolves when all entries are placed and the temporary files are removed. Throws the first failure. */
@@ -92,9 +93,7 @@ export class Extractor implements AsyncDisposable {
   }
 
   async #directory({ mode, mtimeNs }: TarEntry, path: Bytes): Promise<void> {
-    const { tree } = this.#options;
-    await tree.directory(path);
-    tree.describe(path, { mode: mode & 0o777, mtimeNs });
+    await this.#options.tree.describe(path, { mode: mode & 0o777, mtimeNs });
   }
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
