@@ -8,6 +8,7 @@ import {
   chmodSync,
   chownSync,
   existsSync,
+  lchownSync,
   linkSync,
   lstatSync,
   mkdirSync,
@@ -34,7 +35,7 @@ import type { ArchiveSummary } from '../../proto/types/farhand/agent/v1/ArchiveS
 import type { WriteArchiveOpen__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveRequest__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
 import type { WriteArchiveResponse } from '../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
-import { call, Disk, isRoot, mayMount, refused, tree } from '../file-operations-fixture.ts';
+import { call, Disk, isRoot, mayMount, printed, refused, tree } from '../file-operations-fixture.ts';
 import { waitFor } from '../wait-for.ts';
 
 let disk: Disk;
@@ -497,6 +498,65 @@ describe('writeArchive', () => {
     expect(statSync(path('target/dir/file')).mode & 0o7777).toBe(0o600);
     expect(lstatSync(path('target/link')).isFile()).toBe(true);
     expect(readdirSync(path('target/dir')).sort()).toEqual(['file', 'other']);
+    expectNothingElse();
+  });
+
+  test.skipIf(!isRoot)(
+    'a replaced file gives its owner and group to the new one, but no mode bits (needs root)',
+    async () => {
+      mkdirSync(path('target'));
+      for (const [name, mode] of [
+        ['small', 0o6755],
+        ['big', 0o600],
+      ] as const) {
+        writeFileSync(path('target', name), 'old');
+        chownSync(path('target', name), 1234, 4321);
+        chmodSync(path('target', name), mode);
+      }
+      symlinkSync('small', path('target/link'));
+      lchownSync(path('target/link'), 1234, 4321);
+      const tar = await tarOf(
+        { name: 'small', content: 'new', mode: 0o4640 },
+        { name: 'big', content: Buffer.alloc(300_000), mode: 0o755 },
+        { name: 'link', content: 'new' },
+        { name: 'other', content: 'new' },
+      );
+      await write(path('target'), tar, { overwrite: true });
+      const of = (name: string): unknown[] => {
+        const { uid, gid, mode, size } = lstatSync(path('target', name));
+        return [uid, gid, mode & 0o7777, size];
+      };
+      expect(of('small')).toEqual([1234, 4321, 0o640, 3]);
+      expect(of('big')).toEqual([1234, 4321, 0o755, 300_000]);
+      expect([of('link'), of('other')]).toEqual([
+        [0, 0, 0o644, 3],
+        [0, 0, 0o644, 3],
+      ]);
+      expectNothingElse();
+    },
+  );
+
+  test.skipIf(!isRoot)('a file whose owner the agent may not set is not replaced (needs root)', async () => {
+    mkdirSync(path('target'));
+    writeFileSync(path('target/file'), 'old');
+    for (const name of ['', 'target']) chmodSync(path(name), 0o777);
+    const tar = await tarOf({ name: 'new', content: 'x' }, { name: 'file', content: 'x' });
+    writeFileSync(join(disk.base, 'file.tar'), tar);
+    const child = disk.program(
+      `const [root, tar] = ${JSON.stringify([disk.root, join(disk.base, 'file.tar')])};
+        const files = await createFiles({ roots: [root], home: root, forbidden: [], directory: root + '/data', log: createLogger('test', 'silent') });
+        async function* upload() {
+          yield { open: { path: Buffer.from(root + '/target'), whole: false, overwrite: true, create_parents: false } };
+          yield { chunk: fs.readFileSync(tar) };
+          yield { commit: {} };
+        }
+        await files.writeArchive(upload(), { signal: new AbortController().signal }).catch((error) =>
+          console.log(error.code, error.details.path));`,
+      65_534,
+    );
+    await printed(child, `permission_denied ${path('target/file')}`);
+    const { uid, size } = statSync(path('target/file'));
+    expect([uid, size, statSync(path('target/new')).uid]).toEqual([0, 3, 65_534]);
     expectNothingElse();
   });
 

@@ -75,6 +75,11 @@ export class Tree implements Disposable {
     return this.#enter(above, path, make ? mode : undefined);
   }
 
+  /** Absolute path of a path in the tree, for messages. */
+  pathOf(path: Bytes): Bytes {
+    return path === '' ? this.#path : `${this.#path}/${path}`;
+  }
+
   /** True if too many directories are open. The caller must then finish the files that it writes and call dispose(). */
   get full(): boolean {
     return this.#open.size > mostHeld;
@@ -162,8 +167,7 @@ export class Tree implements Disposable {
   async #admit(path: Bytes, pinned: fs.Pinned, made: boolean, above?: TreeDirectory): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
-      const pathText = path === '' ? this.#path : `${this.#path}/${path}`;
-      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, pathText);
+      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, this.pathOf(path));
       const remembered = this.#remember(path, fs.identityOf(stats), made);
       const inheritsFrom = above && remembered.made ? above.inheritsFrom : path;
       const directory = { pinned, path, stats, inheritsFrom };

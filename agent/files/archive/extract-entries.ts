@@ -9,7 +9,7 @@ import {
   pathOfEntry,
   type TarEntry,
 } from '../../../shared/tar/index.ts';
-import { NewFile, seconds } from '../atomic/atomic-write.ts';
+import { keepOwner, NewFile, seconds } from '../atomic/atomic-write.ts';
 import { linkAs } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
@@ -119,11 +119,7 @@ export class Extractor implements AsyncDisposable {
     const at = await this.#temporaryFor(directory);
     this.files += 1;
     this.bytes += entry.size;
-    if (entry.size > smallBytes) {
-      // The name is checked before the bytes of a large file are read, so that a refused name fails early.
-      await this.#assertFree(arrival);
-      return this.#write(arrival, at, entry.body);
-    }
+    if (entry.size > smallBytes) return this.#write(arrival, at, entry.body);
     const pieces: Buffer[] = [];
     for await (const piece of entry.body) pieces.push(piece);
     while (this.#underway.size >= mostUnderway) await Promise.race(this.#underway.values());
@@ -137,8 +133,11 @@ export class Extractor implements AsyncDisposable {
 
   async #write(arrival: Arrival, at: fs.Confined, pieces: TarEntry['body'] | Buffer[]): Promise<void> {
     const { mode, mtimeNs } = arrival.entry;
+    // Name and owner are checked before the bytes of a large file are read, so that a refused entry fails early.
+    const replaced = await this.#assertFree(arrival);
     {
       await using made = await NewFile.create(at);
+      if (replaced?.isFile()) await this.#takeOwner(made, replaced, arrival.path);
       for await (const piece of pieces) await made.append(piece);
       const { handle } = made.pinned;
       // An archive may not set setuid, setgid or sticky. chmod() ignores the umask.
@@ -148,6 +147,13 @@ export class Extractor implements AsyncDisposable {
       await made.sync();
     }
     await this.#place(arrival, at);
+  }
+
+  /** Gives a new file the owner and group of the file that it replaces, as a write does. */
+  async #takeOwner({ pinned }: NewFile, { uid, gid }: fs.BigIntStats, path: Bytes): Promise<void> {
+    const made = await pinned.stat();
+    if (made.uid === uid && made.gid === gid) return;
+    await keepOwner(pinned.handle.chown(Number(uid), Number(gid)), this.#options.tree.pathOf(path));
   }
 
   async #link(arrival: Arrival): Promise<void> {
@@ -183,8 +189,11 @@ export class Extractor implements AsyncDisposable {
     tree.assertFree(directory, name, got, path);
   }
 
-  /** Throws if the name belongs to a file that may not be replaced. A symlink is replaced, never its target. */
-  async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
+  /**
+   * Throws if the name belongs to a file that may not be replaced. A symlink is replaced, never its target. Returns the
+   * stats of the file that has the name.
+   */
+  async #assertFree({ directory, name, path, to }: Arrival): Promise<fs.BigIntStats | undefined> {
     const { tree, overwrite } = this.#options;
     const present = await fs.lookAt(to);
     tree.assertFree(directory, name, present, path);
@@ -202,6 +211,7 @@ export class Extractor implements AsyncDisposable {
         path,
         'a device, socket or FIFO on the machine has this name; remove or rename it there',
       );
+    return present;
   }
 
   async #place(arrival: Arrival, at: fs.Confined): Promise<void> {
