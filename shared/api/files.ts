@@ -310,7 +310,7 @@ export const files = {
     errors: writeErrors,
     reply: named('ArchiveExtracted', {
       ...absolutePath,
-      files: z.number().describe('Number of entries unpacked'),
+      files: z.number().describe('Number of regular files unpacked'),
       bytes: z.number().describe('Number of bytes unpacked'),
       sha256,
     }),

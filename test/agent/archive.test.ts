@@ -6,7 +6,9 @@ import { once } from 'node:events';
 import {
   appendFileSync,
   chmodSync,
+  chownSync,
   existsSync,
+  lchownSync,
   linkSync,
   lstatSync,
   mkdirSync,
@@ -33,7 +35,7 @@ import type { ArchiveSummary } from '../../proto/types/farhand/agent/v1/ArchiveS
 import type { WriteArchiveOpen__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveRequest__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
 import type { WriteArchiveResponse } from '../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
-import { call, Disk, isRoot, mayMount, refused, tree } from '../file-operations-fixture.ts';
+import { call, Disk, isRoot, mayMount, printed, refused, tree } from '../file-operations-fixture.ts';
 import { waitFor } from '../wait-for.ts';
 
 let disk: Disk;
@@ -499,6 +501,65 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
+  test.skipIf(!isRoot)(
+    'a replaced file gives its owner and group to the new one, but no mode bits (needs root)',
+    async () => {
+      mkdirSync(path('target'));
+      for (const [name, mode] of [
+        ['small', 0o6755],
+        ['big', 0o600],
+      ] as const) {
+        writeFileSync(path('target', name), 'old');
+        chownSync(path('target', name), 1234, 4321);
+        chmodSync(path('target', name), mode);
+      }
+      symlinkSync('small', path('target/link'));
+      lchownSync(path('target/link'), 1234, 4321);
+      const tar = await tarOf(
+        { name: 'small', content: 'new', mode: 0o4640 },
+        { name: 'big', content: Buffer.alloc(300_000), mode: 0o755 },
+        { name: 'link', content: 'new' },
+        { name: 'other', content: 'new' },
+      );
+      await write(path('target'), tar, { overwrite: true });
+      const of = (name: string): unknown[] => {
+        const { uid, gid, mode, size } = lstatSync(path('target', name));
+        return [uid, gid, mode & 0o7777, size];
+      };
+      expect(of('small')).toEqual([1234, 4321, 0o640, 3]);
+      expect(of('big')).toEqual([1234, 4321, 0o755, 300_000]);
+      expect([of('link'), of('other')]).toEqual([
+        [0, 0, 0o644, 3],
+        [0, 0, 0o644, 3],
+      ]);
+      expectNothingElse();
+    },
+  );
+
+  test.skipIf(!isRoot)('a file whose owner the agent may not set is not replaced (needs root)', async () => {
+    mkdirSync(path('target'));
+    writeFileSync(path('target/file'), 'old');
+    for (const name of ['', 'target']) chmodSync(path(name), 0o777);
+    const tar = await tarOf({ name: 'new', content: 'x' }, { name: 'file', content: 'x' });
+    writeFileSync(join(disk.base, 'file.tar'), tar);
+    const child = disk.program(
+      `const [root, tar] = ${JSON.stringify([disk.root, join(disk.base, 'file.tar')])};
+        const files = await createFiles({ roots: [root], home: root, forbidden: [], directory: root + '/data', log: createLogger('test', 'silent') });
+        async function* upload() {
+          yield { open: { path: Buffer.from(root + '/target'), whole: false, overwrite: true, create_parents: false } };
+          yield { chunk: fs.readFileSync(tar) };
+          yield { commit: {} };
+        }
+        await files.writeArchive(upload(), { signal: new AbortController().signal }).catch((error) =>
+          console.log(error.code, error.details.path));`,
+      65_534,
+    );
+    await printed(child, `permission_denied ${path('target/file')}`);
+    const { uid, size } = statSync(path('target/file'));
+    expect([uid, size, statSync(path('target/new')).uid]).toEqual([0, 3, 65_534]);
+    expectNothingElse();
+  });
+
   test('a tar that is cut off or damaged, and a file that is no tar, are refused with invalid_request', async () => {
     const tar = await tarOf(
       { name: 'a', content: 'x'.repeat(1000) },
@@ -649,6 +710,9 @@ describe('writeArchive', () => {
     await disk.open();
     expect(existsSync(path('targettrue'))).toBe(false);
     expect(tree(path('targetfalse'))).toEqual(['dir', 'dir/a']);
+    expect(['', 'dir'].map((name) => statSync(path('targetfalse', name)).mode & 0o7777)).toEqual([
+      0o755, 0o755,
+    ]);
     expectNothingElse();
   });
 
@@ -737,6 +801,103 @@ describe('writeArchive', () => {
     chmodSync(path('target-false'), 0o700);
     await write(path('target-false'), await tarOf({ name: './', type: 'directory', mode: 0o777 }));
     expect(statSync(path('target-false')).mode & 0o7777).toBe(0o700);
+    expectNothingElse();
+  });
+
+  test('directories of a failed extraction have the modes of a complete one, whatever the umask', async () => {
+    const modes = (): [string, number][] =>
+      ['', 'private', 'no-entry', 'group', 'late'].map((name) => [
+        name,
+        statSync(path('target', name)).mode & 0o7777,
+      ]);
+    const entries: Entry[] = [
+      { name: 'private/', type: 'directory', mode: 0o700 },
+      { name: 'private/f', content: 'x' },
+      { name: 'no-entry/f', content: 'x' },
+      { name: 'group/', type: 'directory', mode: 0o770 },
+      { name: 'late/f', content: 'x' },
+      { name: 'late/', type: 'directory', mode: 0o700 },
+    ];
+    const expected = [
+      ['', 0o755],
+      ['private', 0o700],
+      ['no-entry', 0o755],
+      ['group', 0o770],
+      ['late', 0o700],
+    ];
+    const failing = await tarOf(...entries, { name: 'fifo', type: 'fifo' });
+    const mask = process.umask(0o077);
+    try {
+      await expect(write(path('target'), failing)).rejects.toEqual(refused('unsupported_file'));
+      expect(modes()).toEqual(expected);
+      await write(path('target'), await tarOf(...entries), { overwrite: true });
+      expect(modes()).toEqual(expected);
+    } finally {
+      process.umask(mask);
+    }
+    expectNothingElse();
+  });
+
+  test('a new top directory is private until its own entry, and after a failure has the mode of it', async () => {
+    for (const [mode, left] of [
+      [0o700, 0o700],
+      [0o775, 0o775],
+      [0o555, 0o755],
+    ] as const) {
+      const target = path(`target-${left.toString(8)}`);
+      const top: Entry = { name: './', type: 'directory', mode };
+      const tar = await tarOf(top, { name: 'f', content: 'x' }, { name: 'fifo', type: 'fifo' });
+      const modeOf = (): number => statSync(target).mode & 0o7777;
+      const seen: number[] = [];
+      async function* parts(): AsyncGenerator<WriteArchiveRequest__Output> {
+        yield { open: { path: raw(target), whole: false, overwrite: false, create_parents: false } };
+        seen.push(modeOf());
+        for (let at = 0; at < tar.length; at += 512) {
+          yield { chunk: tar.subarray(at, at + 512) };
+          seen.push(modeOf());
+        }
+      }
+      await expect(files.writeArchive(parts(), call())).rejects.toEqual(refused('unsupported_file'));
+      expect([...new Set(seen), modeOf()]).toEqual([...new Set([0o700, left]), left]);
+    }
+    expectNothingElse();
+  });
+
+  test.skipIf(!isRoot).each([
+    ['plain', 'shared'],
+    ['shared', 'plain'],
+  ])('each file gets the group that its own directory gives, %s before %s (needs root)', async (...names) => {
+    for (const target of ['target/plain', 'target/shared']) mkdirSync(path(target), { recursive: true });
+    chownSync(path('target/shared'), 0, 4321);
+    chmodSync(path('target/shared'), 0o2775);
+    const entries = names.flatMap((name) => [
+      { name: `${name}/small`, content: 'x' },
+      { name: `${name}/big`, content: Buffer.alloc(300_000) },
+      { name: `${name}/new/link`, type: 'symlink' as const, linkname: '../small' },
+      { name: `${name}/new/small`, content: 'x' },
+    ]);
+    await write(path('target'), await tarOf(...entries));
+    const own = process.getegid?.();
+    for (const { name } of entries)
+      expect([name, lstatSync(path('target', name)).gid]).toEqual([
+        name,
+        name.startsWith('shared') ? 4321 : own,
+      ]);
+    expectNothingElse();
+  });
+
+  test('a hundred existing directories are filled with at most 64 temporary directories at once', async () => {
+    const names = Array.from({ length: 100 }, (_, index) => `d${index}`);
+    for (const name of names) mkdirSync(path('target', name), { recursive: true });
+    const temporary = (): number => tree(disk.root).filter((name) => /\.farhand-[^/]*$/.test(name)).length;
+    let most = 0;
+    await write(path('target'), await tarOf(...names.map((name) => ({ name: `${name}/f`, content: name }))), {
+      chunk: 1024,
+      before: () => (most = temporary()),
+    });
+    expect(most).toBeGreaterThan(1);
+    expect(most).toBeLessThanOrEqual(64);
+    expect(names.map((name) => readFileSync(path('target', name, 'f'), 'utf8'))).toEqual(names);
     expectNothingElse();
   });
 

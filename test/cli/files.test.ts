@@ -3,6 +3,7 @@
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
+  chmodSync,
   existsSync,
   lstatSync,
   mkdirSync,
@@ -111,6 +112,22 @@ describe('farhand files', () => {
     expect(out.stdout).toEqual(Buffer.from([0, 255, 10]));
     const listed = spawnSync('tar', ['t'], { input: tar.stdout, encoding: 'utf8' });
     expect(listed.stdout).toContain('deep/er/run\n');
+  });
+
+  test('a fetched directory gets the mode of its source, as every directory in it does', async () => {
+    const { farhand, there, here } = await startScene();
+    for (const [name, mode] of [
+      ['private', 0o700],
+      ['private/open', 0o755],
+      ['group', 0o750],
+    ] as const) {
+      mkdirSync(join(there, name));
+      writeFileSync(join(there, name, 'file'), 'x');
+      chmodSync(join(there, name), mode);
+    }
+    await farhand('files get', [`web-1:${there}/private`, `web-1:${there}/group`, here]);
+    const modeOf = (name: string): number => statSync(join(here, name)).mode & 0o777;
+    expect(['private', 'private/open', 'group'].map(modeOf)).toEqual([0o700, 0o755, 0o750]);
   });
 
   test('lists, copies, moves, creates, finds and deletes', async () => {

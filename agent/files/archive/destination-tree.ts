@@ -1,5 +1,5 @@
-// The directory tree that an archive is unpacked into. Creates missing directories, and sets their modes and times
-// at the end.
+// The directory tree that an archive is unpacked into. Creates missing directories with their modes, and sets exact
+// modes and times at the end.
 import { AppError, ignoring, isErrno } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/atomic-write.ts';
@@ -11,11 +11,13 @@ import { type Bytes, parentOf } from '../confine/request-path.ts';
 const mostHeld = 256;
 const mostDirectories = 200_000;
 const mostFlushing = 16;
+/** Mode of a created directory that has no entry in the archive. */
+const defaultMode = 0o755;
 
-/** Attributes that a directory gets once all entries are extracted. */
 interface Attributes {
   mode: number;
-  mtimeNs: bigint;
+  /** Undefined for a directory without an entry in the archive. */
+  mtimeNs?: bigint;
 }
 
 export interface TreeDirectory {
@@ -23,14 +25,17 @@ export interface TreeDirectory {
   /** Path relative to the top; empty for the top itself. */
   path: Bytes;
   stats: fs.BigIntStats;
-  /** Id of the directory's mount. A file can be renamed only within one mount. */
-  mount: string | undefined;
+  /**
+   * Path of the nearest directory, this one included, that existed before this run. Its group (if it is setgid) and its
+   * default ACL are those that new files below it inherit, because directories inherit them too.
+   */
+  inheritsFrom: Bytes;
 }
 
 interface Remembered {
   self: string;
   made: boolean;
-  /** The attributes in the archive; undefined if the archive has no entry for the directory. */
+  /** Set for a created directory once its mode is known, and changed by a later entry for it. */
   attributes?: Attributes;
 }
 
@@ -58,10 +63,21 @@ export class Tree implements Disposable {
     return tree;
   }
 
-  /** Opens the directory at a path relative to the top. `make`: create missing directories. */
-  async directory(path: Bytes, make = true): Promise<TreeDirectory> {
+  /**
+   * Opens the directory at a path relative to the top.
+   * - `make`: create missing directories
+   * - `mode`: mode of the directory if it is created; created parents get mode 0755
+   */
+  async directory(path: Bytes, make = true, mode = defaultMode): Promise<TreeDirectory> {
     const known = this.#open.get(path);
-    return known ?? this.#enter(await this.directory(parentOf(path), make), path, make);
+    if (known) return known;
+    const above = await this.directory(parentOf(path), make);
+    return this.#enter(above, path, make ? mode : undefined);
+  }
+
+  /** Absolute path of a path in the tree, for messages. */
+  pathOf(path: Bytes): Bytes {
+    return path === '' ? this.#path : `${this.#path}/${path}`;
   }
 
   /** True if too many directories are open. The caller must then finish the files that it writes and call dispose(). */
@@ -91,10 +107,25 @@ export class Tree implements Disposable {
     );
   }
 
-  /** Stores the attributes that the archive has for a directory. A directory that existed before keeps its own. */
-  describe(path: Bytes, attributes: Attributes): void {
+  /**
+   * Opens or creates a directory that has an entry in the archive. If this run created it, it gets the mode of the entry
+   * now and the time at the end. A directory that existed before keeps its own.
+   */
+  async describe(path: Bytes, attributes: Attributes): Promise<void> {
+    const directory = await this.directory(path, true, attributes.mode);
     const remembered = this.#remembered.get(path);
-    if (remembered?.made) remembered.attributes = attributes;
+    if (!remembered?.made) return;
+    remembered.attributes = attributes;
+    await setMode(directory, attributes.mode);
+  }
+
+  /**
+   * Gives the top directory its default mode, if this run created it and the archive has no entry for it so far. It was
+   * private until the first entry, because that is usually its own.
+   */
+  async describeTop(): Promise<void> {
+    const top = this.#remembered.get('');
+    if (top?.made && !top.attributes) await this.describe('', { mode: defaultMode });
   }
 
   /** Gives each created directory its mode and time, and makes the entries of all directories durable. */
@@ -109,7 +140,8 @@ export class Tree implements Disposable {
     await flushes.end();
   }
 
-  async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
+  /** `mode`: mode of the directory if it is missing; undefined if it may not be created. */
+  async #enter(above: TreeDirectory, path: Bytes, mode: number | undefined): Promise<TreeDirectory> {
     const name = path.slice(path.lastIndexOf('/') + 1);
     const at = fs.child(above.pinned.at, name);
     // Without O_NOFOLLOW, a symlink could redirect entries to another directory.
@@ -118,25 +150,27 @@ export class Tree implements Disposable {
         throw notDirectory(path, error);
       });
     try {
-      return await this.#admit(path, await open(), false);
+      return await this.#admit(path, await open(), false, above);
     } catch (error) {
-      if (!make || !isErrno(error, 'ENOENT')) throw error;
+      if (mode === undefined || !isErrno(error, 'ENOENT')) throw error;
     }
     this.assertFree(above, name, undefined, path);
     // EEXIST means that another process has created the directory, or that a dangling symlink has the name.
     // Opening the name shows which of the two.
-    const made = await fs.mkdir(at, 0o700).then(() => true, ignoring('EEXIST'));
-    return this.#admit(path, await open(), made ?? false);
+    const made = (await fs.mkdir(at, mode | 0o700).then(() => true, ignoring('EEXIST'))) ?? false;
+    const directory = await this.#admit(path, await open(), made, above);
+    if (made) await setMode(directory, mode);
+    return directory;
   }
 
   /** Checks access to an open directory and adds it to the tree. The tree closes it later, unless it is the top. */
-  async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
+  async #admit(path: Bytes, pinned: fs.Pinned, made: boolean, above?: TreeDirectory): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
-      const pathText = path === '' ? this.#path : `${this.#path}/${path}`;
-      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, pathText);
-      this.#remember(path, fs.identityOf(stats), made);
-      const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at) };
+      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, this.pathOf(path));
+      const remembered = this.#remember(path, fs.identityOf(stats), made);
+      const inheritsFrom = above && remembered.made ? above.inheritsFrom : path;
+      const directory = { pinned, path, stats, inheritsFrom };
       this.#open.set(path, directory);
       return directory;
     } catch (error) {
@@ -145,7 +179,7 @@ export class Tree implements Disposable {
     }
   }
 
-  #remember(path: Bytes, self: string, made: boolean): void {
+  #remember(path: Bytes, self: string, made: boolean): Remembered {
     const remembered = this.#remembered.get(path);
     if (remembered && remembered.self !== self)
       throw entryFault(
@@ -153,13 +187,15 @@ export class Tree implements Disposable {
         path,
         'this directory was replaced while the archive was unpacked; try again',
       );
-    if (remembered) return;
+    if (remembered) return remembered;
     if (this.#remembered.size >= mostDirectories)
       throw new AppError(
         'payload_too_large',
         `the archive has more than ${mostDirectories} directories; split it into several archives`,
       );
-    this.#remembered.set(path, { self, made });
+    const first = { self, made };
+    this.#remembered.set(path, first);
+    return first;
   }
 }
 
@@ -170,6 +206,16 @@ function notDirectory(path: Bytes, error: unknown): unknown {
     path,
     'is a directory in the archive, but a file or symlink on the machine; remove or rename it there',
   );
+}
+
+/**
+ * Gives a created directory its mode, whatever the umask is. Its owner can fill it, and an inherited setgid bit stays. An
+ * interrupted extraction leaves this mode.
+ */
+async function setMode({ pinned }: TreeDirectory, mode: number): Promise<void> {
+  const now = Number((await pinned.stat()).mode) & 0o7777;
+  const wanted = (now & 0o2000) | mode | 0o700;
+  if (now !== wanted) await fs.chmod(pinned.at, wanted);
 }
 
 /**
@@ -185,9 +231,10 @@ async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flu
     using _ = directory;
     if (known?.made) {
       const { attributes } = known;
-      if (attributes) await handle.utimes(seconds(attributes.mtimeNs), seconds(attributes.mtimeNs));
+      const time = attributes?.mtimeNs;
+      if (time !== undefined) await handle.utimes(seconds(time), seconds(time));
       // A setgid bit inherited from the parent directory stays.
-      await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? 0o755));
+      await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? defaultMode));
     }
     await handle.sync().catch(ignoring('EINVAL', 'EOPNOTSUPP'));
   };

@@ -9,7 +9,7 @@ import {
   pathOfEntry,
   type TarEntry,
 } from '../../../shared/tar/index.ts';
-import { NewFile, seconds } from '../atomic/atomic-write.ts';
+import { keepOwner, NewFile, seconds } from '../atomic/atomic-write.ts';
 import { linkAs } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
@@ -21,6 +21,8 @@ import type { Tree, TreeDirectory } from './destination-tree.ts';
 const smallBytes = 256 * 1024;
 /** Maximum number of small files that are written at once. */
 const mostUnderway = 16;
+/** Maximum number of private directories at once. Each needs two open handles. */
+const mostTemporary = 64;
 
 interface ExtractorOptions {
   tree: Tree;
@@ -44,8 +46,8 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** Private directories for temporary files, by mount id: a file can be renamed only within one mount. */
-  readonly #temporary = new Map<string | undefined, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
+  /** Private directories for temporary files, by `inheritsFrom` of the directories that these are for. */
+  readonly #temporary = new Map<Bytes, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
   #names = 0;
@@ -68,9 +70,10 @@ export class Extractor implements AsyncDisposable {
       await Promise.all(this.#underway.values());
       tree[Symbol.dispose]();
     }
-    await asEntry(path, () =>
-      entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path),
-    );
+    await asEntry(path, async () => {
+      if (path !== '') await tree.describeTop();
+      await (entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path));
+    });
   }
 
   /** Resolves when all entries are placed and the temporary files are removed. Throws the first failure. */
@@ -90,9 +93,7 @@ export class Extractor implements AsyncDisposable {
   }
 
   async #directory({ mode, mtimeNs }: TarEntry, path: Bytes): Promise<void> {
-    const { tree } = this.#options;
-    await tree.directory(path);
-    tree.describe(path, { mode: mode & 0o777, mtimeNs });
+    await this.#options.tree.describe(path, { mode: mode & 0o777, mtimeNs });
   }
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
@@ -118,11 +119,7 @@ export class Extractor implements AsyncDisposable {
     const at = await this.#temporaryFor(directory);
     this.files += 1;
     this.bytes += entry.size;
-    if (entry.size > smallBytes) {
-      // The name is checked before the bytes of a large file are read, so that a refused name fails early.
-      await this.#assertFree(arrival);
-      return this.#write(arrival, at, entry.body);
-    }
+    if (entry.size > smallBytes) return this.#write(arrival, at, entry.body);
     const pieces: Buffer[] = [];
     for await (const piece of entry.body) pieces.push(piece);
     while (this.#underway.size >= mostUnderway) await Promise.race(this.#underway.values());
@@ -136,8 +133,11 @@ export class Extractor implements AsyncDisposable {
 
   async #write(arrival: Arrival, at: fs.Confined, pieces: TarEntry['body'] | Buffer[]): Promise<void> {
     const { mode, mtimeNs } = arrival.entry;
+    // Name and owner are checked before the bytes of a large file are read, so that a refused entry fails early.
+    const replaced = await this.#assertFree(arrival);
     {
       await using made = await NewFile.create(at);
+      if (replaced?.isFile()) await this.#takeOwner(made, replaced, arrival.path);
       for await (const piece of pieces) await made.append(piece);
       const { handle } = made.pinned;
       // An archive may not set setuid, setgid or sticky. chmod() ignores the umask.
@@ -147,6 +147,13 @@ export class Extractor implements AsyncDisposable {
       await made.sync();
     }
     await this.#place(arrival, at);
+  }
+
+  /** Gives a new file the owner and group of the file that it replaces, as a write does. */
+  async #takeOwner({ pinned }: NewFile, { uid, gid }: fs.BigIntStats, path: Bytes): Promise<void> {
+    const made = await pinned.stat();
+    if (made.uid === uid && made.gid === gid) return;
+    await keepOwner(pinned.handle.chown(Number(uid), Number(gid)), this.#options.tree.pathOf(path));
   }
 
   async #link(arrival: Arrival): Promise<void> {
@@ -182,8 +189,11 @@ export class Extractor implements AsyncDisposable {
     tree.assertFree(directory, name, got, path);
   }
 
-  /** Throws if the name belongs to a file that may not be replaced. A symlink is replaced, never its target. */
-  async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
+  /**
+   * Throws if the name belongs to a file that may not be replaced. A symlink is replaced, never its target. Returns the
+   * stats of the file that has the name.
+   */
+  async #assertFree({ directory, name, path, to }: Arrival): Promise<fs.BigIntStats | undefined> {
     const { tree, overwrite } = this.#options;
     const present = await fs.lookAt(to);
     tree.assertFree(directory, name, present, path);
@@ -201,6 +211,7 @@ export class Extractor implements AsyncDisposable {
         path,
         'a device, socket or FIFO on the machine has this name; remove or rename it there',
       );
+    return present;
   }
 
   async #place(arrival: Arrival, at: fs.Confined): Promise<void> {
@@ -221,18 +232,19 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Returns a free path for a temporary file. It lies in a private directory on the same mount as `directory`, because
-   * a file can be renamed only within one mount.
+   * Returns a free path for a temporary file, in a private directory. The file inherits group and default ACL as a file
+   * created in `directory` does, and can be renamed to it: both are on one mount.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
-    let temporary = this.#temporary.get(directory.mount)?.temporary;
+    let temporary = this.#temporary.get(directory.inheritsFrom)?.temporary;
     if (!temporary) {
+      if (this.#temporary.size >= mostTemporary) await this[Symbol.asyncDispose]();
       const pinned = await fs.pin(directory.pinned.at, fs.pathOnly | fs.O_DIRECTORY);
       temporary = await PrivateDirectory.open(pinned.at, this.#options.journal).catch((error: unknown) => {
         pinned[Symbol.dispose]();
         throw error;
       });
-      this.#temporary.set(directory.mount, { temporary, pinned });
+      this.#temporary.set(directory.inheritsFrom, { temporary, pinned });
     }
     this.#names += 1;
     return temporary.content(`content-${this.#names}`);

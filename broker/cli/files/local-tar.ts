@@ -59,10 +59,11 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
   if (tar.paddingOf(size) > 0) yield Buffer.alloc(tar.paddingOf(size));
 }
 
-/** Links to create and modes to set after all files are written. */
+/** Links to create and modes of directories to set after all files are written. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
-  modes: { path: tar.Bytes; mode: number }[];
+  /** Modes by path. The root comes first, with a mode that its entry in the archive replaces. */
+  modes: Map<tar.Bytes, number>;
 }
 
 /**
@@ -83,13 +84,13 @@ export async function extractNew(chunks: AsyncIterable<Buffer>, directory: strin
 }
 
 async function extract(root: tar.Bytes, chunks: AsyncIterable<Buffer>): Promise<void> {
-  const later: Later = { links: [], modes: [{ path: root, mode: 0o755 }] };
+  const later: Later = { links: [], modes: new Map([[root, 0o755]]) };
   for await (const entry of tar.readTar(chunks)) await extractEntry(root, entry, later);
   // The parents of all links are created before any link, so that no parent can be a link.
   for (const { path } of later.links) await makeParent(root, path);
   for (const { path, target } of later.links) await symlink(tar.bytes(target), tar.bytes(`${root}/${path}`));
   const mask = process.umask();
-  for (const { path, mode } of later.modes.reverse()) await chmod(tar.bytes(path), mode & 0o777 & ~mask);
+  for (const [path, mode] of [...later.modes].reverse()) await chmod(tar.bytes(path), mode & 0o777 & ~mask);
 }
 
 async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later): Promise<void> {
@@ -97,7 +98,7 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
   const at = path === '' ? root : `${root}/${path}`;
   if (entry.kind === 'directory') {
     await mkdir(tar.bytes(at), { recursive: true, mode: 0o700 });
-    later.modes.push({ path: at, mode: entry.mode });
+    later.modes.set(at, entry.mode);
   } else if (entry.kind === 'symlink') {
     const { target = '' } = entry;
     if (staysInside(path, target)) later.links.push({ path, target });
