@@ -54,12 +54,26 @@ export function addCommands(program: Command): void {
     },
   );
   routeVerb(commands, 'cancel', 'commands', 'cancel');
+  routeVerb(commands, 'signal', 'commands', 'signal', {
+    examples: ['--signal SIGHUP'],
+    flags: { '--signal <name>': 'signal to send, such as SIGINT' },
+  });
 }
 
 export function addBatches(program: Command): void {
   const batches = program
     .command('batches')
     .description('inspect and cancel batches, which run one command on many machines');
+  routeVerb(batches, 'list', 'batches', 'list', {
+    examples: ['--machine web-1 --since 2h'],
+    flags: {
+      '--machine <machine>': 'list only batches that include the machine MACHINE',
+      '--status <status>': 'only batches with this status: running, completed, failed or cancelled',
+      ...since,
+      ...latest,
+    },
+    view: { fields: 'id status total counts asked=created_at command', cells: { command: line } },
+  });
   routeVerb(batches, 'get', 'batches', 'get', { text: batchText });
   routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText });
 }

@@ -63,6 +63,10 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
   const { dataDir, url, apiKey, mayCreate } = place;
   if (dataDir) return (await import('./call-local-broker.ts')).withSocket(dataDir, use, { mayCreate });
   if (url && apiKey) return withUrl({ ...place, url }, use);
+  if (url)
+    throw new StartError(
+      `there is no API key for ${url}: set FARHAND_API_KEY, or run farhand login ${url} and unset FARHAND_URL`,
+    );
   throw new StartError(
     'no broker is configured: run farhand login URL, set FARHAND_URL and FARHAND_API_KEY, or pass --data-dir DIR on the broker’s machine',
   );
@@ -95,6 +99,8 @@ export async function withUrl<T>(
 /** Returns advice on a failed connection, or undefined if no advice fits the cause. */
 function adviceOn({ url, pin, ca }: Where & { url: string }, why: string, pinIt: string): string | undefined {
   if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
+  if (/WRONG_VERSION_NUMBER/.test(why))
+    return `the broker at that address speaks plain http: use ${url.replace('https:', 'http:')}`;
   if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
   return `if the broker made its own certificate, ${pinIt}; farhand whoami --data-dir DIR on the broker’s machine prints the pin`;
 }

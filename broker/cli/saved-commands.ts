@@ -7,7 +7,7 @@ import { given, type Options, verb } from './declare-verb.ts';
 import { findMachine, findSavedCommand, machineNames } from './find-by-name.ts';
 import { Exit } from './output-and-signals.ts';
 import { clean, print } from './print.ts';
-import { printView, routeVerb } from './verb-from-route.ts';
+import { printView, routeVerb, viewText } from './verb-from-route.ts';
 
 type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
 type Creation = Parameters<Farhand['savedCommands']['create']>[0];
@@ -19,7 +19,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter: write NAME, NAME:TYPE, or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end for callers that give no value',
+    'parameter: write NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end for callers that give no value',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
@@ -40,7 +40,13 @@ export function addSavedCommands(program: Command): void {
       },
     },
   });
-  routeVerb(saved, 'get', 'savedCommands', 'get');
+  routeVerb(saved, 'get', 'savedCommands', 'get', {
+    async text(command, client) {
+      const fields = 'name type values pattern required default description';
+      const parameters = await viewText(client, command.parameters, { fields });
+      return `${await viewText(client, command)}\n\n${parameters}`;
+    },
+  });
   const create = {
     about: 'save a command; {{NAME}} in an argument stands for a parameter, and no shell is used',
     examples: [
@@ -145,6 +151,10 @@ function parameterOf(text: string): Parameter {
       `--parameter ${text}: write NAME, NAME:TYPE or NAME:A|B; add ? after NAME if it is optional, and =DEFAULT at the end if it has a default`,
     );
   const type = types.find((one) => one === kind);
+  if (!type && !kind.includes('|'))
+    throw new UsageError(
+      `--parameter ${text}: ${kind} is no type; write ${types.join(', ')}, or the allowed values as A|B`,
+    );
   return {
     name,
     ...(type ? { type } : { type: 'enum', values: kind.split('|') }),

@@ -165,6 +165,26 @@ describe('farhand files', () => {
   });
 });
 
+test('attributes of remote files are printed and changed', async () => {
+  const { farhand, there } = await startScene();
+  const [path, other] = [join(there, 'a'), join(there, 'b')];
+  for (const one of [path, other]) writeFileSync(one, 'x');
+  const [stat, changed, wrong, nothing] = [
+    await farhand('files stat', [`web-1:${path}`]),
+    await farhand.json('files chmod', ['0640', `web-1:${path}`, `web-1:${other}`]),
+    await farhand('files chmod', ['rwx', `web-1:${path}`]),
+    await farhand('files chown', [':', `web-1:${path}`]),
+  ];
+  expect(stat.out).toMatch(/^size +1$/m);
+  expect(changed.map(({ mode }: { mode: string }) => mode)).toEqual(['0640', '0640']);
+  expect(statSync(path).mode & 0o777).toBe(0o640);
+  expect([wrong.code, nothing.code]).toEqual([1, 1]);
+  const own = `${process.getuid?.()}:${process.getgid?.()}`;
+  expect((await farhand('files chown', [own, `web-1:${path}`])).code).toBe(0);
+  const refused = await farhand('files chown', [':no-such-group', `web-1:${path}`]);
+  expect([refused.code, refused.err]).toEqual([1, expect.stringContaining('no-such-group')]);
+});
+
 describe('farhand files touch', () => {
   const old = new Date('2001-02-03T04:05:06.789Z');
 

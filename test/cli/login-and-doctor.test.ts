@@ -149,6 +149,18 @@ describe('farhand login', () => {
   });
 });
 
+test('farhand login --key-stdin without a URL prints no key', async () => {
+  const system = await startFarhand();
+  const line = createLine();
+  const { code, out, err } = await line('login', ['--key-stdin'], { input: `${system.key}\n` });
+  expect([code, out, err]).toEqual([2, '', expect.stringContaining('needs the URL of the broker')]);
+  const keyless = await line('machines list', [], { env: { FARHAND_URL: system.url } });
+  expect([keyless.code, keyless.err]).toEqual([
+    78,
+    expect.stringContaining(`there is no API key for ${system.url}: set FARHAND_API_KEY`),
+  ]);
+});
+
 test('farhand login reads the environment, stores absolute paths, and connects to the broker before it asks for a key', async () => {
   const system = await startFarhand();
   const tls = await startTlsProxy(system);

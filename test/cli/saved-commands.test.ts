@@ -15,7 +15,14 @@ test('saved commands are created, listed, run on machines, used by schedules and
   ]);
   expect(created).toMatchObject({ code: 0, out: expect.stringMatching(/^saved_\w{22}\n$/) });
   expect((await farhand('saved-commands list')).out).toMatch(/^greet +saved_\w+ +echo .+ word,count/m);
-  expect((await farhand('saved-commands get', ['greet'])).out).toMatch(/^name +greet$/m);
+  const { out } = await farhand('saved-commands get', ['greet']);
+  expect(out).toMatch(/^name +greet$/m);
+  expect(out).toMatch(/^NAME +TYPE .*\nword +enum +/m);
+  const mistyped = ['typed', '--parameter', 'who:str', '--', 'echo', '{{who}}'];
+  expect(await farhand('saved-commands create', mistyped)).toMatchObject({
+    code: 2,
+    err: expect.stringContaining('str is no type; write string, integer, boolean, path, or'),
+  });
 
   const unsaid = await farhand('saved-commands run', ['greet', '--param', 'word=one']);
   expect([unsaid.code, unsaid.err]).toEqual([2, expect.stringContaining('--machine or by --tags')]);

@@ -326,6 +326,15 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
   ]);
   expect([cancelled.id, ended.id]).toEqual([open.id, batch.id]);
   expect(printed.out).toMatch(/^web-1 +cmd_/m);
+  const all = await farhand('batches list', ['--machine', 'web-1', '--since', '1h']);
+  expect(all.out).toMatch(new RegExp(`^${batch.id} +\\w+ +1 .* sleep 300$`, 'm'));
+  const next = await client.commands.async({ machine_id: agent.machineId, command: 'exec sleep 300' });
+  await expect
+    .poll(() => farhand('commands signal', [next.id, '--signal', 'SIGINT']).then(({ code }) => code))
+    .toBe(0);
+  await expect
+    .poll(() => client.commands.get({ command_id: next.id }))
+    .toMatchObject({ status: 'failed', signal: 'SIGINT' });
 });
 
 test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {

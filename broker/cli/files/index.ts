@@ -213,6 +213,7 @@ function addChanges(files: Command): void {
       });
     await print(output, made, () => [`${made.path}/`]);
   });
+  addAttributes(files);
   const touches = {
     about: 'create an empty file, or set the modification time',
     examples: [
@@ -228,5 +229,38 @@ function addChanges(files: Command): void {
     const params = { create: !existing, ...given({ modified_at: modifiedAt }) };
     const touched = await client.files.touch({ ...(await resolve(client, text)), ...params });
     await print(output, touched, () => [decoded(touched.path, touched)]);
+  });
+}
+
+function addAttributes(files: Command): void {
+  const stat = {
+    about: 'print the attributes of a file or directory',
+    examples: ['farhand files stat web-1:/srv'],
+  };
+  verb(files, 'stat <path>', stat, async (client, text, { output }) =>
+    printView(client, output, await client.files.stat(await resolve(client, text))),
+  );
+  const change = async (client: Farhand, texts: string[], params: object, { output }: Common) => {
+    const paths = await Promise.all(texts.map((text) => resolve(client, text)));
+    const changed = await Array.fromAsync(paths, (path) => client.files.change({ ...path, ...params }));
+    await print(output, changed, () => table(changed, columns));
+  };
+  const modes = {
+    about: 'change the permissions of files',
+    examples: ['farhand files chmod 0640 web-1:/srv/a'],
+  };
+  verb(files, 'chmod <mode> <paths...>', modes, (client, mode, texts, options) =>
+    change(client, texts, { mode }, options),
+  );
+  const owners = {
+    about: 'change the owner of files, the group, or both',
+    examples: [
+      'farhand files chown www-data:www-data web-1:/srv/a',
+      'farhand files chown :www-data web-1:/srv/a',
+    ],
+  };
+  verb(files, 'chown <owner[:group]> <paths...>', owners, (client, names, texts, options) => {
+    const [owner, group] = names.split(':');
+    return change(client, texts, given({ owner: owner || undefined, group: group || undefined }), options);
   });
 }
