@@ -60,7 +60,13 @@ const tables = [
   // machine.
   `DROP INDEX alerts_open;
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
+  // The channels of the last step, as JSON: the text null for all channels. NULL if an older broker wrote the step.
+  'ALTER TABLE alerts ADD COLUMN channel_ids TEXT',
 ];
+/** The channels of a step, for the column `channel_ids`. NULL leaves the column as it is. */
+const withChannels = 'channel_ids = coalesce(?, channel_ids)';
+const channelsOf = (rule: AlertRule | undefined): string | null =>
+  rule ? JSON.stringify(rule.channel_ids) : null;
 
 interface RecordContext {
   state: Pick<State, 'machines'>;
@@ -136,13 +142,13 @@ export class AlertRecords {
       ...{ repeats: 0, repeated_at: null, resolved_at: null, reason: null },
     };
     const names = columns.split(', ');
-    const insert = `INSERT INTO alerts (${columns}) VALUES (${names.map(() => '?').join(', ')})
+    const insert = `INSERT INTO alerts (${columns}, channel_ids) VALUES (${names.map(() => '?').join(', ')}, ?)
       ON CONFLICT DO NOTHING RETURNING id`;
     const values = names.map((name) => Reflect.get(alert, name) as string | number | null);
     const same = `SELECT ${columns} FROM alerts WHERE rule_id = ? AND subject = ?
       AND coalesce(machine_id, '') = ? AND resolved_at IS NULL`;
     return this.#write(alert, async (transaction) => {
-      if (await transaction.get(insert, ...values)) {
+      if (await transaction.get(insert, ...values, channelsOf(rule))) {
         if (!isHeld) this.#emit('alert.opened', alert, transaction);
         return alert;
       }
@@ -152,10 +158,11 @@ export class AlertRecords {
   }
 
   /** Opens a held alert. Returns undefined if the stored alert is no longer held. */
-  release(held: Alert): Promise<Alert | undefined> {
-    const change = `UPDATE alerts SET status = 'open', opened_at = ? WHERE id = ? AND status = 'held' RETURNING ${columns}`;
+  release(held: Alert, rule: AlertRule): Promise<Alert | undefined> {
+    const change = `UPDATE alerts SET status = 'open', opened_at = ?, ${withChannels}
+      WHERE id = ? AND status = 'held' RETURNING ${columns}`;
     return this.#write(held, async (transaction) => {
-      const row = await transaction.get(change, now(), held.id);
+      const row = await transaction.get(change, now(), channelsOf(rule), held.id);
       const alert = row && fromRow(row);
       if (alert) this.#emit('alert.opened', alert, transaction);
       return alert;
@@ -164,25 +171,25 @@ export class AlertRecords {
 
   /**
    * Resolves an alert that is not resolved yet. Emits an event only if the alert was opened before. An alert that was
-   * held back until now causes no event.
+   * held back until now causes no event. Without the rule, this step goes to the channels of the step before.
    */
-  resolve(alert: Alert, reason: Reason): Promise<void> {
-    const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
+  resolve(alert: Alert, reason: Reason, rule?: AlertRule): Promise<void> {
+    const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?, ${withChannels}
       WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
     return this.#write(alert, async (transaction) => {
-      const row = await transaction.get(change, now(), reason, alert.id);
+      const row = await transaction.get(change, now(), reason, channelsOf(rule), alert.id);
       if (row && row.opened_at !== null) this.#emit('alert.resolved', fromRow(row), transaction);
     });
   }
 
   /** Counts a repeat of an alert. Returns the stored alert, or undefined if the alert is no longer open. */
-  repeat(alert: Alert): Promise<Alert | undefined> {
+  repeat(alert: Alert, rule: AlertRule): Promise<Alert | undefined> {
     const { id, repeats } = alert;
-    const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
+    const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?, ${withChannels}
       WHERE id = ? AND status = 'open' AND repeats = ? RETURNING ${columns}`;
     const same = `SELECT ${columns} FROM alerts WHERE id = ? AND status = 'open'`;
     return this.#write(alert, async (transaction) => {
-      const row = await transaction.get(change, now(), id, repeats);
+      const row = await transaction.get(change, now(), channelsOf(rule), id, repeats);
       if (row) this.#emit('alert.repeated', fromRow(row), transaction);
       // The update changes no row if another broker has already counted this repeat.
       const stored = row ?? (await transaction.get(same, id));

@@ -52,6 +52,9 @@ interface DigestServices {
 const tables = [
   `CREATE TABLE alert_notices (event_id TEXT UNIQUE, down_from INTEGER, down_until INTEGER);
   CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
+  // The channels of the rule when the step was written, because the rule may be changed or removed before the
+  // notification is made. JSON as in the table `alerts`.
+  'ALTER TABLE alert_notices ADD COLUMN channel_ids TEXT',
 ];
 
 /** A notification lists at most this many alerts, and at most this many machines that are missing after a downtime. */
@@ -84,10 +87,11 @@ export class Digest {
     const { events, state, store, queue } = services;
     // The transaction that opens, repeats or resolves an alert also writes a notice for the next notification. A crash
     // therefore loses no notice.
-    events.within(({ id, type }) => {
+    events.within(({ id, type, data }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
-      return (transaction) =>
-        transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
+      const insert = `INSERT INTO alert_notices (event_id, channel_ids)
+        VALUES (?, (SELECT channel_ids FROM alerts WHERE id = ?)) ON CONFLICT DO NOTHING`;
+      return (transaction) => transaction.run(insert, id, String(data.alert_id));
     });
     // Events of other brokers start the timer too. If such a broker is killed before it sends its notices, this broker
     // sends them.
@@ -182,27 +186,36 @@ export class Digest {
 
   /** Makes one notification for each channel from the alert steps in the table `alert_notices`. Deletes these rows. */
   async #notify(transaction: HistoryTransaction): Promise<void> {
-    const { events, state, receivers } = this.#services;
+    const { events, receivers } = this.#services;
     const rows = await transaction.all(
-      `SELECT n.rowid AS number, n.down_from, n.down_until, e.type, e.machine_id, e.data FROM alert_notices n
+      `SELECT n.rowid AS number, n.down_from, n.down_until, n.channel_ids, e.type, e.machine_id, e.data FROM alert_notices n
        LEFT JOIN events e ON e.id = n.event_id ORDER BY n.rowid LIMIT ?`,
       mostNotices,
     );
     const last = rows.at(-1);
     if (!last) return;
     transaction.run('DELETE FROM alert_notices WHERE rowid <= ?', last.number ?? 0);
-    const notices = rows.flatMap(noticeIn);
+    const addressed = rows.flatMap((row) =>
+      noticeIn(row).map((notice) => ({ notice, channelIds: this.#channelsOf(row, notice) })),
+    );
     const downtimes = rows.flatMap(downtimeIn);
     for (const channel of receivers.all()) {
       if (!receivers.isEnabled(channel)) continue;
-      const wanted = notices.filter(({ rule_id }) => {
-        const ids = state.alert_rules.get(rule_id)?.channel_ids ?? null;
-        return ids === null || ids.includes(channel.id);
-      });
+      const wanted = addressed
+        .filter(({ channelIds }) => channelIds === null || channelIds.includes(channel.id))
+        .map(({ notice }) => notice);
       const made = this.#notification(channel, wanted, downtimes);
       if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
     }
     if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
+  }
+
+  /** Returns the ids of the channels that get a step; null for all channels. */
+  #channelsOf(row: Row, { rule_id }: Notice): readonly string[] | null {
+    // A step that an older broker wrote has no channels, so it gets those that the rule has now.
+    if (row.channel_ids === null) return this.#services.state.alert_rules.get(rule_id)?.channel_ids ?? null;
+    // The cast is safe: only AlertRecords writes these texts.
+    return jsonIn(row, 'channel_ids') as string[] | null;
   }
 
   /**
