@@ -165,6 +165,23 @@ test('a hundred alerts at once are one message with their number; a rule can nam
   expect([all.got.length, some.got.length]).toEqual([1, 2]);
 });
 
+test('a channel that rules name is not deleted: the answer lists the rules, until they name other channels', async () => {
+  const { client, call, rule } = await startAlertSystem();
+  const channel = async (name: string): Promise<string> =>
+    (await client.alertChannels.create({ name, type: 'slack', url: 'https://example.org/x' })).id;
+  const [first, second] = [await channel('first'), await channel('second')];
+  const both = await rule({ name: 'both', kind: 'offline', channel_ids: [first, second] });
+  const only = await rule({ name: 'only', kind: 'offline', channel_ids: [first] });
+  await rule({ name: 'all', kind: 'offline' });
+  const answer = await call('DELETE', `/alerts/channels/${first}`);
+  expect(refusalIn(answer)).toBe('409 conflict');
+  expect(answer.body.error.message).toContain('2 alert rules name this channel: change or delete');
+  expect(answer.body.error.details.rules.toSorted()).toEqual([both.id, only.id].toSorted());
+  await client.alertRules.update({ rule_id: both.id, channel_ids: [second] });
+  await client.alertRules.remove({ rule_id: only.id });
+  expect(await client.alertChannels.remove({ channel_id: first })).toEqual({ deleted: true });
+});
+
 test('the steps of a deleted rule go only to its channels, also if it is deleted before they are sent or while its alert cannot be resolved', async () => {
   const system = await startAlertSystem({ tuning: { alerts: { quietMs: 3_000, longestMs: 20_000 } } });
   const [all, some] = [await startReceiver(), await startReceiver()];
