@@ -320,6 +320,17 @@ test.each([
   },
 );
 
+test('a rule whose limit changes keeps a recover value that was set, unless it is higher than the new limit', async () => {
+  const { client, rule } = await startAlertSystem();
+  const set = await rule({ name: 'set', kind: 'disk', above: 90, recover: 50 });
+  const byDefault = await rule({ name: 'default', kind: 'disk', above: 90 });
+  const recoverAt = async ({ id: rule_id }: { id: string }, above: number) =>
+    (await client.alertRules.update({ rule_id, above })).recover;
+  expect([await recoverAt(set, 80), await recoverAt(set, 50)]).toEqual([50, 50]);
+  expect([await recoverAt(set, 40), await recoverAt(set, 80)]).toEqual([36, 72]);
+  expect([await recoverAt(byDefault, 95), await recoverAt(byDefault, 70)]).toEqual([85.5, 63]);
+});
+
 test('a machine that gets the tag of a rule is compared with it at once', async () => {
   const { client, rule, machine, statuses } = await startAlertSystem();
   const one = await machine();
