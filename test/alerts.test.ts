@@ -265,8 +265,8 @@ async function alerted(
   return { ...system, one, rule_id, alert_id: alert?.id ?? '' };
 }
 
-test('an alert repeats until it is acknowledged; it is acknowledged once, and resolved as before', async () => {
-  const { clock, one, alert_id, client, steps, call } = await alerted({ repeat_every: 10 * minute });
+test('an alert repeats until it is acknowledged; another note is stored without a second event, and it resolves as before', async () => {
+  const { clock, one, alert_id, client, steps, call, keyed } = await alerted({ repeat_every: 10 * minute });
   const later = async (minutes: number): Promise<void> => {
     for (let n = 0; n < minutes * 2; n += 1) {
       clock.leap(30_000);
@@ -281,8 +281,20 @@ test('an alert repeats until it is acknowledged; it is acknowledged once, and re
   await expect.poll(steps).toEqual(['opened', 'repeated', 'repeated']);
   const acknowledged = await client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'on it' });
   expect(acknowledged).toMatchObject({ status: 'acknowledged', note: 'on it', repeats: 2 });
-  const again = await client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'me too' });
-  expect(again).toEqual(acknowledged);
+  const other = await keyed(['machines:read', 'machines:write']);
+  for (const same of [{ note: 'on it' }, { note: null }, {}])
+    expect(await other.client.alerts.acknowledge({ alert_id, acknowledged: true, ...same })).toEqual(
+      acknowledged,
+    );
+  const again = await other.client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'me too' });
+  expect(again).toMatchObject({
+    ...acknowledged,
+    note: 'me too',
+    acknowledged_at: again.acknowledged_at,
+    acknowledged_by: again.acknowledged_by,
+  });
+  expect(again.acknowledged_by).not.toBe(acknowledged.acknowledged_by);
+  expect(await client.alerts.get({ alert_id })).toEqual(again);
   await later(30);
   expect(await steps()).toEqual(['opened', 'repeated', 'repeated', 'acknowledged']);
   await one.report({ cpu: 1 });

@@ -197,15 +197,22 @@ export class AlertRecords {
     });
   }
 
-  /** Acknowledges an alert if it is open. Returns the alert, changed or unchanged; undefined if it does not exist. */
+  /**
+   * Acknowledges an alert if it is open. If it is acknowledged already, another note replaces the stored one, without an
+   * event. Returns the alert, changed or unchanged; undefined if it does not exist.
+   */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?
-      WHERE id = ? AND status = 'open' RETURNING ${columns}`;
+      WHERE id = ? AND status = ? RETURNING ${columns}`;
     return this.#history.write(async (transaction) => {
-      const row = await transaction.get(change, now(), caller.key_id, note, id);
+      const before = await this.find(id, transaction);
+      const isOpen = before?.status === 'open';
+      const hasNewNote = before?.status === 'acknowledged' && note !== null && note !== before.note;
+      if (!isOpen && !hasNewNote) return before;
+      const row = await transaction.get(change, now(), caller.key_id, note, id, before.status);
       if (!row) return await this.find(id, transaction);
       const alert = fromRow(row);
-      this.#emit('alert.acknowledged', alert, transaction);
+      if (isOpen) this.#emit('alert.acknowledged', alert, transaction);
       caller.commit(transaction, { alert_id: alert.id });
       return alert;
     });
