@@ -182,6 +182,24 @@ test('a channel that rules name is not deleted: the answer lists the rules, unti
   expect(await client.alertChannels.remove({ channel_id: first })).toEqual({ deleted: true });
 });
 
+test('the events about the alert of a removed machine have its name', async () => {
+  const system = await startAlertSystem();
+  const receiver = await startReceiver();
+  await system.client.alertChannels.create({ name: 'ops', type: 'slack', url: urlFor('slack', receiver) });
+  await burn(system, ['web-1']);
+  await receiver.heard(1);
+  const [machine] = (await system.client.machines.list()).items;
+  await system.client.machines.remove({ machine_id: machine?.id ?? '' });
+  await receiver.heard(2);
+  const { items } = await system.client.events.list({ machine_id: machine?.id ?? '', sort: 'created_at' });
+  const named = items.filter(({ type }) => type.startsWith('alert.'));
+  expect(named.map(({ type, data }) => [type, data.machine_name])).toEqual(
+    ['opened', 'notified', 'resolved', 'notified'].map((step) => [`alert.${step}`, 'web-1']),
+  );
+  const [alert] = await system.alerts();
+  expect(alert).not.toHaveProperty('machine_name');
+});
+
 test('the steps of a deleted rule go only to its channels, also if it is deleted before they are sent or while its alert cannot be resolved', async () => {
   const system = await startAlertSystem({ tuning: { alerts: { quietMs: 3_000, longestMs: 20_000 } } });
   const [all, some] = [await startReceiver(), await startReceiver()];

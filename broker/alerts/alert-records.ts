@@ -22,6 +22,8 @@ export interface Alert extends Omit<Served, Times> {
   id: AlertId;
   rule_id: RuleId;
   machine_id: MachineId | null;
+  /** Name of the machine when the alert was created, for events after its removal; null in rows of older brokers. */
+  machine_name: string | null;
   created_at: number;
   opened_at: number | null;
   window_id: WindowId | null;
@@ -41,7 +43,7 @@ const counted: CountedTable = {
   ...{ table: 'alerts', time: 'created_at', number: 'rowid', columns: ['rule_id', 'kind', 'status'] },
 };
 const columns =
-  'id, rule_id, name, kind, machine_id, subject, status, message, value, created_at, opened_at, window_id, acknowledged_at, acknowledged_by, note, repeats, repeated_at, resolved_at, reason';
+  'id, rule_id, name, kind, machine_id, machine_name, subject, status, message, value, created_at, opened_at, window_id, acknowledged_at, acknowledged_by, note, repeats, repeated_at, resolved_at, reason';
 const tables = [
   `CREATE TABLE alerts (
     id TEXT NOT NULL UNIQUE, rule_id TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL, machine_id TEXT,
@@ -62,6 +64,7 @@ const tables = [
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
   // The channels of the last step, as JSON: the text null for all channels. NULL if an older broker wrote the step.
   'ALTER TABLE alerts ADD COLUMN channel_ids TEXT',
+  'ALTER TABLE alerts ADD COLUMN machine_name TEXT',
 ];
 /** The channels of a step, for the column `channel_ids`. NULL leaves the column as it is. */
 const withChannels = 'channel_ids = coalesce(?, channel_ids)';
@@ -130,7 +133,7 @@ export class AlertRecords {
     const isHeld = what.window_id !== null;
     const alert: Alert = {
       ...{ id: newId('alert') as AlertId, rule_id: rule.id, name: rule.name, kind: rule.kind },
-      ...{ machine_id: subject.machineId, subject: subject.id, ...what },
+      ...{ machine_id: subject.machineId, machine_name: this.#nameOf(subject), subject: subject.id, ...what },
       ...{
         status: isHeld ? 'held' : 'open',
         created_at: at,
@@ -237,19 +240,23 @@ export class AlertRecords {
     });
   }
 
+  #nameOf({ machineId }: Subject): string | null {
+    return machineId === null ? null : (this.#context.state.machines.get(machineId)?.name ?? null);
+  }
+
   #emit(type: EventType, alert: Alert, transaction: Journal): void {
     const { id: alert_id, rule_id, name, kind, subject, status, message, value, reason } = alert;
-    const { machine_id } = alert;
+    const { machine_id, machine_name } = alert;
     const machine =
       machine_id === null
         ? undefined
-        : (this.#context.state.machines.get(machine_id) ?? { id: machine_id, name: '' });
+        : (this.#context.state.machines.get(machine_id) ?? { id: machine_id, name: machine_name ?? '' });
     const data = { alert_id, rule_id, name, kind, subject, status, message, value, reason };
     this.#context.events.emit(transaction, type, machine, data);
   }
 }
 
-export function toJson(alert: Alert): Served {
+export function toJson({ machine_name: _, ...alert }: Alert): Served {
   const text = (at: number | null): string | null => (at === null ? null : iso(at));
   return {
     ...alert,

@@ -205,7 +205,7 @@ export class Digest {
         .filter(({ channelIds }) => channelIds === null || channelIds.includes(channel.id))
         .map(({ notice }) => notice);
       const made = this.#notification(channel, wanted, downtimes);
-      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
+      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made, rows), made);
     }
     if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
   }
@@ -253,12 +253,20 @@ export class Digest {
     return away.slice(0, mostListed).map(({ id, name }) => ({ machine_id: id, machine_name: name }));
   }
 
-  /** Returns the machine of a notification, if the notification is about one machine only. */
-  #machineOf({ alerts, downtimes }: Notification): { id: string; name: string } | undefined {
+  /**
+   * Returns the machine of a notification, if the notification is about one machine only. `rows` are the
+   * alert steps: the last one about a removed machine has the name of this machine.
+   */
+  #machineOf(
+    { alerts, downtimes }: Notification,
+    rows: readonly Row[],
+  ): { id: string; name: string } | undefined {
     const ids = new Set(alerts.map(({ machine_id }) => machine_id));
     const [id] = ids;
     if (ids.size !== 1 || id === null || id === undefined || downtimes.length > 0) return undefined;
-    return this.#services.state.machines.get(id) ?? { id, name: '' };
+    const machine = this.#services.state.machines.get(id);
+    const row = rows.findLast(({ machine_id }) => machine_id === id);
+    return machine ?? { id, name: row ? machineNameIn(row) : '' };
   }
 }
 
@@ -270,6 +278,12 @@ function noticeIn(row: Row): Notice[] {
   const { alert_id, rule_id, name, message } = data;
   const machine_id = row.machine_id === null ? null : textIn(row, 'machine_id');
   return [{ step, alert_id, rule_id, name, machine_id, message }];
+}
+
+function machineNameIn(row: Row): string {
+  // The cast is safe: events about a machine have its name.
+  const { machine_name } = jsonIn(row, 'data') as { machine_name: string };
+  return machine_name;
 }
 
 function downtimeIn({ down_from, down_until }: Row): Notification['downtimes'] {
