@@ -165,6 +165,77 @@ test('a hundred alerts at once are one message with their number; a rule can nam
   expect([all.got.length, some.got.length]).toEqual([1, 2]);
 });
 
+test('a channel that rules name is not deleted: the answer lists the rules, until they name other channels', async () => {
+  const { client, call, rule } = await startAlertSystem();
+  const channel = async (name: string): Promise<string> =>
+    (await client.alertChannels.create({ name, type: 'slack', url: 'https://example.org/x' })).id;
+  const [first, second] = [await channel('first'), await channel('second')];
+  const both = await rule({ name: 'both', kind: 'offline', channel_ids: [first, second] });
+  const only = await rule({ name: 'only', kind: 'offline', channel_ids: [first] });
+  await rule({ name: 'all', kind: 'offline' });
+  const answer = await call('DELETE', `/alerts/channels/${first}`);
+  expect(refusalIn(answer)).toBe('409 conflict');
+  expect(answer.body.error.message).toContain('2 alert rules name this channel: change or delete');
+  expect(answer.body.error.details.rules.toSorted()).toEqual([both.id, only.id].toSorted());
+  await client.alertRules.update({ rule_id: both.id, channel_ids: [second] });
+  await client.alertRules.remove({ rule_id: only.id });
+  expect(await client.alertChannels.remove({ channel_id: first })).toEqual({ deleted: true });
+});
+
+test('the events about the alert of a removed machine have its name', async () => {
+  const system = await startAlertSystem();
+  const receiver = await startReceiver();
+  await system.client.alertChannels.create({ name: 'ops', type: 'slack', url: urlFor('slack', receiver) });
+  await burn(system, ['web-1']);
+  await receiver.heard(1);
+  const [machine] = (await system.client.machines.list()).items;
+  await system.client.machines.remove({ machine_id: machine?.id ?? '' });
+  await receiver.heard(2);
+  const { items } = await system.client.events.list({ machine_id: machine?.id ?? '', sort: 'created_at' });
+  const named = items.filter(({ type }) => type.startsWith('alert.'));
+  expect(named.map(({ type, data }) => [type, data.machine_name])).toEqual(
+    ['opened', 'notified', 'resolved', 'notified'].map((step) => [`alert.${step}`, 'web-1']),
+  );
+  const [alert] = await system.alerts();
+  expect(alert).not.toHaveProperty('machine_name');
+});
+
+test('the steps of a deleted rule go only to its channels, also if it is deleted before they are sent or while its alert cannot be resolved', async () => {
+  const system = await startAlertSystem({ tuning: { alerts: { quietMs: 3_000, longestMs: 20_000 } } });
+  const [all, some] = [await startReceiver(), await startReceiver()];
+  const channel = async (receiver: Receiver, name: string): Promise<string> =>
+    (await system.client.alertChannels.create({ name, type: 'slack', url: urlFor('slack', receiver) })).id;
+  await channel(all, 'all');
+  const channel_ids = [await channel(some, 'some')];
+  const rule = { kind: 'cpu' as const, above: 50, for: 0, channel_ids };
+  const one = await system.machine();
+  const { id: rule_id } = await system.rule({ name: 'first', ...rule });
+  await one.report({ cpu: 60 });
+  await expect.poll(system.statuses).toEqual(['open']);
+  await system.client.alertRules.remove({ rule_id });
+  await expect.poll(system.statuses).toEqual(['resolved']);
+  system.clock.leap(3_000);
+  await some.heard(1);
+  expect(messages('slack', some)[0]).toContain('Alerts: 1 opened, 1 resolved');
+  const { id: second } = await system.rule({ name: 'second', ...rule });
+  await expect.poll(system.statuses).toEqual(['resolved', 'open']);
+  system.clock.leap(3_000);
+  await some.heard(2);
+  await system.broker.close();
+  const onStores = ({ state }: { state: State }): void => {
+    void state.change((transaction) => transaction.remove('alert_rules', second));
+  };
+  const flags = ['--webhook-allow', '127.0.0.0/8', '--grpc', system.grpc];
+  const tuning = { onStores, alerts: soon };
+  const again = await startFarhand({ dataDir: system.dataDir, flags, tuning });
+  await some.heard(3);
+  expect(messages('slack', some)[2]).toContain('Resolved: CPU usage');
+  await one.back(again.client);
+  await again.client.alertRules.create({ ...rule, name: 'third', channel_ids: null });
+  await all.heard(1);
+  expect(messages('slack', all)).toEqual([expect.stringContaining('Rule: third')]);
+});
+
 test('a thousand machines that are offline at once are one message, and a restart of the broker sends none', async () => {
   let declared: State | undefined;
   const onStores = ({ state }: { state: State }): void => {

@@ -18,6 +18,8 @@ test.each([
   ],
   ['by a wrong expression', { cron: '61 * * * *', duration: minute }, 'cron'],
   ['in a zone that does not exist', { cron: '@daily', duration: minute, timezone: 'Mars/Base' }, 'timezone'],
+  ['once, in a zone that does not exist', { duration: minute, timezone: 'Mars/Base' }, 'timezone'],
+  ['once, in a zone with a long name', { duration: minute, timezone: 'a'.repeat(65) }, 'timezone'],
 ])('a window %s is refused, and the answer names the field', async (_what, body, field) => {
   const { call } = await startAlertSystem();
   const answer = await call('POST', '/alerts/windows', { body: { name: 'x', ...body } });

@@ -265,8 +265,8 @@ async function alerted(
   return { ...system, one, rule_id, alert_id: alert?.id ?? '' };
 }
 
-test('an alert repeats until it is acknowledged; it is acknowledged once, and resolved as before', async () => {
-  const { clock, one, alert_id, client, steps, call } = await alerted({ repeat_every: 10 * minute });
+test('an alert repeats until it is acknowledged; another note is stored without a second event, and it resolves as before', async () => {
+  const { clock, one, alert_id, client, steps, call, keyed } = await alerted({ repeat_every: 10 * minute });
   const later = async (minutes: number): Promise<void> => {
     for (let n = 0; n < minutes * 2; n += 1) {
       clock.leap(30_000);
@@ -281,8 +281,20 @@ test('an alert repeats until it is acknowledged; it is acknowledged once, and re
   await expect.poll(steps).toEqual(['opened', 'repeated', 'repeated']);
   const acknowledged = await client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'on it' });
   expect(acknowledged).toMatchObject({ status: 'acknowledged', note: 'on it', repeats: 2 });
-  const again = await client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'me too' });
-  expect(again).toEqual(acknowledged);
+  const other = await keyed(['machines:read', 'machines:write']);
+  for (const same of [{ note: 'on it' }, { note: null }, {}])
+    expect(await other.client.alerts.acknowledge({ alert_id, acknowledged: true, ...same })).toEqual(
+      acknowledged,
+    );
+  const again = await other.client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'me too' });
+  expect(again).toMatchObject({
+    ...acknowledged,
+    note: 'me too',
+    acknowledged_at: again.acknowledged_at,
+    acknowledged_by: again.acknowledged_by,
+  });
+  expect(again.acknowledged_by).not.toBe(acknowledged.acknowledged_by);
+  expect(await client.alerts.get({ alert_id })).toEqual(again);
   await later(30);
   expect(await steps()).toEqual(['opened', 'repeated', 'repeated', 'acknowledged']);
   await one.report({ cpu: 1 });
@@ -319,6 +331,17 @@ test.each([
     expect(await system.steps()).toEqual(['opened', 'resolved']);
   },
 );
+
+test('a rule whose limit changes keeps a recover value that was set, unless it is higher than the new limit', async () => {
+  const { client, rule } = await startAlertSystem();
+  const set = await rule({ name: 'set', kind: 'disk', above: 90, recover: 50 });
+  const byDefault = await rule({ name: 'default', kind: 'disk', above: 90 });
+  const recoverAt = async ({ id: rule_id }: { id: string }, above: number) =>
+    (await client.alertRules.update({ rule_id, above })).recover;
+  expect([await recoverAt(set, 80), await recoverAt(set, 50)]).toEqual([50, 50]);
+  expect([await recoverAt(set, 40), await recoverAt(set, 80)]).toEqual([36, 72]);
+  expect([await recoverAt(byDefault, 95), await recoverAt(byDefault, 70)]).toEqual([85.5, 63]);
+});
 
 test('a machine that gets the tag of a rule is compared with it at once', async () => {
   const { client, rule, machine, statuses } = await startAlertSystem();

@@ -22,6 +22,8 @@ export interface Alert extends Omit<Served, Times> {
   id: AlertId;
   rule_id: RuleId;
   machine_id: MachineId | null;
+  /** Name of the machine when the alert was created, for events after its removal; null in rows of older brokers. */
+  machine_name: string | null;
   created_at: number;
   opened_at: number | null;
   window_id: WindowId | null;
@@ -41,7 +43,7 @@ const counted: CountedTable = {
   ...{ table: 'alerts', time: 'created_at', number: 'rowid', columns: ['rule_id', 'kind', 'status'] },
 };
 const columns =
-  'id, rule_id, name, kind, machine_id, subject, status, message, value, created_at, opened_at, window_id, acknowledged_at, acknowledged_by, note, repeats, repeated_at, resolved_at, reason';
+  'id, rule_id, name, kind, machine_id, machine_name, subject, status, message, value, created_at, opened_at, window_id, acknowledged_at, acknowledged_by, note, repeats, repeated_at, resolved_at, reason';
 const tables = [
   `CREATE TABLE alerts (
     id TEXT NOT NULL UNIQUE, rule_id TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL, machine_id TEXT,
@@ -60,7 +62,14 @@ const tables = [
   // machine.
   `DROP INDEX alerts_open;
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
+  // The channels of the last step, as JSON: the text null for all channels. NULL if an older broker wrote the step.
+  'ALTER TABLE alerts ADD COLUMN channel_ids TEXT',
+  'ALTER TABLE alerts ADD COLUMN machine_name TEXT',
 ];
+/** The channels of a step, for the column `channel_ids`. NULL leaves the column as it is. */
+const withChannels = 'channel_ids = coalesce(?, channel_ids)';
+const channelsOf = (rule: AlertRule | undefined): string | null =>
+  rule ? JSON.stringify(rule.channel_ids) : null;
 
 interface RecordContext {
   state: Pick<State, 'machines'>;
@@ -124,7 +133,7 @@ export class AlertRecords {
     const isHeld = what.window_id !== null;
     const alert: Alert = {
       ...{ id: newId('alert') as AlertId, rule_id: rule.id, name: rule.name, kind: rule.kind },
-      ...{ machine_id: subject.machineId, subject: subject.id, ...what },
+      ...{ machine_id: subject.machineId, machine_name: this.#nameOf(subject), subject: subject.id, ...what },
       ...{
         status: isHeld ? 'held' : 'open',
         created_at: at,
@@ -136,13 +145,13 @@ export class AlertRecords {
       ...{ repeats: 0, repeated_at: null, resolved_at: null, reason: null },
     };
     const names = columns.split(', ');
-    const insert = `INSERT INTO alerts (${columns}) VALUES (${names.map(() => '?').join(', ')})
+    const insert = `INSERT INTO alerts (${columns}, channel_ids) VALUES (${names.map(() => '?').join(', ')}, ?)
       ON CONFLICT DO NOTHING RETURNING id`;
     const values = names.map((name) => Reflect.get(alert, name) as string | number | null);
     const same = `SELECT ${columns} FROM alerts WHERE rule_id = ? AND subject = ?
       AND coalesce(machine_id, '') = ? AND resolved_at IS NULL`;
     return this.#write(alert, async (transaction) => {
-      if (await transaction.get(insert, ...values)) {
+      if (await transaction.get(insert, ...values, channelsOf(rule))) {
         if (!isHeld) this.#emit('alert.opened', alert, transaction);
         return alert;
       }
@@ -152,10 +161,11 @@ export class AlertRecords {
   }
 
   /** Opens a held alert. Returns undefined if the stored alert is no longer held. */
-  release(held: Alert): Promise<Alert | undefined> {
-    const change = `UPDATE alerts SET status = 'open', opened_at = ? WHERE id = ? AND status = 'held' RETURNING ${columns}`;
+  release(held: Alert, rule: AlertRule): Promise<Alert | undefined> {
+    const change = `UPDATE alerts SET status = 'open', opened_at = ?, ${withChannels}
+      WHERE id = ? AND status = 'held' RETURNING ${columns}`;
     return this.#write(held, async (transaction) => {
-      const row = await transaction.get(change, now(), held.id);
+      const row = await transaction.get(change, now(), channelsOf(rule), held.id);
       const alert = row && fromRow(row);
       if (alert) this.#emit('alert.opened', alert, transaction);
       return alert;
@@ -164,25 +174,25 @@ export class AlertRecords {
 
   /**
    * Resolves an alert that is not resolved yet. Emits an event only if the alert was opened before. An alert that was
-   * held back until now causes no event.
+   * held back until now causes no event. Without the rule, this step goes to the channels of the step before.
    */
-  resolve(alert: Alert, reason: Reason): Promise<void> {
-    const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
+  resolve(alert: Alert, reason: Reason, rule?: AlertRule): Promise<void> {
+    const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?, ${withChannels}
       WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
     return this.#write(alert, async (transaction) => {
-      const row = await transaction.get(change, now(), reason, alert.id);
+      const row = await transaction.get(change, now(), reason, channelsOf(rule), alert.id);
       if (row && row.opened_at !== null) this.#emit('alert.resolved', fromRow(row), transaction);
     });
   }
 
   /** Counts a repeat of an alert. Returns the stored alert, or undefined if the alert is no longer open. */
-  repeat(alert: Alert): Promise<Alert | undefined> {
+  repeat(alert: Alert, rule: AlertRule): Promise<Alert | undefined> {
     const { id, repeats } = alert;
-    const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
+    const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?, ${withChannels}
       WHERE id = ? AND status = 'open' AND repeats = ? RETURNING ${columns}`;
     const same = `SELECT ${columns} FROM alerts WHERE id = ? AND status = 'open'`;
     return this.#write(alert, async (transaction) => {
-      const row = await transaction.get(change, now(), id, repeats);
+      const row = await transaction.get(change, now(), channelsOf(rule), id, repeats);
       if (row) this.#emit('alert.repeated', fromRow(row), transaction);
       // The update changes no row if another broker has already counted this repeat.
       const stored = row ?? (await transaction.get(same, id));
@@ -190,15 +200,22 @@ export class AlertRecords {
     });
   }
 
-  /** Acknowledges an alert if it is open. Returns the alert, changed or unchanged; undefined if it does not exist. */
+  /**
+   * Acknowledges an alert if it is open. If it is acknowledged already, another note replaces the stored one, without an
+   * event. Returns the alert, changed or unchanged; undefined if it does not exist.
+   */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?
-      WHERE id = ? AND status = 'open' RETURNING ${columns}`;
+      WHERE id = ? AND status = ? RETURNING ${columns}`;
     return this.#history.write(async (transaction) => {
-      const row = await transaction.get(change, now(), caller.key_id, note, id);
+      const before = await this.find(id, transaction);
+      const isOpen = before?.status === 'open';
+      const hasNewNote = before?.status === 'acknowledged' && note !== null && note !== before.note;
+      if (!isOpen && !hasNewNote) return before;
+      const row = await transaction.get(change, now(), caller.key_id, note, id, before.status);
       if (!row) return await this.find(id, transaction);
       const alert = fromRow(row);
-      this.#emit('alert.acknowledged', alert, transaction);
+      if (isOpen) this.#emit('alert.acknowledged', alert, transaction);
       caller.commit(transaction, { alert_id: alert.id });
       return alert;
     });
@@ -223,19 +240,23 @@ export class AlertRecords {
     });
   }
 
+  #nameOf({ machineId }: Subject): string | null {
+    return machineId === null ? null : (this.#context.state.machines.get(machineId)?.name ?? null);
+  }
+
   #emit(type: EventType, alert: Alert, transaction: Journal): void {
     const { id: alert_id, rule_id, name, kind, subject, status, message, value, reason } = alert;
-    const { machine_id } = alert;
+    const { machine_id, machine_name } = alert;
     const machine =
       machine_id === null
         ? undefined
-        : (this.#context.state.machines.get(machine_id) ?? { id: machine_id, name: '' });
+        : (this.#context.state.machines.get(machine_id) ?? { id: machine_id, name: machine_name ?? '' });
     const data = { alert_id, rule_id, name, kind, subject, status, message, value, reason };
     this.#context.events.emit(transaction, type, machine, data);
   }
 }
 
-export function toJson(alert: Alert): Served {
+export function toJson({ machine_name: _, ...alert }: Alert): Served {
   const text = (at: number | null): string | null => (at === null ? null : iso(at));
   return {
     ...alert,

@@ -90,6 +90,7 @@ export class ChannelHandlers implements Routes {
     await this.#parts.state.change((transaction) => {
       const editor = { key_id: caller.key_id, ...caller.during(transaction) };
       this.#find(channel_id, editor, transaction.before);
+      assertUnused(channel_id, transaction.before);
       transaction.remove('alert_channels', channel_id);
       caller.commit(transaction);
     });
@@ -280,6 +281,15 @@ function assertSecretSent(
     'secret',
     'must be sent again, or set to null: the new url leads to another server, which must not get the stored secret',
   );
+}
+
+/** Throws conflict if rules name the channel, because a rule whose only channel is deleted would send no alerts. */
+function assertUnused(channel_id: ChannelId, { alert_rules }: Declared): void {
+  const users = [...alert_rules.values()].filter(({ channel_ids }) => channel_ids?.includes(channel_id));
+  if (users.length === 0) return;
+  const count = users.length === 1 ? '1 alert rule names' : `${users.length} alert rules name`;
+  const message = `${count} this channel: change or delete the rules in details.rules first`;
+  throw new AppError('conflict', message, { channel_id, rules: users.slice(0, 100).map(({ id }) => id) });
 }
 
 function assertMayRead({ may }: Pick<Rights, 'may'>): void {

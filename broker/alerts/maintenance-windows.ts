@@ -9,6 +9,7 @@ import { newId } from '../../shared/ids.ts';
 import { currentKey, mayUseAll, reaches } from '../keys/rights.ts';
 import { pageOf } from '../paging.ts';
 import { checkedTimetable, Timetable } from '../schedules/due-times.ts';
+import { findTimeZone } from '../schedules/time-zone.ts';
 import type { Declared, MaintenanceWindow, State } from '../state/in-memory-state.ts';
 import type { Subject } from './alert-records.ts';
 
@@ -126,6 +127,8 @@ function windowOf(input: Input<Api['maintenanceWindows']['create']>): Maintenanc
   } = input;
   const id = newId('window') as WindowId;
   const made = { id, ...rest, machine_ids, tags, created_at: iso() };
+  if (!findTimeZone(rest.timezone))
+    throw fieldError('body', 'timezone', 'must be the name of a time zone, such as Europe/Berlin');
   if (cron !== null) {
     if (starts_at)
       throw fieldError('body', 'starts_at', 'cannot be set for a window with cron: leave it out');

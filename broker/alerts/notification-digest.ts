@@ -52,6 +52,9 @@ interface DigestServices {
 const tables = [
   `CREATE TABLE alert_notices (event_id TEXT UNIQUE, down_from INTEGER, down_until INTEGER);
   CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
+  // The channels of the rule when the step was written, because the rule may be changed or removed before the
+  // notification is made. JSON as in the table `alerts`.
+  'ALTER TABLE alert_notices ADD COLUMN channel_ids TEXT',
 ];
 
 /** A notification lists at most this many alerts, and at most this many machines that are missing after a downtime. */
@@ -84,10 +87,11 @@ export class Digest {
     const { events, state, store, queue } = services;
     // The transaction that opens, repeats or resolves an alert also writes a notice for the next notification. A crash
     // therefore loses no notice.
-    events.within(({ id, type }) => {
+    events.within(({ id, type, data }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
-      return (transaction) =>
-        transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
+      const insert = `INSERT INTO alert_notices (event_id, channel_ids)
+        VALUES (?, (SELECT channel_ids FROM alerts WHERE id = ?)) ON CONFLICT DO NOTHING`;
+      return (transaction) => transaction.run(insert, id, String(data.alert_id));
     });
     // Events of other brokers start the timer too. If such a broker is killed before it sends its notices, this broker
     // sends them.
@@ -182,27 +186,36 @@ export class Digest {
 
   /** Makes one notification for each channel from the alert steps in the table `alert_notices`. Deletes these rows. */
   async #notify(transaction: HistoryTransaction): Promise<void> {
-    const { events, state, receivers } = this.#services;
+    const { events, receivers } = this.#services;
     const rows = await transaction.all(
-      `SELECT n.rowid AS number, n.down_from, n.down_until, e.type, e.machine_id, e.data FROM alert_notices n
+      `SELECT n.rowid AS number, n.down_from, n.down_until, n.channel_ids, e.type, e.machine_id, e.data FROM alert_notices n
        LEFT JOIN events e ON e.id = n.event_id ORDER BY n.rowid LIMIT ?`,
       mostNotices,
     );
     const last = rows.at(-1);
     if (!last) return;
     transaction.run('DELETE FROM alert_notices WHERE rowid <= ?', last.number ?? 0);
-    const notices = rows.flatMap(noticeIn);
+    const addressed = rows.flatMap((row) =>
+      noticeIn(row).map((notice) => ({ notice, channelIds: this.#channelsOf(row, notice) })),
+    );
     const downtimes = rows.flatMap(downtimeIn);
     for (const channel of receivers.all()) {
       if (!receivers.isEnabled(channel)) continue;
-      const wanted = notices.filter(({ rule_id }) => {
-        const ids = state.alert_rules.get(rule_id)?.channel_ids ?? null;
-        return ids === null || ids.includes(channel.id);
-      });
+      const wanted = addressed
+        .filter(({ channelIds }) => channelIds === null || channelIds.includes(channel.id))
+        .map(({ notice }) => notice);
       const made = this.#notification(channel, wanted, downtimes);
-      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
+      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made, rows), made);
     }
     if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
+  }
+
+  /** Returns the ids of the channels that get a step; null for all channels. */
+  #channelsOf(row: Row, { rule_id }: Notice): readonly string[] | null {
+    // A step that an older broker wrote has no channels, so it gets those that the rule has now.
+    if (row.channel_ids === null) return this.#services.state.alert_rules.get(rule_id)?.channel_ids ?? null;
+    // The cast is safe: only AlertRecords writes these texts.
+    return jsonIn(row, 'channel_ids') as string[] | null;
   }
 
   /**
@@ -240,12 +253,20 @@ export class Digest {
     return away.slice(0, mostListed).map(({ id, name }) => ({ machine_id: id, machine_name: name }));
   }
 
-  /** Returns the machine of a notification, if the notification is about one machine only. */
-  #machineOf({ alerts, downtimes }: Notification): { id: string; name: string } | undefined {
+  /**
+   * Returns the machine of a notification, if the notification is about one machine only. `rows` are the
+   * alert steps: the last one about a removed machine has the name of this machine.
+   */
+  #machineOf(
+    { alerts, downtimes }: Notification,
+    rows: readonly Row[],
+  ): { id: string; name: string } | undefined {
     const ids = new Set(alerts.map(({ machine_id }) => machine_id));
     const [id] = ids;
     if (ids.size !== 1 || id === null || id === undefined || downtimes.length > 0) return undefined;
-    return this.#services.state.machines.get(id) ?? { id, name: '' };
+    const machine = this.#services.state.machines.get(id);
+    const row = rows.findLast(({ machine_id }) => machine_id === id);
+    return machine ?? { id, name: row ? machineNameIn(row) : '' };
   }
 }
 
@@ -257,6 +278,12 @@ function noticeIn(row: Row): Notice[] {
   const { alert_id, rule_id, name, message } = data;
   const machine_id = row.machine_id === null ? null : textIn(row, 'machine_id');
   return [{ step, alert_id, rule_id, name, machine_id, message }];
+}
+
+function machineNameIn(row: Row): string {
+  // The cast is safe: events about a machine have its name.
+  const { machine_name } = jsonIn(row, 'data') as { machine_name: string };
+  return machine_name;
 }
 
 function downtimeIn({ down_from, down_until }: Row): Notification['downtimes'] {

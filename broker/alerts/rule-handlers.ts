@@ -59,9 +59,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     update: ({ rule_id, ...changes }, caller) =>
       state.change((transaction) => {
         const before = find(rule_id, caller, transaction.before);
-        // An alert opens when the value exceeds `above`, and ends when it falls to `recover` or less. If a request sets
-        // only `above`, the old `recover` is dropped, and checked() computes a new one.
-        const recover = changes.above === undefined ? before.recover : null;
+        const recover = recoverAfter(before, changes);
         const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);
         assertMayRead(caller, rule, transaction.before);
@@ -85,6 +83,18 @@ function defaultsOf(kind: AlertKind) {
     ...{ before: isAboutBroker(kind) ? defaultBefore : null },
     ...{ machine_ids: null, tags: null, repeat_every: null, channel_ids: null, enabled: true },
   };
+}
+
+/** The default of `recover`: 90 % of `above`, rounded to two decimal places. */
+const defaultRecover = (above: number): number => Math.round(above * 90) / 100;
+
+/**
+ * Returns the `recover` of a changed rule, unless the request sets it. Returns null, for which checked() computes the
+ * default, if the old value was the default of the old `above`, or is higher than the new `above`.
+ */
+function recoverAfter({ above: old, recover }: AlertRule, { above }: Changes): number | null {
+  if (typeof above !== 'number' || old === null || recover === null) return recover;
+  return recover === defaultRecover(old) || recover > above ? null : recover;
 }
 
 /** The fields that a request has set. */
@@ -114,7 +124,7 @@ function checked(rule: AlertRule): AlertRule {
     throw fieldError('body', 'above', `is missing: set a limit for ${kind}; a higher value opens an alert`);
   if (kind !== 'load' && above >= 100)
     throw fieldError('body', 'above', 'is in percent, so it must be below 100');
-  const recover = rule.recover ?? Math.round(above * 90) / 100;
+  const recover = rule.recover ?? defaultRecover(above);
   if (recover > above) throw fieldError('body', 'recover', 'must not be higher than `above`');
   return { ...rule, recover };
 }

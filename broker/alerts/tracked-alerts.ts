@@ -145,7 +145,7 @@ export class TrackedAlerts {
       return true;
     }
     if (!alert) return false;
-    await this.#records.resolve(alert, target);
+    await this.#records.resolve(alert, target, rule);
     tracked.alert = undefined;
     return true;
   }
@@ -173,8 +173,11 @@ export class TrackedAlerts {
       this.armNext(tracked, alert);
       return;
     }
+    const { rule } = tracked;
     try {
-      const changed = await (status === 'held' ? this.#records.release(alert) : this.#records.repeat(alert));
+      const changed = await (status === 'held'
+        ? this.#records.release(alert, rule)
+        : this.#records.repeat(alert, rule));
       if (!changed || !isCurrent()) return;
       tracked.alert = changed;
       this.armNext(tracked, changed);

@@ -117,7 +117,11 @@ export const alertChannels = {
     example: { name: 'operations', enabled: true },
     reply: channel,
   }),
-  remove: single('DELETE', one, 'webhooks:write', { summary: 'Delete a channel at once', reply: deleted }),
+  remove: single('DELETE', one, 'webhooks:write', {
+    summary: 'Delete a channel that no alert rule names',
+    reply: deleted,
+    errors: ['conflict'],
+  }),
   test: single('POST', '/alerts/channels/{channel_id}/test', 'webhooks:write', {
     summary: 'Send a test message',
     description:

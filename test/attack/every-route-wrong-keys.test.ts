@@ -260,6 +260,13 @@ function placesOf({
           await system.client.schedules.update({ schedule_id: id, command: 'true' });
       },
     },
+    // A channel that rules name cannot be removed, so the rules are changed first.
+    'alertChannels.remove': {
+      async first() {
+        for (const { id } of (await system.client.alertRules.list()).items)
+          await system.client.alertRules.update({ rule_id: id, channel_ids: null });
+      },
+    },
     'alertChannels.redeliver': { params: { ids: { ...here, delivery: channelDelivery } } },
   };
 }

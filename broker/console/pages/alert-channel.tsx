@@ -132,7 +132,7 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
             go(to('/alerts/channels'));
           }}
         >
-          <p>This channel sends no alert any more. Rules that name it still use their other channels.</p>
+          <p>This channel sends no alert any more. If rules name it, change or delete them first.</p>
         </Confirm>
       )}
     </>
