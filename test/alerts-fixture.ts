@@ -18,16 +18,19 @@ const GB = 1_000_000_000;
 const space = (percent: number) => ({ total: 100 * GB, used: percent * GB, free: (100 - percent) * GB });
 
 /** A report with these values. */
-function metricsOf({ cpu = 1, memory = 1, disk = 1, load = 0.1 }: Values, recorded_at_ms: number) {
+function metricsOf({ cpu = 1, memory = 1, disk = 1, reserved, load = 0.1 }: Values, recorded_at_ms: number) {
+  const available = reserved === undefined ? {} : { available: (100 - disk - reserved) * GB };
   return {
     ...{ recorded_at_ms, cpu_cores: 4, cpu_usage: cpu, load_average: [load, 0, 0] },
-    ...{ memory: space(memory), disk: space(disk) },
+    ...{ memory: space(memory), disk: { ...space(disk), ...available } },
   };
 }
 interface Values {
   cpu?: number;
   memory?: number;
   disk?: number;
+  /** Percent of the disk that only root may use. */
+  reserved?: number;
   load?: number;
 }
 

@@ -28,6 +28,18 @@ const edges = [
   ['load', 8, 4],
 ] as const;
 
+test('space that only root may use counts as neither used nor free, as in df', async () => {
+  const { rule, machine, alerts, client } = await startAlertSystem();
+  await rule({ name: 'full', kind: 'disk', above: 90, for: 0 });
+  const one = await machine();
+  await one.report({ disk: 46, reserved: 50 });
+  await expect.poll(alerts).toMatchObject([{ value: 92 }]);
+  const other = await machine('web-2');
+  await other.report({ disk: 60 });
+  const { items } = await client.machines.statuses({ sort: '-disk' });
+  expect(items.map(({ id }) => id)).toEqual([one.id, other.id]);
+});
+
 test.each(edges)(
   '%s over %i for a minute opens one alert, which does not flap at the limit and resolves at %i',
   async (kind, above, recover) => {

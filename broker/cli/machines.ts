@@ -1,6 +1,7 @@
 // The verbs of farhand machines: list, inspect, tag, rename and remove machines.
 import type { Command } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
+import { percentUsed } from '../../shared/percent-used.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { list, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
@@ -22,8 +23,8 @@ type Listed = Awaited<ReturnType<Farhand['machines']['statuses']>>['items'][numb
 
 const loads = {
   cpu: ({ latest }: Listed) => latest && `${Math.round(latest.cpu.usage)} %`,
-  memory: ({ latest }: Listed) => latest && `${percent(latest.memory.used, latest.memory.total)} %`,
-  disk: ({ latest }: Listed) => latest && `${percent(latest.disk.used, latest.disk.total)} %`,
+  memory: ({ latest }: Listed) => latest && percent(latest.memory),
+  disk: ({ latest }: Listed) => latest && percent(latest.disk),
   load: ({ latest }: Listed) => latest?.load_average[0]?.toFixed(2),
   up: ({ latest }: Listed) => latest && span(latest.uptime * 1000),
 };
@@ -95,13 +96,12 @@ type Status = Awaited<ReturnType<Farhand['machines']['status']>>;
 type Disk = Status['disks'][number];
 
 function statusText(now: Status): Promise<string> {
-  const part = ({ used, total }: { used: number; total: number }): string =>
-    `${size(used)} of ${size(total)} (${percent(used, total)} %)`;
-  // As in df(1), space reserved for root counts as neither used nor available.
-  const disk = ({ used, total, available }: Disk): string =>
-    available === undefined
-      ? part({ used, total })
-      : `${size(used)} used, ${size(available)} available of ${size(total)} (${percent(used, used + available)} %)`;
+  const part = (space: { used: number; total: number }): string =>
+    `${size(space.used)} of ${size(space.total)} (${percent(space)})`;
+  const disk = (space: Disk): string =>
+    space.available === undefined
+      ? part(space)
+      : `${size(space.used)} used, ${size(space.available)} available of ${size(space.total)} (${percent(space)})`;
   return record({
     status: now.connected ? 'online' : 'offline',
     'last heard': `${span(now.stale_ms)} ago`,
@@ -121,7 +121,8 @@ function statusText(now: Status): Promise<string> {
   });
 }
 
-const percent = (part: number, of: number): number => (of > 0 ? Math.ceil((100 * part) / of) : 0);
+const percent = (space: Parameters<typeof percentUsed>[0]): string =>
+  `${Math.ceil(percentUsed(space) ?? 0)} %`;
 
 /** Returns the offset of a machine's clock from the broker's; undefined if the clocks nearly agree. */
 function clockText(offset = 0): string | undefined {

@@ -2,6 +2,7 @@
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
+import { percentUsed } from '../../shared/percent-used.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });
@@ -39,6 +40,4 @@ export function reportOf(metrics: Metrics__Output | null | undefined): Report | 
 }
 
 /** Returns the used share of memory or disk space, in percent; 0 if its size is unknown. */
-export function percentOf({ total, used }: { total: number; used: number }): number {
-  return total > 0 ? Math.min(100, (100 * used) / total) : 0;
-}
+export const percentOf = (space: Parameters<typeof percentUsed>[0]): number => percentUsed(space) ?? 0;

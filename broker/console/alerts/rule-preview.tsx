@@ -1,7 +1,8 @@
 // A test of an alert rule before it is saved: the machines for which its condition holds now.
+
+import { percentUsed } from '../../../shared/percent-used.ts';
 import { client } from '../api-client.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
-import { share } from '../parts/bar-and-sparkline.tsx';
 import { useData } from '../parts/use-data.ts';
 import type { Draft } from './rule-draft.ts';
 import { unitOf } from './rule-texts.ts';
@@ -16,7 +17,7 @@ const mostNamed = 3;
 
 function percentOf({ latest }: Status, kind: Measured): number | undefined {
   if (latest === null) return undefined;
-  return kind === 'cpu' ? latest.cpu.usage : share(latest[kind]);
+  return kind === 'cpu' ? latest.cpu.usage : percentUsed(latest[kind]);
 }
 
 export function RulePreview({ draft }: { draft: Draft }) {

@@ -1,8 +1,9 @@
 // The columns of the list of machines: cells, widths, and which columns are chosen.
 import { computed, signal } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
+import { percentUsed } from '../../../shared/percent-used.ts';
 import { storedText, storeText } from '../local-storage.ts';
-import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
+import { Bar, Sparkline } from '../parts/bar-and-sparkline.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { durationText } from '../time.ts';
 import { LastSeen } from './age-of-values.tsx';
@@ -40,14 +41,14 @@ export const columns: readonly Column[] = [
     text: 'Memory',
     width: [92, 1],
     sort: 'memory',
-    cell: ({ latest }) => <Bar percent={latest ? share(latest.memory) : undefined} />,
+    cell: ({ latest }) => <Bar percent={latest ? percentUsed(latest.memory) : undefined} />,
   },
   {
     name: 'disk',
     text: 'Disk',
     width: [92, 1],
     sort: 'disk',
-    cell: ({ latest }) => <Bar percent={latest ? share(latest.disk) : undefined} />,
+    cell: ({ latest }) => <Bar percent={latest ? percentUsed(latest.disk) : undefined} />,
   },
   {
     name: 'last_seen',

@@ -1,6 +1,7 @@
 // The list of machines as cards, in as many columns as fit.
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
-import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
+import { percentUsed } from '../../../shared/percent-used.ts';
+import { Bar, Sparkline } from '../parts/bar-and-sparkline.tsx';
 import { State, Tags } from '../parts/small-components.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { to } from '../router.ts';
@@ -77,11 +78,11 @@ function Card({ index, total, machine }: CardProps) {
         </dd>
         <dt>Memory</dt>
         <dd>
-          <Bar percent={latest ? share(latest.memory) : undefined} />
+          <Bar percent={latest ? percentUsed(latest.memory) : undefined} />
         </dd>
         <dt>Disk</dt>
         <dd>
-          <Bar percent={latest ? share(latest.disk) : undefined} />
+          <Bar percent={latest ? percentUsed(latest.disk) : undefined} />
         </dd>
       </dl>
       <footer>

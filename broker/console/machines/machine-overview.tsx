@@ -1,8 +1,9 @@
 // The overview of a machine: charts of its stored history, its last report, and its facts.
 import { useEffect, useMemo } from 'preact/hooks';
+import { percentUsed } from '../../../shared/percent-used.ts';
 import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
-import { Bar, share } from '../parts/bar-and-sparkline.tsx';
+import { Bar } from '../parts/bar-and-sparkline.tsx';
 import { Chart } from '../parts/chart.tsx';
 import { Empty, Show } from '../parts/page.tsx';
 import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
@@ -109,14 +110,14 @@ function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics;
         {
           label: 'Memory',
           color: '--good',
-          values: of(({ memory_used: used, memory_total: total }) => share({ used, total }) ?? 0),
+          values: of(({ memory_used: used, memory_total: total }) => percentUsed({ used, total }) ?? 0),
         },
       ],
       disk: [
         {
           label: 'Disk',
           color: '--warn',
-          values: of(({ disk_used: used, disk_total: total }) => share({ used, total }) ?? 0),
+          values: of(({ disk_used: used, disk_total: total }) => percentUsed({ used, total }) ?? 0),
         },
       ],
       load: [{ label: 'Load', color: '--muted', values: of((point) => point.load_average) }],
@@ -158,13 +159,13 @@ function Now({ status }: { status: Status }) {
           <span class="muted small">{status.cpu.cores} cores</span>
         </Fact>
         <Fact name="Memory">
-          <Bar percent={share(status.memory)} />
+          <Bar percent={percentUsed(status.memory)} />
           <span class="muted small">
             {bytesText(status.memory.used)} of {bytesText(status.memory.total)}
           </span>
         </Fact>
         <Fact name="Disk">
-          <Bar percent={share(status.disk)} />
+          <Bar percent={percentUsed(status.disk)} />
           <span class="muted small">
             {bytesText(status.disk.used)} of {bytesText(status.disk.total)}
           </span>
@@ -188,8 +189,8 @@ function Disks({ disks }: { disks: Status['disks'] }) {
       <dl class="facts gauges">
         {disks.map((disk) => (
           <Fact key={disk.mount} name={disk.mount}>
-            <Bar percent={share(disk)} title={disk.filesystem} />
-            <span class="muted small">{bytesText(disk.free)} free</span>
+            <Bar percent={percentUsed(disk)} title={disk.filesystem} />
+            <span class="muted small">{bytesText(disk.available ?? disk.free)} free</span>
           </Fact>
         ))}
       </dl>

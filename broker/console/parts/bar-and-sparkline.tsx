@@ -48,6 +48,3 @@ export function Sparkline({ values, label }: { values: readonly (number | null)[
     </svg>
   );
 }
-
-export const share = ({ used, total }: { used: number; total: number }): number | undefined =>
-  total > 0 ? (used / total) * 100 : undefined;
