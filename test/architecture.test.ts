@@ -226,6 +226,7 @@ const sides: Rule[] = [
           'shared/tar',
           'shared/shipped-files',
           'shared/doctor',
+          'shared/percent-used',
         ),
     ),
     breaks: [
@@ -239,7 +240,7 @@ const sides: Rule[] = [
 /** Finds imports of the console that a browser cannot load, or that bypass the API. */
 function foreignToConsole(files: SourceFile[]): string[] {
   const allowed = ({ target, typeOnly }: Import): boolean =>
-    isIn(target, 'broker/console', 'shared/sdk') ||
+    isIn(target, 'broker/console', 'shared/sdk', 'shared/percent-used') ||
     (typeOnly && isIn(target, 'shared/api')) ||
     !(target.startsWith('node:') || isIn(target, 'agent', 'broker', 'shared', 'proto'));
   return files

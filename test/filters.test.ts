@@ -12,8 +12,9 @@ vi.setConfig({ testTimeout: 60_000 });
 
 type Item = Record<string, unknown> & { id: string };
 
-// Tags, packages of inventories and machines of upgrades have no id of their own. Agent packages may not exist.
-const withoutIds = ['tags.list', 'inventory.list', 'upgrades.machines', 'packages.list'];
+// Tags, packages of inventories and machines of upgrades have no id of their own. Agent packages may not exist, and other
+// brokers do not.
+const withoutIds = ['brokers.list', 'tags.list', 'inventory.list', 'upgrades.machines', 'packages.list'];
 const lists = table.filter(({ name, route }) => route.kind === 'list' && !withoutIds.includes(name));
 /** Returns the time of an item to which `since` and `until` are compared. */
 const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item.timestamp);

@@ -1141,16 +1141,6 @@ test.each<[string, string, string, unknown, object[]]>([
     [{ head: { entry, etag: '\u{1f600}' } }],
   ],
   [
-    'a time that no calendar has',
-    'GET',
-    'files?path=/',
-    undefined,
-    [
-      { head: { path: Buffer.from('/'), total: 1 } },
-      { batch: { entries: [{ ...entry, modified_at_ms: 1e300 }] } },
-    ],
-  ],
-  [
     'a time that is no number',
     'GET',
     'files?path=/',
