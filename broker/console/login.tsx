@@ -1,6 +1,6 @@
 // The login page. It exchanges an API key for a cookie, and does not store the key.
 import { useState } from 'preact/hooks';
-import { loginEnded } from './api-client.ts';
+import { FarhandError, loginEnded } from './api-client.ts';
 import { logIn, me } from './login-session.ts';
 import { Form, TextField } from './parts/form.tsx';
 import { Icon } from './parts/icon.tsx';
@@ -10,11 +10,17 @@ import { info } from './parts/icons.ts';
 const isSafariOverHttp = (): boolean =>
   location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
 
+function refuse(error: unknown): never {
+  // The broker's own text is for programs, which send the key in a header.
+  const isUnknown = error instanceof FarhandError && error.code === 'unauthorized';
+  throw isUnknown ? new Error('The broker does not know this key, or it was revoked or has expired.') : error;
+}
+
 export function Login() {
   const [key, setKey] = useState('');
   const [dropped, setDropped] = useState(false);
   const submit = async (): Promise<void> => {
-    await logIn(key.trim());
+    await logIn(key.trim()).catch(refuse);
     setKey('');
     setDropped(me.value === null);
   };
@@ -44,7 +50,8 @@ export function Login() {
           </p>
         )}
         <p class="muted small">
-          No key yet? On the broker’s machine run <code>farhand auth create-key --name me</code>
+          No key yet? On the broker’s machine run{' '}
+          <code>farhand auth create-key --name me --data-dir DIR</code>
         </p>
       </div>
     </main>
