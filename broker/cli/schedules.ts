@@ -42,6 +42,9 @@ const flags = {
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
 };
 
+/** Settings that a schedule may lack. */
+const clearable = ['description', 'timeout', 'user', 'cwd', 'env', 'notify'];
+
 export function addSchedules(program: Command): void {
   const schedules = program
     .command('schedules')
@@ -79,9 +82,9 @@ export function addSchedules(program: Command): void {
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
     about: 'change the settings that are given as flags',
-    examples: ["--cron '0 3 * * *'"],
-    flags,
-    input: inputOf,
+    examples: ["--cron '0 3 * * *'", '--clear timeout,notify'],
+    flags: { ...flags, '--clear <list>': `remove these settings, comma-separated: ${clearable.join(', ')}` },
+    input: ({ clear, ...given }) => ({ ...inputOf(given), ...clearedBy(clear) }),
   });
   for (const [name, about] of [
     ['enable', 'run a schedule at its times, or when its path changes'],
@@ -169,7 +172,15 @@ function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
   return path === undefined ? {} : { on_change: { path, recursive, settle } };
 }
 
-function notifyOf({ notifyFailure, notifySuccess }: Item): Item {
-  if (notifyFailure === undefined && notifySuccess === undefined) return {};
-  return { notify: { on_failure: notifyFailure ?? false, on_success: notifySuccess ?? false } };
+/** Events that are not named stay as they are; a new schedule has none of them. */
+function notifyOf({ notifyFailure: on_failure, notifySuccess: on_success }: Item): Item {
+  return on_failure === undefined && on_success === undefined ? {} : { notify: { on_failure, on_success } };
+}
+
+function clearedBy(clear: unknown): Item {
+  const names = Array.isArray(clear) ? clear.map(String) : [];
+  const unknown = names.find((name) => !clearable.includes(name));
+  if (unknown !== undefined)
+    throw new UsageError(`--clear ${unknown}: write one or more of ${clearable.join(', ')}`);
+  return Object.fromEntries(names.map((name) => [name, null]));
 }

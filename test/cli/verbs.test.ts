@@ -372,6 +372,11 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
   expect(
     (await farhand.json('schedules update', [made.id, '--cron', '@hourly', '--env', 'A=1'])).env,
   ).toEqual({ A: '1' });
+  const both = await farhand.json('schedules update', [made.id, '--notify-success']);
+  expect(both.notify).toEqual({ on_failure: true, on_success: true });
+  const cleared = await farhand.json('schedules update', [made.id, '--clear', 'timeout,env,notify']);
+  expect(cleared).toMatchObject({ timeout: null, env: null, notify: null, cron: '@hourly' });
+  expect(await farhand('schedules update', [made.id, '--clear', 'cron'])).toMatchObject({ code: 2 });
   expect((await farhand.json('schedules disable', [made.id])).enabled).toBe(false);
   expect((await farhand.json('schedules enable', [made.id])).enabled).toBe(true);
   const { command_id } = await farhand.json('schedules run', [made.id]);
