@@ -45,6 +45,20 @@ export function addAuth(program: Command): void {
       cells: { machines: limits },
     },
   });
+  routeVerb(auth, 'update-key', 'keys', 'update', {
+    about: 'change the name, rights or end of an API key; its secret stays',
+    examples: ['--scopes machines:read,files:read --expires-in 90d'],
+    flags: {
+      '--name <name>': 'new name of the key',
+      '--scopes <list>': `scopes of the key: some of ${scopes.join(', ')}`,
+      '--machine <list>': 'limit the key to these machines, comma-separated',
+      '--tags <list>': 'limit the key to machines with any of these tags, comma-separated',
+      '--expires-in <duration>': 'time after which the key expires, such as 90d',
+    },
+    input: expiry,
+  })
+    .options.find(({ long }) => long === '--scopes')
+    ?.argParser(readScopes);
   routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
     about: 'replace the secret of an API key and print the new one once; the key keeps its id and rights',
     examples: ['--grace 1h'],

@@ -265,6 +265,10 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
   expect(tooLong.err).toContain('must be at most 604800000 milliseconds (7d)');
   const rotated = await farhand.json('auth rotate-key', [made.id]);
   expect([rotated.id, rotated.key === made.key]).toEqual([made.id, false]);
+  const changed = await farhand.json('auth update-key', [made.id, '--name', 'deploy', '--tags', 'web']);
+  expect(changed).toMatchObject({ machine_ids: [agent.machineId], tags: ['web'], scopes: made.scopes });
+  expect((await farhand('auth update-key', [made.id, '--scopes', 'all'])).code).toBe(2);
+  await system.client.keys.update({ key_id: made.id, tags: null });
   const list = await farhand('auth list-keys');
   expect(list.out).toMatch(
     new RegExp(`^deploy +${made.id} +commands:execute,machines:read +${agent.machineId}`, 'm'),
