@@ -98,6 +98,13 @@ test.each([
   }
 });
 
+test('an IPv4 address with a zone is a host name, which is resolved', async () => {
+  const guard = new AddressGuard([], async () => ['127.0.0.1']);
+  await expect(guard.resolve('8.8.8.8%.example.org', 25)).rejects.toThrow(
+    'resolves to an address that is not public',
+  );
+});
+
 test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%eth0', '::ffff:7f00:1%1'])(
   'a resolved address that is not public (%s) is refused',
   (text) => {

@@ -130,9 +130,10 @@ export class AddressGuard {
   }
 }
 
-/** Parses an address, also in brackets or with a zone; undefined for other text. */
+/** Parses an address, also in brackets or an IPv6 address with a zone; undefined for other text. */
 function addressOf(text: string): Address | undefined {
-  const plain = text.replace(/^\[|\]$/g, '').replace(/%.*$/, '');
+  // Text such as 8.8.8.8%.example.org is a host name, because IPv4 addresses have no zones (RFC 4007).
+  const plain = text.replace(/^\[|\]$/g, '').replace(/^([^%]*:[^%]*)%[\w.-]+$/, '$1');
   // In URLs, the class URL has already converted octal, hexadecimal and short forms of IPv4 to four decimal parts.
   const usual = ipaddr.IPv4.isValidFourPartDecimal(plain) || ipaddr.IPv6.isValid(plain);
   return usual ? innermost(ipaddr.parse(plain)) : undefined;
