@@ -74,11 +74,13 @@ export function addAudit(program: Command): void {
     examples: ['--since 24h --machine web-1'],
     flags: {
       '--action <action>': 'only calls of this operation, such as commands.create',
-      '--key <key>': 'only calls of the API key with this id',
+      '--key <key>': 'only calls of the API key with this id, or of all keys with this name',
       ...ofMachine,
       ...since,
       ...latest,
     },
+    input: ({ key }) =>
+      typeof key === 'string' && !key.startsWith('key_') ? { key_name: key, key: undefined } : {},
     view: {
       fields: 'when=at key=key_name action result what from=address request=request_id',
       cells: { what: ({ what }) => rest(what) },

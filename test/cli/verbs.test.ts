@@ -600,6 +600,12 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   const rows = await farhand.json('audit', ['--limit', '5']);
   expect(rows[0]).toHaveProperty('action');
   expect((await farhand('audit')).out).toMatch(/^WHEN +KEY +ACTION/);
+  const { id, name } = await system.client.keys.me();
+  const [byId, byName, ofNone] = await Promise.all(
+    [id, name, 'none'].map((key) => farhand.json('audit', ['--key', key, '--limit', '1'])),
+  );
+  for (const [entry] of [byId, byName]) expect(entry).toMatchObject({ key_id: id, key_name: name });
+  expect(ofNone).toEqual([]);
 });
 
 test('farhand lists the history of a removed machine by its id, before and after a restart of the broker', async () => {
