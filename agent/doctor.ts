@@ -1,7 +1,8 @@
 // farhand-agent doctor: finds problems of the agent and its connection to the broker, and says how to fix
 // them.
 import { examineAgent } from '../shared/doctor/agent-checks.ts';
-import { outputFormat, printed } from '../shared/doctor/check-result.ts';
+import { printed } from '../shared/doctor/check-result.ts';
+import { outputFormat } from '../shared/doctor/output-format.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { withSettingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';

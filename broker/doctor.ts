@@ -1,8 +1,9 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { dirname } from 'node:path';
 import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-checks.ts';
-import { outputFormat, printed } from '../shared/doctor/check-result.ts';
+import { printed } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
+import { outputFormat } from '../shared/doctor/output-format.ts';
 import { examineSigningKeys } from '../shared/doctor/stray-signing-keys.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf, withSettingsOf } from '../shared/systemd/install.ts';

@@ -1,5 +1,4 @@
 // The result of one check of a doctor command: its state, what was found, and how to fix a problem.
-import * as z from 'zod';
 import { clean } from '../sanitize-text.ts';
 
 export interface Finding {
@@ -15,17 +14,6 @@ const finding =
   (check: string, what: string, mend: string): Finding => ({ check, state, what, mend });
 export const warn = finding('warn');
 export const fail = finding('fail');
-
-/** The setting of the doctor verbs that chooses the format of the findings. */
-export const outputFormat = {
-  output: {
-    schema: z.enum(['text', 'json']).default('text'),
-    value: 'text|json',
-    short: 'o',
-    help: 'output format (default text)',
-    flagOnly: true,
-  },
-};
 
 /** Returns the text after the list of findings: how to fix each finding that is not ok. */
 export function mendText(findings: readonly Finding[]): string {
