@@ -72,10 +72,6 @@ export const readingOwners =
  */
 export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
-/** Reads the running broker that owns one machine. */
-export const brokerOfMachine = `SELECT brokers.id, url FROM owners JOIN brokers ON brokers.id = broker_id
-  WHERE machine_id = ? AND lease_until > clock_timestamp()`;
-
 /**
  * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
  * Leaves out a lease that ended over an hour ago. Leaves out any ended lease if one with the same URL is valid.

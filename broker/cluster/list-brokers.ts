@@ -1,8 +1,8 @@
-// Lists the brokers on this database for the REST API, and finds the one that owns a machine.
+// Lists the brokers on this database for the REST API, with their leases and the number of their machines.
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import { type RowReader, textIn } from '../history/history.ts';
-import { brokerOfMachine, listingBrokers } from './broker-and-owner-tables.ts';
+import { listingBrokers } from './broker-and-owner-tables.ts';
 
 /** `self` is the id of this broker. */
 export async function listBrokers(
@@ -25,13 +25,4 @@ export async function listBrokers(
     .toSorted((a, b) => (a[field] < b[field] ? -1 : a[field] > b[field] ? 1 : 0));
   if (sort.startsWith('-')) items.reverse();
   return { items: items.slice(offset, offset + limit), total: items.length };
-}
-
-/** Returns the running broker that owns a machine; undefined if there is none. */
-export async function ownerOf(
-  machineId: string,
-  history: RowReader,
-): Promise<{ id: string; url: string } | undefined> {
-  const row = await history.get(brokerOfMachine, machineId);
-  return row && { id: textIn(row, 'id'), url: textIn(row, 'url') };
 }

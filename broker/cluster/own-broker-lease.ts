@@ -1,7 +1,10 @@
 // The lease of this broker. While the lease lasts, no other broker claims this broker's machines.
+import { randomBytes } from 'node:crypto';
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { leaseMs, releasing, renewal } from './broker-and-owner-tables.ts';
+
+export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
 
 /** A broker stops work this many milliseconds before its lease ends. */
 const marginMs = 1_000;

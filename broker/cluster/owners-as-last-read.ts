@@ -54,10 +54,14 @@ export class OwnersAsLastRead {
     return this.#owners.get(machineId);
   }
 
+  /** Returns the owner of a machine if the owner is a living broker. */
+  living(machineId: string): Peer | undefined {
+    return this.#peerOf(this.#owners.get(machineId)?.brokerId ?? '');
+  }
+
   /** Returns the owner of a machine if the owner is a living broker other than this one. */
   elsewhere(machineId: string): Peer | undefined {
-    const { brokerId = '' } = this.#owners.get(machineId) ?? {};
-    return this.#livingPeer(brokerId);
+    return this.#ifOther(this.living(machineId));
   }
 
   /**
@@ -67,7 +71,7 @@ export class OwnersAsLastRead {
   async newOwner(machineId: string, reader: RowReader): Promise<Peer | undefined> {
     if ((this.#owners.get(machineId)?.linkId ?? null) !== null) return undefined;
     const row = await reader.get(readingOwner, machineId);
-    return row && this.#livingPeer(String(row.broker_id));
+    return row && this.#ifOther(this.#peerOf(String(row.broker_id)));
   }
 
   /**
@@ -82,9 +86,13 @@ export class OwnersAsLastRead {
     return !broker || (orOver && broker.until <= monotonic());
   }
 
-  #livingPeer(brokerId: string): Peer | undefined {
-    const broker = brokerId === this.#brokerId ? undefined : this.#brokers.get(brokerId);
+  #peerOf(brokerId: string): Peer | undefined {
+    const broker = this.#brokers.get(brokerId);
     return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
+  }
+
+  #ifOther(peer: Peer | undefined): Peer | undefined {
+    return peer?.brokerId === this.#brokerId ? undefined : peer;
   }
 
   hasEnded(brokerId: string): boolean {

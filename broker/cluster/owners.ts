@@ -2,7 +2,6 @@
 // - The owner runs the machine's commands, terminals and schedules.
 // - A broker becomes the owner of each machine that links to it.
 // - The machines of a broker that has stopped are claimed by another broker.
-import { randomBytes } from 'node:crypto';
 import { every, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { databaseUnavailable, type Fence } from '../history/group-commit.ts';
@@ -40,15 +39,10 @@ interface Own {
   loaded: Promise<void>;
 }
 
-interface Options {
+interface Options extends Pick<Lease, 'brokerId' | 'url' | 'directoryId'> {
   address: PostgresAddress;
-  brokerId: string;
-  url: string;
-  directoryId: string;
   log: Logger;
 }
-
-export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
 
 export class Cluster implements Owners {
   readonly brokerId: string;
@@ -158,6 +152,11 @@ export class Cluster implements Owners {
 
   ownerElsewhere(machineId: string): Peer | undefined {
     return this.#owners.elsewhere(machineId);
+  }
+
+  /** Returns the living broker that owns a machine, also if it is this one. */
+  brokerOf(machineId: string): Peer | undefined {
+    return this.#owners.living(machineId);
   }
 
   newOwner(machineId: string): Promise<Peer | undefined> {

@@ -4,6 +4,7 @@
 import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Peer } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
 import type { Packages } from '../packages/index.ts';
 import type { Declared, Machine, State, StateTransaction } from '../state/in-memory-state.ts';
@@ -17,7 +18,7 @@ interface MachineServices extends MachineSources {
   events: Events;
   packages: Pick<Packages, 'catalog'>;
   /** Returns the running broker that owns a machine; undefined with a single broker. */
-  brokerOf(machineId: string): Promise<{ id: string; url: string } | undefined>;
+  brokerOf(machineId: string): Peer | undefined;
 }
 
 const hour = 3_600_000;
@@ -48,10 +49,10 @@ function readHandlers(
       });
       return { items: items.map(withHour), total };
     },
-    async get({ machine_id, include }) {
-      const machine = find(machine_id, state);
-      const broker = await services.brokerOf(machine_id);
-      return { ...detailOf(services, machine, include !== undefined), ...(broker && { broker }) };
+    get({ machine_id, include }) {
+      const detail = detailOf(services, find(machine_id, state), include !== undefined);
+      const owner = services.brokerOf(machine_id);
+      return owner ? { ...detail, broker: { id: owner.brokerId, url: owner.url } } : detail;
     },
     status: ({ machine_id }) => statusOf(services, find(machine_id, state)),
     async metrics({ machine_id, since, until, step = 300 }) {

@@ -256,17 +256,16 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     'too many file contents are being read for answers in JSON; try again later',
   );
   const { cluster, history } = parts;
-  // A single broker does not load the code of several.
-  const listing = () => import('../cluster/list-brokers.ts');
-  const brokerOf = async (id: string) => cluster && (await listing()).ownerOf(id, history);
   return {
     brokers: {
       async list(input) {
         if (!cluster) return { items: [], total: 0 };
-        return (await listing()).listBrokers(input, history, cluster.brokerId);
+        // A single broker does not load the code of several.
+        const { listBrokers } = await import('../cluster/list-brokers.ts');
+        return listBrokers(input, history, cluster.brokerId);
       },
     },
-    machines: machineHandlers({ ...parts, brokerOf }),
+    machines: machineHandlers({ ...parts, brokerOf: (id) => cluster?.brokerOf(id) }),
     inventory: parts.inventories.handlers,
     tags: tagHandlers(parts.state),
     packages: parts.packages.handlers,

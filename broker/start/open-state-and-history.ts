@@ -90,7 +90,7 @@ async function createInDatabase(
   ]);
   const address = { database_url, database_password_file };
   const several = settings.peer_listen && (await import('../cluster/owners.ts'));
-  const brokerId = several ? several.newBrokerId() : undefined;
+  const brokerId = several ? (await import('../cluster/own-broker-lease.ts')).newBrokerId() : undefined;
   const database = await PostgresDatabase.open(address, log, brokerId);
   const history = new History(database, log);
   closers.push(() => history.close());
