@@ -2,11 +2,15 @@
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import { client, clientWithKey, loginEnded } from './api-client.ts';
+import { after } from './time.ts';
 
 export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 
 /** The key of this login; undefined while it is unknown, null if there is no login. */
 export const me = signal<Me | null | undefined>(undefined);
+
+/** Milliseconds from a login to the request for other brokers. The first page is loaded before this request. */
+const othersMs = 2_000;
 
 /** True if the broker shares its database with others, as far as the key may know. */
 export const hasOthers = signal(false);
@@ -38,7 +42,7 @@ export async function identify(): Promise<void> {
   try {
     me.value = await client.keys.me();
     loginEnded.value = false;
-    if (may('admin')) void findOthers();
+    if (may('admin')) after(othersMs, () => void findOthers());
   } catch (error) {
     if (!loginEnded.value) throw error;
     me.value = null;
