@@ -76,6 +76,10 @@ export function addAuth(program: Command): void {
       if (format !== 'json') explainWhatIsLeft(left);
     },
   });
+  addLogins(auth);
+}
+
+function addLogins(auth: Command): void {
   routeVerb(auth, 'list-logins', 'logins', 'list', {
     about: 'list the logins of browsers',
     defaults: { sort: '-last_used_at' },
