@@ -16,6 +16,11 @@ const secretOnce = {
   },
 };
 
+const limiting = {
+  '--machine <list>': 'limit the key to these machines, comma-separated',
+  '--tags <list>': 'limit the key to machines with any of these tags, comma-separated',
+};
+
 export function addAuth(program: Command): void {
   const auth = program.command('auth').description('manage API keys');
   routeVerb(auth, 'create-key', 'keys', 'create', {
@@ -27,8 +32,7 @@ export function addAuth(program: Command): void {
     flags: {
       '--name <name>': 'name of the key (default: cli)',
       '--scopes <list>': `scopes of the key: some of ${scopes.join(', ')} (default: admin)`,
-      '--machine <list>': 'limit the key to these machines, comma-separated',
-      '--tags <list>': 'limit the key to machines with any of these tags, comma-separated',
+      ...limiting,
       '--expires-in <duration>': 'time after which the key expires, such as 90d (default: never)',
     },
     defaults: { name: 'cli', scopes: ['admin'] },
@@ -51,8 +55,7 @@ export function addAuth(program: Command): void {
     flags: {
       '--name <name>': 'new name of the key',
       '--scopes <list>': `scopes of the key: some of ${scopes.join(', ')}`,
-      '--machine <list>': 'limit the key to these machines, comma-separated',
-      '--tags <list>': 'limit the key to machines with any of these tags, comma-separated',
+      ...limiting,
       '--expires-in <duration>': 'time after which the key expires, such as 90d',
     },
     input: expiry,
