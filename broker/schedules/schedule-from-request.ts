@@ -62,7 +62,7 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
     ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
     id: newId('schedule') as ScheduleId,
     notify: notifyOf(params.notify, null),
-    ...{ requested_by: key_id, key_limits: null, created_at: at, updated_at: at, since: at },
+    ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
   };
 }
 
@@ -95,7 +95,7 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     // A schedule with tags runs on the machines that its key may use. A request keeps the key, and so the machines, if it
     // sets none of the fields of decidesRun(). For example, it may only change the cron expression.
-    ...(before.tags === null || decidesRun(changes) ? { requested_by: key_id, key_limits: null } : {}),
+    ...(before.tags === null || decidesRun(changes) ? { requested_by: key_id, key_limits: undefined } : {}),
     updated_at: at,
   };
   const same = (['cron', 'timezone', 'enabled'] as const).every((field) => before[field] === after[field]);

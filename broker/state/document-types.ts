@@ -159,11 +159,10 @@ const schedule = z.strictObject({
   env: z.record(z.string(), z.string()).nullable(),
   /** Id of the key with whose rights the schedule runs. */
   requested_by: keyId,
-  /** The machines that this key could use when it was revoked; null before that. */
+  /** The machines that this key could use when it was revoked; undefined before that. */
   key_limits: z
     .strictObject({ machine_ids: z.array(machineId).nullable(), tags: tags.nullable() })
-    .nullable()
-    .default(null),
+    .optional(),
   created_at: z.string(),
   updated_at: z.string(),
   /**
