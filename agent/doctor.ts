@@ -1,7 +1,7 @@
 // farhand-agent doctor: finds problems of the agent and its connection to the broker, and says how to fix
 // them.
 import { examineAgent } from '../shared/doctor/agent-checks.ts';
-import { printed } from '../shared/doctor/check-result.ts';
+import { formatFindings } from '../shared/doctor/check-result.ts';
 import { outputFormat } from '../shared/doctor/output-format.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { withSettingsOf } from '../shared/systemd/install.ts';
@@ -21,5 +21,5 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   // Uses the settings of the installed service unless --config is given.
   const settings = readSettings(table, { argv: withSettingsOf(name, argv), env });
   const findings = await examineAgent(settings.data_dir, settings.broker);
-  return printed([...findings, ...examineUpgrades(settings)], settings.output);
+  return formatFindings([...findings, ...examineUpgrades(settings)], settings.output);
 }

@@ -1,7 +1,7 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { dirname } from 'node:path';
 import { brokerUnit, uncheckedDatabase } from '../shared/doctor/broker-checks.ts';
-import { printed } from '../shared/doctor/check-result.ts';
+import { formatFindings } from '../shared/doctor/check-result.ts';
 import { examineDirectory } from '../shared/doctor/directory-checks.ts';
 import { outputFormat } from '../shared/doctor/output-format.ts';
 import { examineSigningKeys } from '../shared/doctor/stray-signing-keys.ts';
@@ -35,5 +35,5 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   }
   const { config: file = settingsOf({ name }) } = settings;
   findings.push(await examineSigningKeys(settings.data_dir, dirname(file)));
-  return printed([...findings, ...(await brokerUnit())], settings.output);
+  return formatFindings([...findings, ...(await brokerUnit())], settings.output);
 }

@@ -22,7 +22,7 @@ export function mendText(findings: readonly Finding[]): string {
 }
 
 /** Returns the findings as text or JSON, with how to fix them, and the exit code: 1 if a check failed. */
-export function printed(
+export function formatFindings(
   findings: readonly Finding[],
   output: 'text' | 'json',
 ): { text: string; code: number } {
