@@ -18,17 +18,25 @@ const GB = 1_000_000_000;
 const space = (percent: number) => ({ total: 100 * GB, used: percent * GB, free: (100 - percent) * GB });
 
 /** A report with these values. */
-function metricsOf({ cpu = 1, memory = 1, disk = 1, reserved, load = 0.1 }: Values, recorded_at_ms: number) {
+function metricsOf(
+  { cpu = 1, memory = 1, disk = 1, disks = {}, reserved, load = 0.1 }: Values,
+  recorded_at_ms: number,
+) {
   const available = reserved === undefined ? {} : { available: (100 - disk - reserved) * GB };
   return {
     ...{ recorded_at_ms, cpu_cores: 4, cpu_usage: cpu, load_average: [load, 0, 0] },
     ...{ memory: space(memory), disk: { ...space(disk), ...available } },
+    disks: Object.entries({ '/': ['ext4', disk] as const, ...disks }).map(([mount, [filesystem, used]]) => ({
+      ...{ mount, filesystem, space: space(used) },
+    })),
   };
 }
 interface Values {
   cpu?: number;
   memory?: number;
   disk?: number;
+  /** Further file systems by mount point: type, and percent in use. */
+  disks?: Record<string, readonly [filesystem: string, used: number]>;
   /** Percent of the disk that only root may use. */
   reserved?: number;
   load?: number;

@@ -12,6 +12,9 @@ test.each([
   ['100 percent', { kind: 'disk', above: 100 }, 'above'],
   ['a value to recover that is above the limit', { kind: 'cpu', above: 50, recover: 51 }, 'recover'],
   ['tags for the kind key', { kind: 'key', tags: ['web'] }, 'tags'],
+  ['a mount point for the kind cpu', { kind: 'cpu', above: 50, mount: '/srv' }, 'mount'],
+  ['a relative mount point', { kind: 'disk', above: 50, mount: 'srv' }, 'mount'],
+  ['a slash at the end of a mount point', { kind: 'disk', above: 50, mount: '/srv/' }, 'mount'],
   ['a duration for the kind schedule', { kind: 'schedule', for: 1 }, 'for'],
   ['an expiry for the kind cpu', { kind: 'cpu', above: 50, before: 1 }, 'before'],
 ])('a rule with %s is refused, and the answer names the field', async (_what, body, field) => {
@@ -38,6 +41,39 @@ test('space that only root may use counts as neither used nor free, as in df', a
   await other.report({ disk: 60 });
   const { items } = await client.machines.statuses({ sort: '-disk' });
   expect(items.map(({ id }) => id)).toEqual([one.id, other.id]);
+});
+
+test('a rule about disks watches the mount point that it names, and * the fullest that is not on a file server', async () => {
+  const { rule, machine, alerts, client } = await startAlertSystem();
+  const { id: rule_id } = await rule({ name: 'srv', kind: 'disk', above: 90, mount: '/srv', for: 0 });
+  const one = await machine('db-1');
+  // A machine that does not report the mount point opens no alert.
+  await one.report({ disk: 95 });
+  await one.report({ disk: 95, disks: { '/srv': ['xfs', 80] } });
+  expect(await alerts()).toEqual([]);
+  await one.report({ disks: { '/srv': ['xfs', 93] } });
+  await expect
+    .poll(alerts)
+    .toMatchObject([
+      { status: 'open', value: 93, message: 'disk usage at /srv of db-1 is 93 %, above 90 %' },
+    ]);
+  // An unmounted file system may still be full.
+  await one.report({});
+  expect(await alerts()).toMatchObject([{ status: 'open' }]);
+  await one.report({ disks: { '/srv': ['xfs', 20] } });
+  await expect.poll(alerts).toMatchObject([{ status: 'resolved', reason: 'recovered' }]);
+
+  await client.alertRules.update({ rule_id, mount: '*' });
+  await one.report({ disks: { '/mnt': ['nfs4', 99], '/srv': ['xfs', 20] } });
+  expect(await alerts()).toHaveLength(1);
+  await one.report({ disk: 91, disks: { '/mnt': ['nfs4', 99], '/srv': ['xfs', 97] } });
+  await expect
+    .poll(async () => (await alerts())[1])
+    .toMatchObject({ status: 'open', message: 'disk usage at /srv of db-1 is 97 %, above 90 %' });
+  await one.report({ disk: 91, disks: { '/srv': ['xfs', 20] } });
+  expect((await alerts())[1]).toMatchObject({ status: 'open' });
+  await one.report({ disk: 20, disks: { '/srv': ['xfs', 20] } });
+  await expect.poll(async () => (await alerts())[1]).toMatchObject({ status: 'resolved' });
 });
 
 test.each(edges)(

@@ -207,9 +207,12 @@ export class Conditions {
     if (!report || !presence.online(machineId)) return unclear;
     const { above, recover, kind } = rule;
     if (above === null || recover === null) return unclear;
-    const value = Math.round(measureOf(kind, report) * 100) / 100;
+    const measured = measure(rule, report);
+    if (!measured) return unclear;
+    const value = Math.round(measured.value * 100) / 100;
     const unit = kind === 'load' ? '' : ' %';
-    const message = `${words[kind] ?? kind} of ${this.#nameOf(machineId)} is ${value}${unit}, above ${above}${unit}`;
+    const what = `${measured.what} of ${this.#nameOf(machineId)}`;
+    const message = `${what} is ${value}${unit}, above ${above}${unit}`;
     return { holds: value > above ? true : value <= recover ? false : undefined, value, message };
   }
 
@@ -243,17 +246,31 @@ export class Conditions {
   }
 }
 
-const words: Readonly<Record<string, string>> = {
-  cpu: 'CPU usage',
-  memory: 'memory usage',
-  disk: 'disk usage',
-  load: 'load average',
-};
+interface Measured {
+  what: string;
+  value: number;
+}
 
-function measureOf(kind: AlertRule['kind'], report: Report): number {
-  if (kind === 'cpu') return report.cpu_usage;
-  if (kind === 'load') return report.load_average[0] ?? 0;
-  return percentOf(kind === 'memory' ? report.memory : report.disk);
+/** Returns the value that a rule watches; undefined if the report does not contain it. */
+function measure({ kind, mount }: AlertRule, report: Report): Measured | undefined {
+  if (kind === 'cpu') return { what: 'CPU usage', value: report.cpu_usage };
+  if (kind === 'load') return { what: 'load average', value: report.load_average[0] ?? 0 };
+  if (kind === 'memory') return { what: 'memory usage', value: percentOf(report.memory) };
+  if (mount === null) return { what: 'disk usage', value: percentOf(report.disk) };
+  return measureDisks(mount, report);
+}
+
+/** File systems on file servers. A full one is not the fault of each machine that has mounted it. */
+const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|9p|fuse\..+)$/;
+
+/** Returns the usage of the file system at a mount point, or of the fullest one if `mount` is `*`. */
+function measureDisks(mount: string, { disks }: Report): Measured | undefined {
+  const fitting = disks.filter((one) =>
+    mount === '*' ? one.mount === '/' || !remote.test(one.filesystem) : one.mount === mount,
+  );
+  const used = fitting.flatMap(({ mount: at, space }) => (space ? [{ at, value: percentOf(space) }] : []));
+  const [fullest] = used.toSorted((a, b) => b.value - a.value);
+  return fullest && { what: `disk usage at ${fullest.at}`, value: fullest.value };
 }
 
 /** Compares versions such as 1.2.3 or 1.2.3-rc.1 by their three numbers; a release is newer than its candidates. */

@@ -79,7 +79,12 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
 
 function defaultsOf(kind: AlertKind) {
   return {
-    ...{ above: null, recover: null, for: isMeasured(kind) || kind === 'offline' ? defaultFor : 0 },
+    ...{
+      above: null,
+      recover: null,
+      mount: null,
+      for: isMeasured(kind) || kind === 'offline' ? defaultFor : 0,
+    },
     ...{ before: isAboutBroker(kind) ? defaultBefore : null },
     ...{ machine_ids: null, tags: null, repeat_every: null, channel_ids: null, enabled: true },
   };
@@ -115,6 +120,7 @@ function checked(rule: AlertRule): AlertRule {
       throw fieldError('body', 'before', 'is missing: set the time between the alert and the expiry');
   } else if (before !== null) refuse('before');
   if (kind === 'schedule' && rule.for > 0) refuse('for');
+  if (kind !== 'disk' && rule.mount !== null) refuse('mount');
   if (!isMeasured(kind)) {
     if (above !== null) refuse('above');
     if (rule.recover !== null) refuse('recover');

@@ -30,6 +30,8 @@ export function addAlerts(program: Command): void {
 const flags = {
   '--above <value>': 'value above which an alert opens: percent, or the load average',
   '--recover <value>': 'value at which the alert resolves (default: 90 % of --above)',
+  '--mount <path>':
+    'mount point to watch with the kind disk, or "*" for the fullest file system, except those on file servers (default: /)',
   '--for <duration>':
     'how long the condition must last before an alert opens (default: 5m for the kinds offline, cpu, memory, disk and load; 0s for all others)',
   '--before <duration>': 'open the alert this long before the certificate or key expires (default: 14d)',
@@ -46,11 +48,14 @@ export function addAlertRules(program: Command): void {
     .description('manage rules that open alerts; a rule is given by name or id');
   routeVerb(rules, 'list', 'alertRules', 'list', {
     defaults: { sort: 'name' },
-    view: { fields: 'name id kind above recover for machines=machine_ids tags enabled' },
+    view: { fields: 'name id kind mount above recover for machines=machine_ids tags enabled' },
   });
   routeVerb(rules, 'get', 'alertRules', 'get');
   routeVerb(rules, 'create <name>', 'alertRules', 'create', {
-    examples: ['away --kind offline --for 10m', '"disk is full" --kind disk --above 90 --tags web,db'],
+    examples: [
+      'away --kind offline --for 10m',
+      '"disk is full" --kind disk --above 90 --mount "*" --tags web,db',
+    ],
     flags: {
       '--kind <offline|cpu|memory|disk|load|schedule|agent_outdated|certificate|key>': 'what to watch',
       ...flags,

@@ -204,6 +204,8 @@ const alertRule = z.strictObject({
   /** `above`: the value above which the rule opens an alert. `recover`: the value at which the alert resolves. */
   above: z.number().nullable(),
   recover: z.number().nullable(),
+  /** The mount point that a rule of the kind `disk` watches; `*` for the fullest file system; `/` if it is null. */
+  mount: z.string().nullable().default(null),
   /** Milliseconds for which the condition must last. */
   for: z.number(),
   /** How many milliseconds before an expiry the rule opens an alert. */

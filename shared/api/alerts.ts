@@ -40,6 +40,8 @@ const whatKinds =
 const described = {
   above: 'Value above which an alert opens: percent, or the load average of one minute',
   recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
+  mount:
+    'For the kind `disk`: the mount point of the file system to watch, such as `/srv`, or `*` for the fullest file system of the machine, except those on file servers. Null: `/`',
   for: 'Milliseconds for which the condition must last before an alert opens; default: 300,000 for `offline`, `cpu`, `memory`, `disk` and `load`; 0 for the other kinds',
   before: 'An alert opens this many milliseconds before the expiry; default: 14 days',
   machine_ids: 'Ids of machines that the rule applies to; null: `tags` alone selects the machines',
@@ -55,6 +57,7 @@ const rule = named('AlertRule', {
   kind: z.enum(alertKinds).describe(whatKinds),
   above: z.number().nullable().describe(described.above),
   recover: z.number().nullable().describe(described.recover),
+  mount: z.string().nullable().describe(described.mount),
   for: z.number().describe(described.for),
   before: z.number().nullable().describe(described.before),
   machine_ids: z.array(z.string()).nullable().describe(described.machine_ids),
@@ -70,6 +73,13 @@ const threshold = z.number().min(0).max(1_000_000);
 const changeable = {
   above: threshold.nullable().optional().describe(described.above),
   recover: threshold.nullable().optional().describe(described.recover),
+  mount: z
+    .string()
+    .max(4096)
+    .regex(/^(\*|\/|(\/[^/\0]+)+)$/, 'must be an absolute path without a slash at its end, or *')
+    .nullable()
+    .optional()
+    .describe(described.mount),
   for: milliseconds(0, 31 * day)
     .optional()
     .describe(described.for),

@@ -89,8 +89,9 @@ test('a client continues without a gap after the link was cut during much output
   });
   const proxy = await opened.promise;
   // The session keeps the terminal open while no client is attached.
-  const args = ['-c', 'seq 1 1000000; sleep 60'];
-  const { id } = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args });
+  const args = ['-c', 'seq 1 1000000; sleep 600'];
+  const shell = { machine_id: agent.machineId, shell: '/bin/sh', args };
+  const { id } = await system.client.sessions.create({ ...shell, grace_period: 600_000 });
   const into: Buffer[] = [];
   const position = (): number => into.reduce((sum, { length }) => sum + length, 0);
   const client = { id, client_id: 'c', into };

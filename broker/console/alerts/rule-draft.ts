@@ -12,6 +12,8 @@ export interface Draft {
   above: string;
   /** Value at which the alert ends. If the text is empty, 90 % of `above` is used. */
   recover: string;
+  /** The mount point that a rule about disks watches, or "*". If the text is empty, "/" is used. */
+  mount: string;
   /** `lasting`, `before` and `repeat` are durations in milliseconds. */
   lasting: number;
   before: number;
@@ -27,6 +29,7 @@ export function draftOf(rule: Rule | undefined): Draft {
     kind: rule?.kind ?? 'offline',
     above: String(rule?.above ?? 90),
     recover: String(rule?.recover ?? ''),
+    mount: rule?.mount ?? '',
     lasting: rule?.for ?? 5 * minuteMs,
     before: rule?.before ?? 14 * dayMs,
     repeat: rule?.repeat_every ?? 0,
@@ -37,12 +40,13 @@ export function draftOf(rule: Rule | undefined): Draft {
 
 /** Creates the rule, or changes the given one. Rejects with the broker's reason. */
 export async function saveRule(draft: Draft, rule: Rule | undefined): Promise<void> {
-  const { name, kind, above, recover, lasting, before, repeat, limits, channels } = draft;
+  const { name, kind, above, recover, mount, lasting, before, repeat, limits, channels } = draft;
   const input = {
     name,
     repeat_every: repeat || null,
     channel_ids: channels && [...channels],
     ...(isMeasured(kind) && { above: Number(above), ...(recover !== '' && { recover: Number(recover) }) }),
+    ...(kind === 'disk' && { mount: mount || null }),
     ...(isExpiring(kind) ? { before } : toLimited(limits)),
     ...(kind !== 'schedule' && !isExpiring(kind) && { for: lasting }),
   };

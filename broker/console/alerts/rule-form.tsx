@@ -76,7 +76,7 @@ export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
 }
 
 function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
-  const { kind, above, recover, lasting, before } = draft;
+  const { kind, above, recover, mount, lasting, before } = draft;
   if (isExpiring(kind))
     return (
       <SelectField
@@ -90,6 +90,14 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
   const unit = kind === 'load' ? '' : ', in %';
   return (
     <div class="fields">
+      {kind === 'disk' && (
+        <TextField
+          label="Mount point, or * for the fullest"
+          value={mount}
+          change={(text) => set({ mount: text })}
+          placeholder="/"
+        />
+      )}
       {isMeasured(kind) && (
         <>
           <TextField

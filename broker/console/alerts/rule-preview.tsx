@@ -21,7 +21,9 @@ function percentOf({ latest }: Status, kind: Measured): number | undefined {
 }
 
 export function RulePreview({ draft }: { draft: Draft }) {
-  const { kind } = draft;
+  const { kind, mount } = draft;
+  // The list of machines contains the disk of `/` alone.
+  if (kind === 'disk' && !['', '/'].includes(mount)) return null;
   if (kind === 'offline') return <Preview draft={draft} />;
   return kind === 'cpu' || kind === 'memory' || kind === 'disk' ? (
     <Preview draft={draft} measured={kind} />

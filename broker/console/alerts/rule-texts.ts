@@ -24,12 +24,14 @@ export const isMeasured = (kind: Kind): boolean => ['cpu', 'memory', 'disk', 'lo
 export const isExpiring = (kind: Kind): boolean => kind === 'certificate' || kind === 'key';
 export const unitOf = (kind: Kind): string => (kind === 'load' ? '' : ' %');
 
+const placeOf = (mount: string): string => (mount === '*' ? 'any disk' : `disk at ${mount}`);
+
 /** Returns the condition of a rule, such as `disk over 90 % for 5 min, until 81 %`. */
-export function ruleText({ kind, above, recover, for: lasting, before }: Rule): string {
+export function ruleText({ kind, above, recover, mount, for: lasting, before }: Rule): string {
   const [, text = kind] = kinds.find(([name]) => name === kind) ?? [];
   const during = lasting > 0 ? ` for ${durationText(lasting)}` : '';
   if (isExpiring(kind)) return `${text} within ${durationText(before ?? 0)}`;
   if (!isMeasured(kind)) return `${text}${during}`;
-  const name = kind === 'cpu' ? 'CPU' : kind;
+  const name = kind === 'cpu' ? 'CPU' : kind === 'disk' && mount !== null ? placeOf(mount) : kind;
   return `${name} over ${above}${unitOf(kind)}${during}, until ${recover}${unitOf(kind)}`;
 }
