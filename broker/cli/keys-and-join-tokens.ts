@@ -141,26 +141,29 @@ export function addJoinTokens(program: Command): void {
   });
 }
 
-async function fromCheckout(client: Farhand): Promise<string> {
+async function fromCheckout(client: Farhand, name: string | null): Promise<string> {
   const { grpc_address } = await client.service.info().catch(() => ({ grpc_address: '' }));
   // Without a host, or with the host 0.0.0.0 or [::], the address does not say where an agent finds the broker. The
   // agent then gets 127.0.0.1. A broker that runs with `--local` has no address, so the agent also gets port 8421.
   const address =
     grpc_address.replace(/^(?:(?:0\.0\.0\.0|\[::\])?:)?(\d+)$/, '127.0.0.1:$1') || '127.0.0.1:8421';
-  return `To start an agent from a checkout: npx node agent/main.ts --broker ${address} --join-token-file FILE`;
+  const named = name === null ? '' : ` --name '${name.replaceAll("'", String.raw`'\\''`)}'`;
+  return `To start an agent from a checkout: npx node agent/main.ts --broker ${address} --join-token-file FILE${named}`;
 }
 
 const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
 
 /** Returns the command that installs an agent, or the reason why there is none. */
 async function installLines(
-  token: { install: string | null; install_missing: string | null },
+  token: { install: string | null; install_missing: string | null; name: string | null; uses: number },
   client: Farhand,
 ): Promise<string[]> {
   const { install, install_missing } = token;
   if (!install) {
     const missing = install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];
-    return packaged ? missing : [...missing, '', await fromCheckout(client)];
+    return packaged
+      ? missing
+      : [...missing, '', await fromCheckout(client, token.uses === 1 ? token.name : null)];
   }
   const isLocal = loopback.test(install);
   const lines = [

@@ -249,11 +249,14 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
     const [title = '', field = title] = word.split('=');
     return [title.replaceAll('_', ' '), field] as const;
   });
-  const withNames = columns.some(([, field]) => field === 'machine' && !cells?.machine);
-  const nameOf = withNames ? await machineNames(client, items.map(machineOf)) : String;
+  const withNames = columns.some(([, field]) => /^machine(_ids)?$/.test(field) && !cells?.[field]);
+  const machines = items.flatMap((item) => [machineOf(item), ...machinesOf(item)]);
+  const nameOf = withNames ? await machineNames(client, machines) : String;
   const cell = (field: string, item: T): Cell => {
     if (cells?.[field]) return cells[field](item);
-    return field === 'machine' ? nameOf(machineOf(item)) : textOf(field, (item as Item)[field], isTable);
+    if (field === 'machine') return nameOf(machineOf(item));
+    const value = (item as Item)[field];
+    return textOf(field, field === 'machine_ids' && value ? machinesOf(item).map(nameOf) : value, isTable);
   };
   if (!isTable)
     return record(Object.fromEntries(columns.map(([title, field]) => [title, cell(field, answer)])));
@@ -276,6 +279,9 @@ function fieldsOf(record: object): string {
 
 const machineOf = (item: unknown): string | null =>
   (item as { machine_id?: string | null }).machine_id ?? null;
+
+const machinesOf = (item: unknown): readonly string[] =>
+  (item as { machine_ids?: readonly string[] | null }).machine_ids ?? [];
 
 /** Returns a value as text, formatted by its field. In a table, times are printed relative to now, such as "5m ago". */
 function textOf(field: string, value: unknown, isTable: boolean): Cell {

@@ -54,7 +54,10 @@ export async function createProgram(noun?: string): Promise<Command> {
 
 /** Makes a usage error point to the help of its own verb. */
 function pointToHelp(command: Command, path: string): void {
-  command.showHelpAfterError(`See ${path} --help.`);
+  // Options of the command to run are often written without the --.
+  const hint =
+    path === 'farhand exec' ? 'Put the command after "--", as in: farhand exec web-1 -- uname -a\n' : '';
+  command.showHelpAfterError(`${hint}See ${path} --help.`);
   for (const one of command.commands) pointToHelp(one, `${path} ${one.name()}`);
 }
 

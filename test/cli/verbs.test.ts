@@ -25,6 +25,7 @@ describe('the command line', () => {
       ['machines lst', [], /Did you mean list\?/],
       ['machines get', [], /missing required argument 'machine'/],
       ['machines list', ['--colour'], /unknown option '--colour'/],
+      ['exec', ['web-1', 'uname', '-sr'], /unknown option '-sr'\nPut the command after "--"/],
       ['machines list', ['-o', 'xml'], /Allowed choices are text, json/],
       ['exec', ['web-1', 'uptime'], /put the command after "--"/],
       ['exec', ['--', 'uptime'], /choose the machines either by name or by --tags/],
@@ -536,6 +537,8 @@ test('alerts are listed and acknowledged; rules and channels are created, change
   const away = await farhand.json('alert-rules create', ['away', ...more]);
   expect(away.channel_ids).toEqual([channel.id]);
   expect((await farhand('alert-rules get', ['away'])).out).toMatch(/^for +5m$/m);
+  expect((await farhand('alert-rules get', ['memory'])).out).toMatch(/^machine ids +web-1$/m);
+  expect((await farhand('alert-rules list', [])).out).toMatch(/^memory .* web-1 /m);
   for (const [verb, name] of [
     ['alert-channels update', 'ops'],
     ['alert-rules update', 'away'],

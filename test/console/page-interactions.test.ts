@@ -34,6 +34,23 @@ browserTest('cards and columns survive a reload, and cards select machines', asy
   expect(faults).toEqual([]);
 });
 
+browserTest('lists say in words why a machine ran nothing, and which key has expired', async () => {
+  const system = await startWithConsole();
+  const away = await joinScripted(system, 'away-1');
+  const soon = new Date(Date.now() + 2_000).toISOString();
+  await system.client.keys.create({ name: 'for-a-moment', scopes: ['machines:read'], expires_at: soon });
+  const { id } = await system.client.batches.create({ machine_ids: [away.machineId], command: 'true' });
+  const { page, faults, open } = await newLogin(system);
+  await open(`/batches/${id}`);
+  await page.getByText('The machine was offline.').waitFor();
+  await open('/keys');
+  await page
+    .getByRole('row', { name: /for-a-moment/ })
+    .getByText('expired')
+    .waitFor();
+  expect(faults).toEqual([]);
+});
+
 browserTest('select all selects every machine that matches, also those that are not loaded', async () => {
   const system = await startWithConsole();
   const names = Array.from({ length: 130 }, (_, n) => `${n < 120 ? 'web' : 'db'}-${n}`);

@@ -7,6 +7,7 @@ import { to } from '../router.ts';
 import { after, clock, durationText } from '../time.ts';
 import { outcome } from './command-list.tsx';
 import { Output, OutputText } from './output-text.tsx';
+import { reasonText } from './reason-text.ts';
 
 export type Result = Awaited<ReturnType<typeof client.batches.get>>['results'][number];
 
@@ -108,7 +109,11 @@ function Card({ result, parts }: { result: Result; parts: Output['parts'] | unde
         <State of={status} />
       </header>
       <section class="batch-output" aria-label={`Output of ${nameOf(machine_id)}`} tabIndex={0}>
-        {parts ? <OutputText parts={parts} /> : <pre>{stdout || stderr || reason}</pre>}
+        {parts ? (
+          <OutputText parts={parts} />
+        ) : (
+          <pre>{stdout || stderr || (reason && reasonText(reason))}</pre>
+        )}
       </section>
     </li>
   );

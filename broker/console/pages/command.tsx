@@ -3,6 +3,7 @@ import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
+import { reasonText } from '../commands/reason-text.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
@@ -44,7 +45,7 @@ export function Command({ params: { command = '' } }: { params: Params }) {
             {record.reason && (
               <p class="notice warn">
                 <Icon of={icons.warning} />
-                <span>{record.reason}</span>
+                <span>{reasonText(record.reason)}</span>
               </p>
             )}
             <OutputView key={command} command={record} ended={reload} />

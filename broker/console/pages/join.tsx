@@ -123,7 +123,7 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
   const [latest] = arrived;
   return (
     <section class="card">
-      <h2>Paste this into a shell of the machine</h2>
+      <h2>{token.install === null ? 'Start the agent' : 'Paste this into a shell of the machine'}</h2>
       <div class="card-body">
         {token.install === null ? (
           <>
@@ -131,7 +131,10 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
               <Icon of={icons.info} />
               <span>{token.install_missing}</span>
             </p>
-            <p>Install the agent there, and start it with this token:</p>
+            <p>
+              Install the agent on the machine, and start it with <code>{startOptions(token)}</code>. The file
+              token.txt contains this token:
+            </p>
             <OneLine text={token.token} />
           </>
         ) : (
@@ -168,6 +171,11 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
       </div>
     </section>
   );
+}
+
+function startOptions({ name, uses }: Token): string {
+  const named = uses === 1 && name !== null ? ` --name '${name}'` : '';
+  return `--join-token-file token.txt${named}`;
 }
 
 function OneLine({ text }: { text: string }) {

@@ -12,8 +12,9 @@ import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
-import { Ago, Confirm, Tags } from '../parts/small-components.tsx';
+import { Ago, Confirm, State, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
+import { clock } from '../time.ts';
 
 export function Keys() {
   const [round, setRound] = useState(0);
@@ -102,7 +103,11 @@ function KeyRow({ apiKey, open }: { apiKey: Key; open: (what: What) => void }) {
         <Ago at={apiKey.last_used_at} />
       </td>
       <td class="muted">
-        <Ago at={apiKey.expires_at} />
+        {apiKey.expires_at !== null && Date.parse(apiKey.expires_at) <= clock.value ? (
+          <State of="expired" />
+        ) : (
+          <Ago at={apiKey.expires_at} />
+        )}
       </td>
       <td class="row-buttons">
         <button

@@ -3,6 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
+import { reasonText } from '../commands/reason-text.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
 import { Icon } from '../parts/icon.tsx';
@@ -234,7 +235,12 @@ function RunRow({ run, withMachine }: { run: Run; withMachine: boolean }) {
       </td>
       <td class="right number">{duration === null ? '' : durationText(duration)}</td>
       <td class="wide">
-        <span class="mono">{(run.reason ?? (run.stderr || run.stdout)).trim().split('\n').at(-1)}</span>
+        <span class="mono">
+          {(run.reason === null ? run.stderr || run.stdout : reasonText(run.reason))
+            .trim()
+            .split('\n')
+            .at(-1)}
+        </span>
       </td>
     </tr>
   );

@@ -9,6 +9,12 @@ import { Ago, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { to } from '../router.ts';
 
+type Upgrade = Awaited<ReturnType<typeof client.upgrades.get>>;
+
+/** True if an upgrade is over, but not every machine has the new version. */
+const isPartial = ({ status, counts, total }: Upgrade): boolean =>
+  status === 'completed' && counts.upgraded < total;
+
 const newButton = () => (
   <NewButton text="Upgrade agents" allowed={may('machines:write')} opens={to('/upgrades', 'new')} />
 );
@@ -38,7 +44,7 @@ export function Upgrades() {
                   <a href={to('/upgrades', upgrade.id)}>{upgrade.version}</a>
                 </td>
                 <td>
-                  <State of={upgrade.status} />
+                  <State of={isPartial(upgrade) ? 'skipped' : upgrade.status} text={upgrade.status} />
                 </td>
                 <td class="number">
                   {upgrade.waves !== null &&

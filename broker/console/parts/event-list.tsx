@@ -13,12 +13,22 @@ const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(
 /** Fields that name the object of an event. The first of them that an event has is displayed. */
 const subjects = ['command', 'message', 'path', 'name', 'hostname', 'session_id'] as const;
 
-function textOf({ data }: Happened): string {
+function textOf({ type, data }: Happened): string {
+  if (type === 'alert.notified') return notifiedText(data.alerts);
   const subject = subjects
     .map((name) => data[name])
     .find((value) => typeof value === 'string' && value !== '');
   const code = typeof data.exit_code === 'number' && data.exit_code !== 0 ? ` (exit ${data.exit_code})` : '';
   return `${typeof subject === 'string' ? subject : ''}${code}`;
+}
+
+/** Returns the messages of the alerts that a notification is about; empty if it is about something else. */
+function notifiedText(alerts: unknown): string {
+  const some: unknown[] = Array.isArray(alerts) ? alerts : [];
+  const messages = some.map((alert) =>
+    typeof alert === 'object' && alert !== null && 'message' in alert ? String(alert.message) : '',
+  );
+  return messages.filter((text) => text !== '').join('; ');
 }
 
 /** Returns the URL of the page about an event's command, machine or other object; undefined if there is no page. */
