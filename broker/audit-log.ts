@@ -6,7 +6,7 @@ import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newTimedId, timeOf } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts, sequencesPerMs } from './history/row-counts.ts';
+import { type CountedTable, createCounts, sequencesPerMs } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';
 import type { Condition } from './paging.ts';
 
@@ -34,7 +34,7 @@ const tables = [
   `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name)`,
   'ALTER TABLE audit ADD COLUMN login_id TEXT',
   // The new index by machine also has columns by which GET /audit filters the entries of one machine.
-  `${dropOldCounts('audit')} DROP INDEX audit_by_machine;
+  `DROP INDEX audit_by_machine;
   CREATE INDEX audit_by_machine ON audit (machine_id, seq, created_at, action, key_id, key_name);
   CREATE INDEX audit_by_login ON audit (login_id) WHERE login_id IS NOT NULL;
   ${createCounts(counted)}`,

@@ -14,7 +14,7 @@ import {
   type Row,
   textIn,
 } from './history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts } from './history/row-counts.ts';
+import { type CountedTable, createCounts } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';
 import { allOf, type Condition, reachableOnly } from './paging.ts';
 
@@ -55,7 +55,7 @@ const tables = [
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
   // The new index also has the columns by which GET /events filters the events of one machine.
-  `${dropOldCounts('events')} DROP INDEX events_by_machine;
+  `DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,
 ];
@@ -88,9 +88,9 @@ export class Events {
     );
   }
 
-  /** Opens the table. Deletes events older than `keepMs`, and the oldest beyond `keepRows`. */
-  static async open(history: History, keepMs: number, keepRows?: number): Promise<Events> {
-    const options = { keepMs, keepRows, findBy: ['id', 'machine_id', 'type'] };
+  /** Opens the table. Deletes events older than `keepMs`, and the oldest if there are too many. */
+  static async open(history: History, keepMs: number): Promise<Events> {
+    const options = { keepMs, findBy: ['id', 'machine_id', 'type'] };
     return new Events(history, await OrderedTable.open(history, counted, tables, options));
   }
 

@@ -47,10 +47,20 @@ const timeLength = 8;
  * by its id without an index of ids.
  */
 export function newTimedId(kind: IdKind, ms: number): string {
+  return `${prefixes[kind]}_${timePart(ms)}${random(22 - timeLength)}`;
+}
+
+/** Returns the id that newTimedId() could return for a time, with characters from a hash instead of random ones. */
+export function timedId(kind: IdKind, ms: number, hash: Uint8Array): string {
+  const rest = [...hash.subarray(0, 22 - timeLength)].map((byte) => alphabet[byte % alphabet.length]);
+  return `${prefixes[kind]}_${timePart(ms)}${rest.join('')}`;
+}
+
+function timePart(ms: number): string {
   let time = '';
   for (let left = ms; time.length < timeLength; left = Math.floor(left / alphabet.length))
     time = alphabet.charAt(left % alphabet.length) + time;
-  return `${prefixes[kind]}_${time}${random(22 - timeLength)}`;
+  return time;
 }
 
 /** Returns the time at the beginning of an id of newTimedId(). The result for any other text has no meaning. */

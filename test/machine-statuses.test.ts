@@ -81,7 +81,7 @@ test('the last hour has a point for each minute and drops older ones, also after
   expect(hour.of('unknown')).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
 });
 
-test('a removed machine has no last hour, and the next machine reuses its memory', () => {
+test('a removed machine has no last hour, and the others keep theirs', () => {
   const hour = new LastHour();
   for (const id of ['a', 'b', 'c']) hour.add(id, 50, 60);
   hour.remove('b');

@@ -99,11 +99,6 @@ export class OwnersAsLastRead {
     return (this.#brokers.get(brokerId)?.until ?? 0) <= this.#readAt;
   }
 
-  /** Returns the other brokers that are alive. */
-  peers(): readonly Peer[] {
-    return this.#othersAliveAt(monotonic());
-  }
-
   /** Returns the other brokers that were alive when the database was last read. */
   lastKnownPeers(): readonly Peer[] {
     return this.#othersAliveAt(this.#readAt);
@@ -115,7 +110,9 @@ export class OwnersAsLastRead {
   }
 
   withDirectory(directoryId: string): Peer | undefined {
-    return this.peers().find(({ brokerId }) => this.#brokers.get(brokerId)?.directoryId === directoryId);
+    return this.#othersAliveAt(monotonic()).find(
+      ({ brokerId }) => this.#brokers.get(brokerId)?.directoryId === directoryId,
+    );
   }
 
   /**

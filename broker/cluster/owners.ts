@@ -184,10 +184,6 @@ export class Cluster implements Owners {
     return this.#owners.hasEnded(brokerId);
   }
 
-  peers(): readonly Peer[] {
-    return this.#owners.peers();
-  }
-
   lastKnownPeers(): readonly Peer[] {
     return this.#owners.lastKnownPeers();
   }

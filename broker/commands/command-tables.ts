@@ -1,6 +1,6 @@
 // The tables of commands, their columns, and the conversion between rows and commands.
 import { jsonIn, type Row, textIn } from '../history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import type { Command } from './command-record.ts';
 import { listedBytes } from './command-to-json.ts';
 
@@ -37,9 +37,7 @@ export const tables = [
   'CREATE INDEX commands_by_status ON commands (status, created_at)',
   // - commands_by_time loses `id`: rows with the same time are listed in the order of their rowids.
   // - commands_open is dropped: commands_by_status finds open commands.
-  // - Indexes on `_truncated` columns replace those on `_cut` columns.
-  `${dropOldCounts('commands')} DROP INDEX IF EXISTS commands_stdout_cut; DROP INDEX IF EXISTS commands_stderr_cut;
-  DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
+  `DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
   ALTER TABLE commands ADD COLUMN stdout_truncated INTEGER AS (stdout_bytes > length(stdout));
   ALTER TABLE commands ADD COLUMN stderr_truncated INTEGER AS (stderr_bytes > length(stderr));
   CREATE INDEX commands_stdout_truncated ON commands (created_at) WHERE stdout_truncated = 1;

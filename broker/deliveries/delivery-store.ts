@@ -3,6 +3,7 @@
 import { createHash } from 'node:crypto';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
+import { timedId } from '../../shared/ids.ts';
 import {
   type History,
   type HistoryTransaction,
@@ -11,7 +12,7 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { type CountedTable, createCounts } from '../history/row-counts.ts';
 import { rowsSince } from '../history/time-ordered-table.ts';
 import { allOf } from '../paging.ts';
 import type { Outcome } from './sender.ts';
@@ -73,10 +74,9 @@ const tables = [
   `CREATE INDEX webhook_deliveries_by_status ON webhook_deliveries (webhook_id, status, created_at);
   CREATE INDEX webhook_deliveries_by_type ON webhook_deliveries (webhook_id, type, created_at);
   CREATE INDEX webhook_deliveries_by_event ON webhook_deliveries (webhook_id, event_id, created_at)`,
-  `${dropOldCounts('webhook_deliveries')} ${createCounts(countedDeliveries)}`,
+  createCounts(countedDeliveries),
 ];
 
-const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 /** Maximum number of attempts that are stored for one delivery; older ones are removed. */
 const maxAttempts = 20;
 /** SQL that appends an attempt to the JSON array of attempts. */
@@ -304,9 +304,7 @@ export class DeliveryStore {
  */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();
-  let time = '';
-  for (let rest = event.at; time.length < 8; rest = Math.floor(rest / 62)) time = digits[rest % 62] + time;
-  return `dlv_${time}${[...hash.subarray(0, 14)].map((byte) => digits[byte % 62]).join('')}`;
+  return timedId('delivery', event.at, hash);
 }
 
 function attemptOf({ at, status_code, duration, error }: Outcome) {

@@ -112,17 +112,6 @@ export function createCounts(counted: CountedTable): string {
   ].join('\n');
 }
 
-/**
- * Returns SQL that removes the triggers and the table with which older versions of Farhand counted rows. Those triggers
- * changed the counts whenever a row was inserted, updated or deleted.
- */
-export function dropOldCounts(table: string): string {
-  const triggers = ['insert', 'delete', 'update'].map(
-    (event) => `DROP TRIGGER IF EXISTS ${table}_count_${event};`,
-  );
-  return `${triggers.join(' ')} DROP TABLE IF EXISTS ${table}_counts;`;
-}
-
 /** Counts the next `rowsOfStep` rows. If there are fewer, counts none and resolves with false. */
 export async function countNext(counted: CountedTable, transaction: HistoryTransaction): Promise<boolean> {
   const { table, number } = counted;

@@ -1,5 +1,5 @@
 // The tables of schedule runs in the history, and the migration steps that create them.
-import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { type CountedTable, createCounts } from '../history/row-counts.ts';
 
 /**
  * The progress mark of a schedule on a machine: every due time up to `at` has run, or is recorded as skipped or missed.
@@ -31,8 +31,7 @@ export const tables = [
   `CREATE INDEX schedule_runs_by_status ON schedule_runs (schedule_id, status, decided_at);
   CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at)`,
   'CREATE INDEX schedule_runs_by_command ON schedule_runs (command_id) WHERE command_id IS NOT NULL',
-  `${dropOldCounts('schedule_runs')}
-  CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
+  `CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
   ${createCounts(counted)}`,
   // A schedule with tags has rows of several machines for the same due time. The table is copied, because SQLite cannot
   // change a UNIQUE constraint.

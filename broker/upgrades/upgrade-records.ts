@@ -9,7 +9,6 @@ import { type History, type HistoryTransaction, textIn } from '../history/histor
 import { allOf, reachableOnly } from '../paging.ts';
 import type { State } from '../state/in-memory-state.ts';
 import {
-  insertRow,
   type Member,
   memberColumns,
   memberFromRow,
@@ -68,9 +67,10 @@ export class UpgradeRecords {
         const slice = members.slice(at, at + sliceSize);
         more = at + sliceSize < members.length;
         await this.history.write((transaction) => {
-          for (const member of slice) insertRow(transaction, 'upgrade_machines', { ...member });
+          for (const member of slice)
+            transaction.put('upgrade_machines', 'upgrade_id, machine_id', { ...member });
           if (!more) {
-            insertRow(transaction, 'upgrades', { ...upgrade });
+            transaction.put('upgrades', 'id', { ...upgrade });
             this.#emit('upgrade.started', upgrade, undefined, transaction);
           }
           commit(

@@ -2,7 +2,7 @@
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import type { MachineUpgradeStatus, UpgradeReason } from '../../shared/api/upgrades.ts';
-import type { HistoryTransaction, Row } from '../history/history.ts';
+import type { Row } from '../history/history.ts';
 
 type Served = Reply<Api['upgrades']['get']>;
 
@@ -73,23 +73,12 @@ export const upgradeColumns =
 export const memberColumns =
   'upgrade_id, machine_id, wave, status, reason, message, from_version, commands, created_at, started_at, until, finished_at';
 
-/** Inserts a row. Each field of `row` is stored in the column of the same name. */
-export function insertRow(
-  transaction: HistoryTransaction,
-  table: string,
-  row: Readonly<Record<string, string | number | null>>,
-): void {
-  const names = Object.keys(row);
-  const marks = names.map(() => '?').join(', ');
-  transaction.run(`INSERT INTO ${table} (${names.join(', ')}) VALUES (${marks})`, ...Object.values(row));
-}
-
-/** Converts a row to an upgrade. The row has the columns that insertRow() wrote. */
+/** Converts a row to an upgrade. Each of its fields is stored in the column of the same name. */
 export function upgradeFromRow(row: Row): Upgrade {
   return row as unknown as Upgrade;
 }
 
-/** Converts a row to a machine of an upgrade. The row has the columns that insertRow() wrote. */
+/** Converts a row to a machine of an upgrade. Each of its fields is stored in the column of the same name. */
 export function memberFromRow(row: Row): Member {
   return row as unknown as Member;
 }

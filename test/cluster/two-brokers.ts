@@ -24,7 +24,6 @@ function createOwners() {
     directoryId: name,
     withDirectory: () => undefined,
     loaded: () => work.loading,
-    peers: () => [],
     hasEnded: () => false,
     watch: () => () => {},
     advertise: async (url) => void urls.set(name, url),

@@ -26,8 +26,6 @@ export interface Owners {
    * cannot be loaded.
    */
   loaded(machineId: string): Promise<void>;
-  /** The other living brokers. */
-  peers(): readonly Peer[];
   /** True once the lease of a broker is over, by the clock of the database. */
   hasEnded(brokerId: string): boolean;
   /** Calls `watcher` after owners or living brokers have changed. Call the returned function to stop. */
