@@ -364,6 +364,8 @@ test('the program stalls while no client acknowledges its output, and a client g
   const viewer = bench.attach(id, { taking: false });
   const pid = await keeper.started();
   await viewer.sees('ready');
+  // On a busy machine the program may pause before it stalls.
+  await viewer.reaches(128 * 1024);
   const still = async (): Promise<string> => {
     for (let before = ''; ; ) {
       const [yes] = await children(pid);
@@ -377,7 +379,6 @@ test('the program stalls while no client acknowledges its output, and a client g
   const written = Number(await still());
   expect(written).toBeLessThan(1024 * 1024);
   expect(viewer.position()).toBeLessThanOrEqual(256 * 1024);
-  expect(viewer.position()).toBeGreaterThanOrEqual(128 * 1024);
   viewer.taking(true);
   await viewer.reaches(5_000_000);
 });
