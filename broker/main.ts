@@ -41,6 +41,7 @@ function start(settings: BrokerSettings, { log, notify, fail }: RunContext): () 
   starting.then((broker) => {
     if (settings.local) process.stdout.write(`${broker.socket}\n`);
     const agents = broker.grpc === undefined ? 'not listening for agents' : `agents on ${broker.grpc}`;
+    broker.failed.catch(fail);
     notify.up(`REST on ${broker.url ?? broker.socket}, ${agents}`, broker.alive);
   }, fail);
   return async () => (await starting).close();

@@ -1,4 +1,5 @@
 // Stores in memory which brokers are alive, and which of them owns each machine, as last read from the database.
+import { isDeepStrictEqual } from 'node:util';
 import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Row } from '../history/database-interface.ts';
@@ -30,7 +31,7 @@ export class OwnersAsLastRead {
   readonly #startedAt = monotonic();
   /** Ids of the brokers whose data directory was logged as a copy of this broker's. */
   readonly #copies = new Set<string>();
-  readonly #owners = new Map<string, Owner>();
+  #owners = new Map<string, Owner>();
   /** All brokers, with the monotonic time at which each broker's lease ends. */
   #brokers = new Map<string, { url: string; directoryId: unknown; until: number }>();
   /** Monotonic time at which the table of brokers was last read. */
@@ -39,6 +40,8 @@ export class OwnersAsLastRead {
   #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
+  /** The value of `#connection.connects` at the last read. */
+  #connects = 0;
 
   constructor(
     connection: PostgresListener,
@@ -116,11 +119,14 @@ export class OwnersAsLastRead {
   }
 
   /**
-   * Reads what has changed since the last read. Returns the machines with a new owner or link, and whether brokers have
-   * started or ended.
+   * Reads what has changed since the last read. Reads everything if the connection was opened again, because the
+   * database may then be a copy that lacks the last commits. Returns the machines with a new owner or link, or without
+   * an owner now, and whether brokers have started or ended.
    */
   async read(): Promise<{ machineIds: readonly string[]; brokersChanged: boolean }> {
     const at = monotonic();
+    const { connects } = this.#connection;
+    const isNew = connects !== this.#connects;
     const brokers = await this.#connection.query(readingBrokers);
     this.#brokers = new Map(
       brokers.map(({ id, url, directory_id: directoryId, ms }) => [
@@ -135,9 +141,14 @@ export class OwnersAsLastRead {
     // The id of the oldest transaction in progress is read before the owners. A change that is committed only after
     // this read has this id or a larger one. The next call starts from this id, so it finds the change.
     const [horizon] = await this.#connection.query(readingHorizon);
-    const rows = await this.#connection.query(readingOwners, [this.#horizon]);
+    const rows = await this.#connection.query(readingOwners, [isNew ? '0' : this.#horizon]);
     this.#horizon = String(horizon?.xid);
-    const machineIds = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
+    this.#connects = connects;
+    const forgotten = isNew ? this.#owners : new Map<string, Owner>();
+    if (isNew) this.#owners = new Map();
+    const changed = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
+    const machineIds = changed.filter((id) => !isDeepStrictEqual(forgotten.get(id), this.#owners.get(id)));
+    for (const id of forgotten.keys()) if (!this.#owners.has(id)) machineIds.push(id);
     return { machineIds, brokersChanged: before !== this.#living };
   }
 

@@ -384,10 +384,10 @@ export class Cluster implements Owners {
   #dropIfLost(machineId: string): void {
     const owner = this.#owners.of(machineId);
     const own = this.#own.get(machineId);
-    if (!owner || !own || owner.brokerId === this.brokerId || owner.epoch <= own.epoch) return;
+    if (!own || owner?.brokerId === this.brokerId) return;
     this.#log.warn(
-      { machine_id: machineId, broker: owner.brokerId },
-      'another broker has become the owner of a machine',
+      { machine_id: machineId, broker: owner?.brokerId },
+      'this broker is no longer the owner of a machine',
     );
     this.#drop(machineId);
   }

@@ -78,6 +78,10 @@ export interface Database extends RowReader {
   readonly isReady: boolean;
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
+  /** Number of times that the database has stopped answering. */
+  readonly losses: number;
+  /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
+  onRewound(listener: (error: Error) => void): void;
   /**
    * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.

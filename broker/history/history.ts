@@ -93,6 +93,16 @@ export class History implements RowReader {
     this.#database.onUnavailable(listener);
   }
 
+  /** Number of times that the database has stopped answering. After that, it may be a copy without the last commits. */
+  get losses(): number {
+    return this.#database.losses;
+  }
+
+  /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
+  onRewound(listener: (error: Error) => void): void {
+    this.#database.onRewound(listener);
+  }
+
   /**
    * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.

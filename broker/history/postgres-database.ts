@@ -4,6 +4,7 @@ import { Pool, type PoolClient } from 'pg';
 import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, Query, Row, RowReader, Value } from './database-interface.ts';
+import { databaseUnavailable } from './group-commit.ts';
 import { addressOf, type PostgresAddress, type PostgresSettings } from './postgres-settings.ts';
 import { PostgresSession, queryOf, types } from './postgres-write-connection.ts';
 import { countedTable } from './row-counts.ts';
@@ -32,6 +33,9 @@ const tables = [
   CREATE INDEX removed_documents_by_generation ON removed_documents (generation)`,
   // The fingerprint of the certificate authority that all brokers on the database must have.
   'ALTER TABLE installation ADD COLUMN authority TEXT',
+  // A row for each broker, with the number of its last committed transaction. After a lost connection, a broker reads
+  // there whether a commit has happened, and whether the database still has all of its commits.
+  'CREATE TABLE writers (id TEXT PRIMARY KEY, session TEXT NOT NULL, number BIGINT NOT NULL) WITHOUT ROWID',
 ];
 
 export class PostgresDatabase implements Database {
@@ -41,19 +45,27 @@ export class PostgresDatabase implements Database {
   readonly committed: RowReader;
   readonly #pool: Pool;
   readonly #committedPool: Pool;
+  /** The value of `writer.losses` when each connection was opened. */
+  readonly #openedAt = new WeakMap<PoolClient, number>();
 
   private constructor(address: PostgresAddress, writer: PostgresSession, log: Logger) {
     this.name = address.name;
     this.writer = writer;
-    const config = { ...address.config, types, pipeline: true, allowExitOnIdle: true };
+    const config = { ...address.config, types, pipeline: true, allowExitOnIdle: true, verify: assertPrimary };
     this.#pool = new Pool({ ...config, max: mostReaders });
     // This pool connects at its first read. A broker that does not share its database never reads through it, and thus
     // has one connection less.
     this.#committedPool = new Pool({ ...config, max: 1, query_timeout: committedMs });
     // The pool replaces an idle connection that fails, so the error is only logged.
-    for (const pool of [this.#pool, this.#committedPool])
+    for (const pool of [this.#pool, this.#committedPool]) {
       pool.on('error', (err) => log.debug({ err }, 'a connection to the database was lost'));
-    const all: RowReader['all'] = (sql, ...values) => readFrom(this.#committedPool, sql, values);
+      pool.on('connect', (client) => {
+        this.#openedAt.set(client, writer.losses);
+        // A query on a broken connection rejects. Without this listener, the error would also end the process.
+        client.on('error', () => {});
+      });
+    }
+    const all: RowReader['all'] = (sql, ...values) => this.#readFrom(this.#committedPool, sql, values);
     this.committed = { all, get: async (...query) => (await all(...query))[0] };
   }
 
@@ -71,6 +83,7 @@ export class PostgresDatabase implements Database {
         [],
       );
       await database.migrate('postgres', tables, 1);
+      await writer.enroll();
       return database;
     } catch (error) {
       await database.close();
@@ -86,6 +99,14 @@ export class PostgresDatabase implements Database {
     this.writer.onUnavailable(listener);
   }
 
+  get losses(): number {
+    return this.writer.losses;
+  }
+
+  onRewound(listener: (error: Error) => void): void {
+    this.writer.onRewound = listener;
+  }
+
   stopWaiting(): void {
     this.writer.stopWaiting();
   }
@@ -95,16 +116,19 @@ export class PostgresDatabase implements Database {
   }
 
   async all(sql: string, ...values: Value[]): Promise<Row[]> {
-    return await readFrom(this.#pool, sql, values);
+    return await this.#readFrom(this.#pool, sql, values);
   }
 
   /** Runs one statement that is committed at once, outside of the groups of writes. */
   async autocommit(text: string, values: (string | number | null)[]): Promise<Row[]> {
-    return (await this.#pool.query<Row>({ text, values, types })).rows;
+    return await this.#with(
+      this.#pool,
+      async (client) => (await client.query<Row>({ text, values, types })).rows,
+    );
   }
 
   async read(queries: readonly Query[]): Promise<Row[][]> {
-    return await this.#with(async (client) => {
+    return await this.#with(this.#pool, async (client) => {
       const begun = client.query('BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY');
       const answers = queries.map(({ sql, values }) => client.query<Row>(queryOf(sql, values, false)));
       // All queries are sent together, before the first answer. The connection is free when all answers have come.
@@ -124,7 +148,7 @@ export class PostgresDatabase implements Database {
       );
     if (done === last) return;
     const missing = steps.slice(Math.max(0, done - first + 1)).map(stepToPostgres);
-    await this.#with(async (client) => {
+    await this.#with(this.#pool, async (client) => {
       const mark = `INSERT INTO migrations VALUES ('${noun}', ${last})
         ON CONFLICT (noun) DO UPDATE SET steps = excluded.steps`;
       // Several statements in one message are one transaction.
@@ -147,8 +171,12 @@ export class PostgresDatabase implements Database {
     await this.writer.close();
   }
 
-  async #with<T>(use: (client: PoolClient) => Promise<T>): Promise<T> {
-    const client = await this.#pool.connect().catch((error: unknown) => {
+  #readFrom(pool: Pool, sql: string, values: readonly Value[]): Promise<Row[]> {
+    return this.#with(pool, async (client) => (await client.query<Row>(queryOf(sql, values))).rows);
+  }
+
+  async #with<T>(pool: Pool, use: (client: PoolClient) => Promise<T>): Promise<T> {
+    const client = await this.#connect(pool).catch((error: unknown) => {
       throw requestErrorOf(error);
     });
     try {
@@ -160,12 +188,24 @@ export class PostgresDatabase implements Database {
       throw requestErrorOf(error);
     }
   }
+
+  /**
+   * Returns a connection that was opened after the last loss of the write connection. An earlier one may lead to a
+   * server that is no longer the primary.
+   */
+  async #connect(pool: Pool): Promise<PoolClient> {
+    for (;;) {
+      const client = await pool.connect();
+      if (this.#openedAt.get(client) === this.writer.losses) return client;
+      client.release(true);
+    }
+  }
 }
 
-async function readFrom(pool: Pool, sql: string, values: readonly Value[]): Promise<Row[]> {
-  try {
-    return (await pool.query<Row>(queryOf(sql, values))).rows;
-  } catch (error) {
-    throw requestErrorOf(error);
-  }
+/** Calls `done` with an error if the server is a standby, whose rows may be out of date. */
+function assertPrimary(client: PoolClient, done: (error?: Error) => void): void {
+  client.query<Row>('SELECT pg_is_in_recovery()::text AS standby').then(
+    ({ rows }) => done(rows[0]?.standby === 'true' ? databaseUnavailable() : undefined),
+    (error: unknown) => done(databaseUnavailable(error)),
+  );
 }

@@ -21,6 +21,8 @@ export class PostgresListener {
   /** Is called with the id of the broker that has committed something, and with '' after each connect. */
   readonly #onNews: (from: string) => void;
   #client: Client | undefined;
+  /** Number of times that the connection was opened. */
+  connects = 0;
   #isClosed = false;
   #cancelRetry = (): void => {};
 
@@ -68,12 +70,14 @@ export class PostgresListener {
     client.on('notification', ({ payload = '' }) => this.#onNews(payload));
     try {
       await client.connect();
+      // A standby, whose rows may be out of date, refuses LISTEN.
       await client.query(`LISTEN ${newsChannel}`);
     } catch (error) {
       void client.end().catch(() => {});
       throw error;
     }
     this.#client = client;
+    this.connects += 1;
     this.#onNews('');
   }
 

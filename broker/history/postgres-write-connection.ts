@@ -81,28 +81,42 @@ export class PostgresSession implements Writer {
    * the database meanwhile.
    */
   readonly #start = randomBytes(8).toString('hex');
-  /** PostgreSQL's id of the transaction in progress. Never rejects. */
-  #id: Promise<string | undefined> = Promise.resolve(undefined);
+  /** Number of the transaction in progress, or of the last one. Each transaction stores its number. */
+  #number = 0;
+  /** Number of the last transaction that is known to be committed. */
+  #committed = 0;
+  /** A random text for each connection. A transaction of an earlier connection can no longer commit. */
+  #session = '';
+  /** Number of times that the connection was lost. */
+  losses = 0;
   #cancelRetry = (): void => {};
   readonly #listeners: (() => void)[] = [];
+  /** Called if the database has lost commits of this broker. */
+  onRewound: (error: Error) => void = () => {};
   #isClosed = false;
   #isStopping = false;
   /** Id of this broker; undefined if no other broker may use the database. */
   readonly #brokerId: string | undefined;
+  /** Id of this broker's row in the table `writers`. */
+  readonly #writerId: string;
   /**
-   * The query after BEGIN. It reads the transaction's id. If brokers share the database, it also takes `commitLock` and
-   * notifies the other brokers. The query is prepared, which saves 0.1 ms of each transaction.
+   * The query after BEGIN. It stores the number of the transaction, and fails on an earlier connection of this broker.
+   * If brokers share the database, it also takes `commitLock` and notifies the other brokers. The query is prepared,
+   * which saves 0.1 ms of each transaction.
    */
-  readonly #startOfTransaction: QueryConfig;
+  readonly #startOfTransaction: { name: string; text: string };
 
   private constructor(address: PostgresAddress, log: Logger, brokerId: string | undefined) {
     this.#address = address;
     this.#log = log;
     this.#brokerId = brokerId;
+    this.#writerId = brokerId ?? 'only';
     // The server sends the notification at COMMIT.
-    const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', $1)::text, `;
-    const text = `SELECT ${brokerId === undefined ? '' : shared}pg_current_xact_id()::text AS id`;
-    this.#startOfTransaction = { name: 'start', text, values: brokerId === undefined ? [] : [brokerId] };
+    const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', $1::text)::text, `;
+    const text = `WITH own AS
+        (UPDATE writers SET number = $2 WHERE id = $1::text AND session = $3::text RETURNING number)
+      SELECT ${brokerId === undefined ? '' : shared}1 / count(*) AS is_current FROM own`;
+    this.#startOfTransaction = { name: 'start', text };
   }
 
   /**
@@ -136,6 +150,13 @@ export class PostgresSession implements Writer {
     this.#returned.reject(databaseUnavailable());
   }
 
+  /** Creates this broker's row in the table `writers`, which must exist. Call it before the first transaction. */
+  async enroll(): Promise<void> {
+    if (this.#brokerId === undefined) await this.execute('DELETE FROM writers', []);
+    await this.execute("INSERT INTO writers VALUES (?, '', 0)", [this.#writerId]);
+    if (this.#client) await this.#fence(this.#client);
+  }
+
   /** Records in the table `installation`, which must exist, that this broker uses the database. */
   async claim(): Promise<void> {
     await this.execute('UPDATE installation SET started = ?', [this.#brokerId ?? this.#start]);
@@ -149,13 +170,11 @@ export class PostgresSession implements Writer {
   async begin(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    // The transaction's id is needed if the answer to COMMIT is lost. If these queries fail, so do the statements after
-    // them, and they report the error.
+    this.#number += 1;
+    // If these queries fail, so do the statements after them, and they report the error.
     client.query('BEGIN').catch(() => {});
-    this.#id = client.query<{ id: string }>(this.#startOfTransaction).then(
-      ({ rows }) => rows[0]?.id,
-      () => undefined,
-    );
+    const values = [this.#writerId, this.#number, this.#session];
+    client.query({ ...this.#startOfTransaction, values }).catch(() => {});
   }
 
   async execute(sql: string, values: readonly Value[]): Promise<Row[]> {
@@ -176,16 +195,16 @@ export class PostgresSession implements Writer {
   async commit(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    // The id comes before the answers to all writes. Without it, the broker could not find out whether a commit happened.
-    const id = await this.#id;
-    if (this.#client !== client) throw databaseUnavailable();
+    const number = this.#number;
     try {
       const { command } = await client.query('COMMIT');
       if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
+      this.#committed = number;
     } catch (error) {
       if (isTimeout(error)) this.#lost(client);
-      if (this.#client === client || id === undefined) throw requestErrorOf(error);
-      if (!(await this.#hasCommitted(id))) throw databaseUnavailable(error);
+      if (this.#client === client) throw requestErrorOf(error);
+      await this.#returned.promise;
+      if (this.#committed < number) throw databaseUnavailable(error);
     }
   }
 
@@ -199,32 +218,20 @@ export class PostgresSession implements Writer {
     this.stopWaiting();
     const client = this.#client;
     this.#client = undefined;
+    await client?.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).catch(() => {});
     await client?.end().catch(() => {});
   }
 
-  async #hasCommitted(id: string): Promise<boolean> {
-    for (;;) {
-      await this.#returned.promise;
-      const status = await this.#statusOf(id);
-      if (status !== undefined) return status === 'committed';
-      if (this.#isStopping) throw databaseUnavailable();
-      await sleep(betweenMs);
-    }
-  }
-
   /**
-   * Returns how a transaction has ended. Returns undefined if the new connection was lost too, or if the transaction is
-   * still in progress, for example because a disk or a standby is slow.
+   * Makes all transactions of earlier connections fail that have not committed yet, and waits for one that is
+   * committing. Returns the number of the last committed transaction; undefined if this broker's row is missing.
    */
-  async #statusOf(id: string): Promise<string | undefined> {
-    try {
-      const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
-      return row?.status === 'in progress' ? undefined : String(row?.status);
-    } catch (error) {
-      // The server does not know the transaction's id, because it crashed before it wrote anything of the transaction
-      // to disk.
-      return error instanceof Error && 'code' in error && error.code === '22023' ? 'aborted' : undefined;
-    }
+  async #fence(client: Client): Promise<number | undefined> {
+    const session = randomBytes(8).toString('hex');
+    const text = 'UPDATE writers SET session = $1 WHERE id = $2 RETURNING number';
+    const { rows } = await client.query<Row>({ text, values: [session, this.#writerId] });
+    this.#session = session;
+    return rows[0] && Number(rows[0].number);
   }
 
   async #connect(tries: number): Promise<Client> {
@@ -257,6 +264,7 @@ export class PostgresSession implements Writer {
   #lost(client: Client): void {
     if (this.#client !== client) return;
     this.#client = undefined;
+    this.losses += 1;
     this.#returned = Promise.withResolvers();
     this.#returned.promise.catch(() => {});
     if (this.#isStopping) this.#returned.reject(databaseUnavailable());
@@ -274,20 +282,39 @@ export class PostgresSession implements Writer {
 
   async #reconnect(): Promise<void> {
     const client = await this.#connect(1);
-    const { rows } = await client.query<Row>('SELECT started FROM installation');
-    const isOurs = this.#brokerId !== undefined || rows[0]?.started === this.#start;
-    if (isOurs && !this.#isClosed) {
-      this.#log.info(`${this.#address.name} answers again`);
-      this.#use(client);
-      return;
+    try {
+      await this.#assertOurs(client);
+      const committed = (await this.#fence(client)) ?? -1;
+      if (committed < this.#committed) throw new RewoundError(this.#address.name);
+      this.#committed = committed;
+      if (this.#isClosed) throw databaseUnavailable();
+    } catch (error) {
+      void client.end().catch(() => {});
+      if (error instanceof RewoundError) this.onRewound(error);
+      throw error;
     }
-    // Another broker has written, so the documents in this broker's memory are not those of the database any
-    // more.
-    if (!isOurs)
-      this.#log.error(
-        `another broker has written to ${this.#address.name} while this broker was disconnected: restart this broker`,
-      );
-    await client.end();
+    this.#log.info(`${this.#address.name} answers again`);
+    this.#use(client);
+  }
+
+  /** Throws if another broker has written, because the documents in this broker's memory are then out of date. */
+  async #assertOurs(client: Client): Promise<void> {
+    if (this.#brokerId !== undefined) return;
+    const { rows } = await client.query<Row>('SELECT started FROM installation');
+    if (rows[0]?.started === this.#start) return;
+    const message = `another broker has written to ${this.#address.name} while this broker was disconnected: restart this broker`;
+    this.#log.error(message);
+    throw new Error(message);
+  }
+}
+
+/** Thrown if the database no longer has a commit that this broker was told of, as after a failover to a late standby. */
+class RewoundError extends StartError {
+  constructor(name: string) {
+    super(
+      `${name} has lost changes that it had confirmed, so this broker ends: started again, it reads what the database has now. Was a standby promoted that did not have all changes?`,
+      1,
+    );
   }
 }
 

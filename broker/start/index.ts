@@ -43,6 +43,8 @@ export interface Broker {
   sessions: Pick<Sessions, 'redeem' | 'join'>;
   /** True if the broker serves requests and its history database answers. */
   alive(): Promise<boolean>;
+  /** Never resolves. Rejects if the broker must end, because its database has lost changes. */
+  failed: Promise<never>;
   /**
    * Stops accepting work, asks agents to reconnect, writes all data and releases the data directory. Takes at most 10
    * s.
@@ -147,13 +149,24 @@ async function startParts(
   await chmod(socket, 0o600);
   if (!settings.local) await startServers(opening, app, streams, stops);
   if (peering) await startPeerPort(opening, app, streams, peering, stops);
+  const failed = Promise.withResolvers<never>();
+  failed.promise.catch(() => {});
+  parts.history.onRewound(failed.reject);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = async (): Promise<boolean> => status.ready && (await answers(parts.history));
   const { heartbeat_url, heartbeat_every, local: isLocal } = settings;
   if (heartbeat_url !== undefined && !isLocal)
     closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive, log }));
-  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
+  return {
+    url: status.url || undefined,
+    grpc: status.grpc || undefined,
+    socket,
+    sessions,
+    alive,
+    failed: failed.promise,
+    close,
+  };
 }
 
 /** Opens the ports for agents and for REST clients. */

@@ -1,6 +1,7 @@
 // Stores the declared documents in PostgreSQL, one row per document. A change first reads the changes of other brokers,
 // and commits its entries for the history in the same transaction.
 import { randomBytes } from 'node:crypto';
+import { isDeepStrictEqual } from 'node:util';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
 import {
@@ -53,13 +54,18 @@ export class PostgresStore implements StateStore {
   async change(current: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     let result = current;
     await this.#history.write(async (transaction) => {
+      const { losses } = this.#history;
       const row = await transaction.get('SELECT generation FROM installation FOR UPDATE');
-      const newest = await this.#newest(current, Number(row?.generation), transaction);
+      const newest = await this.#newest(
+        current,
+        { generation: Number(row?.generation), losses },
+        transaction,
+      );
       const { next, entries } = edit(newest.declared);
       result = newest;
       if (next === newest.declared && entries.length === 0) return;
       const generation = newest.generation + 1;
-      result = { declared: next, generation };
+      result = { declared: next, generation, losses };
       transaction.run('UPDATE installation SET generation = ?', generation);
       write(newest.declared, next, generation, transaction);
       for (const entry of entries) transaction.append(entry);
@@ -69,23 +75,33 @@ export class PostgresStore implements StateStore {
 
   /** Does not wait for writes, which may take long. So a key that another broker has revoked is soon refused here. */
   async refresh(current: Version): Promise<Version> {
-    const { committed } = this.#history;
+    const { committed, losses } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');
     // The generation is read first, so #newest() may also return documents of later generations. That does no harm: the
     // result has the earlier generation, so the next refresh reads these documents again.
-    return await this.#newest(current, Number(row?.generation), committed);
+    return await this.#newest(current, { generation: Number(row?.generation), losses }, committed);
   }
 
   /** Returns the documents, including the changes that other brokers have made since `current` was read. */
-  async #newest(current: Version, reached: number, reader: RowReader): Promise<Version> {
+  async #newest(
+    current: Version,
+    reached: Pick<Version, 'generation' | 'losses'>,
+    reader: RowReader,
+  ): Promise<Version> {
     const { declared, generation } = current;
-    if (reached === generation) return current;
+    if (reached.losses !== current.losses) {
+      // The database may be a copy that lacks commits that this broker has read, so everything is read again.
+      const rows = await reader.all(readingDocuments);
+      const found = parse(this.documents.install_id, reached.generation, rows);
+      return { declared: mapsOf(found, declared), ...reached };
+    }
+    if (reached.generation === generation) return current;
     const changed = await reader.all(
       'SELECT collection, document FROM documents WHERE generation > ? ORDER BY position',
       generation,
     );
     const removed =
-      reached - generation > knownGenerations
+      reached.generation - generation > knownGenerations
         ? await goneFromDatabase(declared, reader)
         : await reader.all('SELECT collection, id FROM removed_documents WHERE generation > ?', generation);
     const found = parse(this.documents.install_id, generation, changed);
@@ -100,7 +116,7 @@ export class PostgresStore implements StateStore {
       return [name, all];
     });
     // The cast is safe: the name of a collection decides the type of its documents.
-    return { declared: Object.fromEntries(next) as Declared, generation: reached };
+    return { declared: Object.fromEntries(next) as Declared, ...reached };
   }
 
   /** Does nothing, because a commit in PostgreSQL already includes the entries for the history. */
@@ -146,9 +162,30 @@ function write(before: Declared, next: Declared, generation: number, transaction
   }
 }
 
+/** Returns maps of the documents by id. Documents and maps that are as in `before` are the same objects. */
+function mapsOf(found: Documents, before: Declared): Declared {
+  let isSame = true;
+  const maps = names.map((name) => {
+    const old = new Map<string, object>(before[name]);
+    const all = new Map<string, object>();
+    for (const one of found[name]) {
+      const known = old.get(one.id);
+      all.set(one.id, isDeepStrictEqual(known, one) ? (known ?? one) : one);
+    }
+    if (all.size === old.size && [...all].every(([id, one]) => old.get(id) === one))
+      return [name, before[name]];
+    isSame = false;
+    return [name, all];
+  });
+  // The cast is safe: the name of a collection decides the type of its documents.
+  return isSame ? before : (Object.fromEntries(maps) as Declared);
+}
+
+const readingDocuments = 'SELECT collection, document FROM documents ORDER BY position';
+
 async function read(history: History, install_id: string): Promise<Documents> {
   const [installation] = await history.all('SELECT generation FROM installation');
-  const rows = await history.all('SELECT collection, document FROM documents ORDER BY position');
+  const rows = await history.all(readingDocuments);
   return parse(install_id, Number(installation?.generation), rows);
 }
 

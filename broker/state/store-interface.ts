@@ -12,10 +12,16 @@ export interface Edited {
   entries: readonly OutboxEntry[];
 }
 
-/** The documents after a commit. A later commit has a higher generation. */
+/** The documents after a commit. */
 export interface Version {
   declared: Declared;
+  /** A later commit has a higher generation, unless the connection was lost in between. */
   generation: number;
+  /**
+   * Number of times that the connection to the database had been lost when the documents were read. After a loss, the
+   * database may be a copy that lacks the last commits.
+   */
+  losses: number;
 }
 
 export interface StateStore {

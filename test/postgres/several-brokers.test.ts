@@ -736,7 +736,7 @@ withPostgres('when the owner of a machine', () => {
     const events = await count();
     await new Promise((resolve) => setTimeout(resolve, 15_000 - (performance.now() - frozen)));
     owner.kill('SIGCONT');
-    await owner.line('another broker has become the owner of a machine');
+    await owner.line('this broker is no longer the owner of a machine');
     await new Promise((resolve) => setTimeout(resolve, 6_000));
     expect([await query('SELECT * FROM commands'), await count()]).toEqual([before, events]);
     expect(await two.client.commands.create({ machine_id, command: 'true', wait: 10_000 })).toMatchObject({
