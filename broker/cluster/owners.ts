@@ -66,6 +66,8 @@ export class Cluster implements Owners {
   #isTaking = false;
   readonly #endsOfLinks: EndsOfLinks;
   #stops: (() => void)[] = [];
+  /** The error that was logged last; empty after a success. While it lasts, it is logged once. */
+  #logged = '';
   #isClosed = false;
 
   private constructor(options: Options, connection: PostgresListener, state: State, history: History) {
@@ -283,12 +285,14 @@ export class Cluster implements Owners {
       await this.#endsOfLinks.write();
       await this.#claim();
       await this.claims.renew(renewedAt, this.#lease.isSteady);
+      this.#logged = '';
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
         ? 'this broker could not renew its lease, or could not claim machines or tasks; if its lease ends, other brokers take over its machines'
         : 'the lease of this broker ended before it could be renewed; other brokers may now take over its machines';
-      this.#log.error({ err }, `${text}; trying again in 2 s`);
+      this.#log[text === this.#logged ? 'debug' : 'error']({ err }, `${text}; trying again every 2 s`);
+      this.#logged = text;
     }
   }
 

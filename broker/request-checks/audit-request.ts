@@ -26,6 +26,11 @@ export type Recorder = ReturnType<typeof createAuditRecorder>;
 
 /** Maximum number of recorded refusals of one key per minute. For further refusals only their number is recorded. */
 const mostRefusals = 60;
+/**
+ * Maximum number of log lines per minute about requests that were answered with `unavailable`, and whose record could
+ * not be written. While the database is away, each request would add a line.
+ */
+const mostUnrecorded = 10;
 const minute = 60_000;
 
 /** Creates the audit recorder. `record` adds an audit row to a transaction, unless a row with the same id exists. */
@@ -37,6 +42,10 @@ export function createAuditRecorder(
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
+
+  const unrecorded = new LogLimiter<undefined>(mostUnrecorded, minute, (_first, left_out) =>
+    log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
+  );
 
   /** Adds the audit rows of a request, one for each machine. `before` is the number of its earlier rows. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
@@ -50,7 +59,11 @@ export function createAuditRecorder(
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
+      .catch((error: unknown) => {
+        const isRefused = deeds.every(({ result }) => result === 'unavailable');
+        if (isRefused && !unrecorded.take('', undefined)) return;
+        log.error({ err: error, deeds }, 'an audit record could not be written');
+      });
 
   return {
     /** Begins a record. Each write calls `about` for the details. If `records` is false, only failures are written. */
@@ -84,7 +97,10 @@ export function createAuditRecorder(
       };
     },
     /** Records how many refusals of the present minute were left out. Called when the broker stops. */
-    close: () => refusals.close(),
+    close(): void {
+      refusals.close();
+      unrecorded.close();
+    },
   };
 }
 

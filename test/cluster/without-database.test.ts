@@ -10,7 +10,7 @@ import { startProxy } from '../tcp-proxy.ts';
 import { waitFor } from '../wait-for.ts';
 
 const leaseIsOver =
-  'the lease of this broker ended before it could be renewed; other brokers may now take over its machines; trying again in 2 s';
+  'the lease of this broker ended before it could be renewed; other brokers may now take over its machines; trying again every 2 s';
 const handsOver =
   'this broker cannot reach the database, but another broker can: this broker ends its links and streams, so that agents and clients connect to another broker';
 
