@@ -1,7 +1,6 @@
 // Client addresses: parses and compares them, and decides which proxies
 // may report the address of their client.
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
-import ipaddr from 'ipaddr.js';
 import { isLoopback } from '../shared/loopback.ts';
 
 /** Removes the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
@@ -91,6 +90,10 @@ function familyOf(address: string): 'ipv4' | 'ipv6' {
 export function sourceOf(address: string): string {
   const [plain = ''] = address.split('%');
   if (!isIPv6(plain)) return plain;
-  const network = ipaddr.IPv6.parse(plain).parts.slice(0, 4);
-  return network.map((group) => group.toString(16)).join(':');
+  const [head = '', tail] = plain.split('::');
+  const front = head.split(':').filter((part) => part !== '');
+  const back = tail === undefined ? [] : tail.split(':').filter((part) => part !== '');
+  const zeros = Array.from({ length: Math.max(0, 8 - front.length - back.length) }, () => '0');
+  const groups = [...front, ...zeros, ...back].slice(0, 4);
+  return groups.map((group) => group.replace(/^0+(?=.)/, '').toLowerCase()).join(':');
 }

@@ -1,6 +1,6 @@
 // Stores the history and the declared state in a PostgreSQL database, for a broker that is started with
 // --database-url.
-import { Pool, type PoolClient } from 'pg';
+import { Pool, type PoolClient, type QueryResult } from 'pg';
 import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, Query, Row, RowReader, Value } from './database-interface.ts';
@@ -204,8 +204,11 @@ export class PostgresDatabase implements Database {
 
 /** Calls `done` with an error if the server is a standby, whose rows may be out of date. */
 function assertPrimary(client: PoolClient, done: (error?: Error) => void): void {
-  client.query<Row>('SELECT pg_is_in_recovery()::text AS standby').then(
-    ({ rows }) => done(rows[0]?.standby === 'true' ? databaseUnavailable() : undefined),
-    (error: unknown) => done(databaseUnavailable(error)),
+  client.query(
+    'SELECT pg_is_in_recovery()::text AS standby',
+    (error: Error | null, result?: QueryResult<Row>) => {
+      const isPrimary = result?.rows[0]?.standby === 'false';
+      done(isPrimary ? undefined : databaseUnavailable(error ?? undefined));
+    },
   );
 }

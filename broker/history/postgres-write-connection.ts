@@ -308,7 +308,7 @@ export class PostgresSession implements Writer {
   }
 }
 
-/** Thrown if the database no longer has a commit that this broker was told of, as after a failover to a late standby. */
+/** Thrown if the database no longer has a commit that it had confirmed, as after a failover to a late standby. */
 class RewoundError extends StartError {
   constructor(name: string) {
     super(

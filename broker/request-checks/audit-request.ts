@@ -42,28 +42,18 @@ export function createAuditRecorder(
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
-
-  const unrecorded = new LogLimiter<undefined>(mostUnrecorded, minute, (_first, left_out) =>
-    log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
-  );
+  const unrecorded = new UnrecordedLog(log);
 
   /** Adds the audit rows of a request, one for each machine. `before` is the number of its earlier rows. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
-    for (const [n, deed] of deeds.entries()) {
-      const row = before + n;
-      record(journal, deed, row === 0 ? id : `${id}_${row}`);
-    }
+    for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
   }
 
   /** Writes audit rows at the end of a request. A failure is only logged, as the request cannot be undone. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) => {
-        const isRefused = deeds.every(({ result }) => result === 'unavailable');
-        if (isRefused && !unrecorded.take('', undefined)) return;
-        log.error({ err: error, deeds }, 'an audit record could not be written');
-      });
+      .catch((error: unknown) => unrecorded.write(error, deeds));
 
   return {
     /** Begins a record. Each write calls `about` for the details. If `records` is false, only failures are written. */
@@ -102,6 +92,31 @@ export function createAuditRecorder(
       unrecorded.close();
     },
   };
+}
+
+const rowId = (id: string, row: number): string => (row === 0 ? id : `${id}_${row}`);
+
+/** Logs audit records that could not be written. */
+class UnrecordedLog {
+  readonly #log: Logger;
+  readonly #limiter: LogLimiter<undefined>;
+
+  constructor(log: Logger) {
+    this.#log = log;
+    this.#limiter = new LogLimiter(mostUnrecorded, minute, (_first, left_out) =>
+      log.error({ left_out }, 'audit records of further requests that got 503 could not be written'),
+    );
+  }
+
+  write(error: unknown, deeds: readonly Deed[]): void {
+    const isRefused = deeds.every(({ result }) => result === 'unavailable');
+    if (isRefused && !this.#limiter.take('', undefined)) return;
+    this.#log.error({ err: error, deeds }, 'an audit record could not be written');
+  }
+
+  close(): void {
+    this.#limiter.close();
+  }
 }
 
 /** One row for each machine of a request, or a single row without a machine. */

@@ -149,24 +149,24 @@ async function startParts(
   await chmod(socket, 0o600);
   if (!settings.local) await startServers(opening, app, streams, stops);
   if (peering) await startPeerPort(opening, app, streams, peering, stops);
-  const failed = Promise.withResolvers<never>();
-  failed.promise.catch(() => {});
-  parts.history.onRewound(failed.reject);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = async (): Promise<boolean> => status.ready && (await answers(parts.history));
   const { heartbeat_url, heartbeat_every, local: isLocal } = settings;
   if (heartbeat_url !== undefined && !isLocal)
     closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive, log }));
-  return {
-    url: status.url || undefined,
-    grpc: status.grpc || undefined,
-    socket,
-    sessions,
-    alive,
-    failed: failed.promise,
-    close,
-  };
+  const failed = failureOf(parts.history);
+  return { ...addressesOf(status), socket, sessions, alive, failed, close };
+}
+
+const addressesOf = ({ url, grpc }: Status) => ({ url: url || undefined, grpc: grpc || undefined });
+
+/** Returns a promise that rejects if the database has lost changes of this broker. It never resolves. */
+function failureOf(history: Parts['history']): Promise<never> {
+  const failed = Promise.withResolvers<never>();
+  failed.promise.catch(() => {});
+  history.onRewound(failed.reject);
+  return failed.promise;
 }
 
 /** Opens the ports for agents and for REST clients. */

@@ -115,6 +115,8 @@ withPostgres('a write', () => {
       );
     await query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
     await query('SELECT pg_reload_conf()');
+    // The process that makes checkpoints decides that commits have to wait.
+    await query('CHECKPOINT');
     const written = history.write((transaction) => note(transaction, 'a'));
     await expect.poll(async () => (await waiting()).length).toBe(1);
     proxy.cut();
