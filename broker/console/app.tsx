@@ -9,6 +9,7 @@ import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
 import { ConfirmLogin } from './parts/ask-for-key-again.tsx';
 import { Icon } from './parts/icon.tsx';
+import { IconButton } from './parts/icon-button.tsx';
 import * as icons from './parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
@@ -55,26 +56,22 @@ function Shell() {
         Skip to content
       </a>
       <header class="top">
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label="Menu"
+        <IconButton
+          icon={icons.menu}
+          label="Menu"
           aria-expanded={menuOpen}
-          onClick={() => setMenuOpen(!menuOpen)}
-        >
-          <Icon of={icons.menu} size={20} />
-        </button>
+          size={20}
+          press={() => setMenuOpen(!menuOpen)}
+        />
         <Brand />
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label="Search"
-          onClick={() => {
+        <IconButton
+          icon={icons.search}
+          label="Search"
+          size={18}
+          press={() => {
             paletteOpen.value = true;
           }}
-        >
-          <Icon of={icons.search} size={18} />
-        </button>
+        />
       </header>
       <Menu open={menuOpen} />
       {menuOpen && <div class="shade" aria-hidden="true" onClick={() => setMenuOpen(false)} />}
@@ -147,24 +144,18 @@ function MenuFoot() {
         <Icon of={icons.profile} />
         <span class="cut">{me.value?.name}</span>
       </a>
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label={dark ? 'Light theme' : 'Dark theme'}
+      <IconButton
+        icon={dark ? icons.sun : icons.moon}
+        label={dark ? 'Light theme' : 'Dark theme'}
         title={dark ? 'Light theme' : 'Dark theme'}
-        onClick={() => chooseTheme(dark ? 'light' : 'dark')}
-      >
-        <Icon of={dark ? icons.sun : icons.moon} />
-      </button>
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="Log out"
+        press={() => chooseTheme(dark ? 'light' : 'dark')}
+      />
+      <IconButton
+        icon={icons.logOut}
+        label="Log out"
         title="Log out"
-        onClick={() => void logOut().catch(sayError)}
-      >
-        <Icon of={icons.logOut} />
-      </button>
+        press={() => void logOut().catch(sayError)}
+      />
     </div>
   );
 }

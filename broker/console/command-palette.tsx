@@ -1,15 +1,14 @@
 // The command palette: finds pages, machines and actions by a few typed letters.
 import { signal } from '@preact/signals';
-import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
-import { client } from './api-client.ts';
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { logOut, may } from './login-session.ts';
+import { indexAfterKey, useMachinesByName } from './machines/machines-by-name.ts';
 import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { sayError } from './parts/toasts.tsx';
 import { go, to } from './router.ts';
 import { chooseTheme, isDark } from './theme.ts';
-import { after } from './time.ts';
 
 export const paletteOpen = signal(false);
 
@@ -20,9 +19,6 @@ interface Found {
   icon: IconNodes;
   run: () => void;
 }
-
-const typingMs = 120;
-const mostMachines = 8;
 
 function actions(): Found[] {
   const dark = isDark();
@@ -64,40 +60,6 @@ function actions(): Found[] {
   ];
 }
 
-/** Finds the machines whose name contains the text. The search begins once the user stops typing. */
-function useMachines(text: string): Found[] {
-  const [found, setFound] = useState<Found[]>([]);
-  useEffect(() => {
-    if (!may('machines:read')) return undefined;
-    const stop = new AbortController();
-    const cancel = after(typingMs, () => {
-      client.machines
-        .list({ limit: mostMachines, sort: 'name', ...(text && { search: text }) }, { signal: stop.signal })
-        .then(
-          ({ items }) =>
-            setFound(
-              items.map(({ id, name, status }) => ({
-                id,
-                text: name,
-                hint: status,
-                icon: icons.machines,
-                run: () => go(to('/machines', id)),
-              })),
-            ),
-          () => {},
-        );
-    });
-    return () => {
-      cancel();
-      stop.abort();
-    };
-  }, [text]);
-  // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
-  // machine that does not match the new text.
-  const letters = text.toLowerCase();
-  return found.filter((one) => one.text.toLowerCase().includes(letters));
-}
-
 export function Palette() {
   return paletteOpen.value ? <PaletteDialog /> : null;
 }
@@ -120,11 +82,17 @@ function PaletteDialog() {
   const [text, setText] = useState('');
   const [at, setAt] = useState(0);
   const element = useModal();
-  const machines = useMachines(text);
-  const all = useMemo(() => {
-    const letters = text.toLowerCase();
-    return [...actions().filter((one) => one.text.toLowerCase().includes(letters)), ...machines];
-  }, [text, machines]);
+  const letters = text.toLowerCase();
+  const all: Found[] = [
+    ...actions().filter((one) => one.text.toLowerCase().includes(letters)),
+    ...useMachinesByName(text).map(({ id, name, status }) => ({
+      id,
+      text: name,
+      hint: status,
+      icon: icons.machines,
+      run: () => go(to('/machines', id)),
+    })),
+  ];
   const close = (): void => {
     paletteOpen.value = false;
   };
@@ -134,10 +102,10 @@ function PaletteDialog() {
     found.run();
   };
   const onKey = (event: KeyboardEvent): void => {
-    const step = event.key === 'ArrowDown' ? 1 : event.key === 'ArrowUp' ? -1 : 0;
-    if (step !== 0) setAt((at + step + all.length) % Math.max(1, all.length));
+    const next = indexAfterKey(event.key, at, all.length);
+    if (next !== undefined) setAt(next);
     if (event.key === 'Enter') choose(all[at]);
-    if (step !== 0 || event.key === 'Enter') event.preventDefault();
+    if (next !== undefined || event.key === 'Enter') event.preventDefault();
   };
   return (
     <dialog

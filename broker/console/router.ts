@@ -51,6 +51,20 @@ export function setQuery(changes: Record<string, string>, { push = false } = {})
   go(location.pathname + (text && `?${text}`), { replace: !push });
 }
 
+/**
+ * Reads a choice from a parameter of the query, and returns it with a function that changes it. The first option is the
+ * default, which the URL leaves out.
+ */
+export function choiceIn<T extends string>(
+  name: string,
+  options: readonly [readonly [T, string], ...(readonly [T, string])[]],
+  byDefault: T = options[0][0],
+): { options: typeof options; value: T; choose: (value: T) => void } {
+  const given = place.value.query.get(name);
+  const value = options.find(([option]) => option === given)?.[0] ?? byDefault;
+  return { options, value, choose: (chosen) => setQuery({ [name]: chosen === byDefault ? '' : chosen }) };
+}
+
 /** Opens links to pages of the console without loading a new document. */
 export function followLinks(): void {
   document.addEventListener('click', (event) => {

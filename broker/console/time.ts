@@ -9,6 +9,22 @@ export function after(ms: number, run: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+/** Returns a function that calls `run` after `ms` milliseconds. Calls until then have no further effect. */
+export function soon(ms: number, run: () => void): { (): void; cancel(): void } {
+  let stop: (() => void) | undefined;
+  const cancel = (): void => {
+    stop?.();
+    stop = undefined;
+  };
+  const ask = (): void => {
+    stop ??= after(ms, () => {
+      stop = undefined;
+      run();
+    });
+  };
+  return Object.assign(ask, { cancel });
+}
+
 /** Calls `run` every `ms` milliseconds. The returned function stops the timer. */
 export function every(ms: number, run: () => void): () => void {
   const timer = setInterval(run, ms);

@@ -1,7 +1,7 @@
 // The form of a channel: its service and address, and the other fields that the service needs.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, Form, SelectField, TextField } from '../parts/form.tsx';
 
 export type Channel = Awaited<ReturnType<typeof client.alertChannels.get>>;
 type Type = Channel['type'];
@@ -46,7 +46,8 @@ export const services: Readonly<Record<Type, Service>> = {
   },
 };
 
-const types = Object.keys(services).map((name) => [name, services[name as Type].text] as const);
+// The cast is safe: the record has exactly these keys.
+const types = (Object.keys(services) as Type[]).map((name) => [name, services[name].text] as const);
 
 interface Draft {
   name: string;
@@ -96,7 +97,8 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
     to: channel?.to?.join(', ') ?? '',
   });
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const { name, type, url, secret } = draft;
+  const bind = binder(draft, set);
+  const { name, type, url } = draft;
   const { example, hint, secret: secretLabel } = services[type];
   const isMail = type === 'email';
   return (
@@ -106,26 +108,11 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
       run={async () => saved(await save(draft, channel))}
       disabled={!name || !url || (isMail && !(draft.from && draft.to))}
     >
-      <TextField
-        label="Name"
-        value={name}
-        change={(text) => set({ name: text })}
-        placeholder="on call"
-        required
-        autoFocus
-      />
-      {!channel && (
-        <SelectField
-          label="Service"
-          value={type}
-          options={types}
-          change={(value) => set({ type: types.find(([one]) => one === value)?.[0] as Type })}
-        />
-      )}
+      <TextField label="Name" {...bind('name')} placeholder="on call" required autoFocus />
+      {!channel && <SelectField label="Service" {...bind('type')} options={types} />}
       <TextField
         label={isMail ? 'Mail server' : 'Address'}
-        value={url}
-        change={(text) => set({ url: text })}
+        {...bind('url')}
         placeholder={example}
         hint={hint}
         required
@@ -134,8 +121,7 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
       {secretLabel !== undefined && (
         <TextField
           label={channel ? `New ${secretLabel.toLowerCase()}` : secretLabel}
-          value={secret}
-          change={(text) => set({ secret: text })}
+          {...bind('secret')}
           secret
           hint={channel ? hintToKeep(secretLabel) : (secretHints[type] ?? '')}
         />
@@ -154,24 +140,12 @@ const secretHints: Readonly<Record<string, string>> = {
 };
 
 function MailFields({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
-  const { from, to, user } = draft;
+  const bind = binder(draft, set);
   return (
     <>
-      <TextField
-        label="From"
-        value={from}
-        change={(text) => set({ from: text })}
-        placeholder="farhand@example.org"
-        required
-      />
-      <TextField
-        label="To"
-        value={to}
-        change={(text) => set({ to: text })}
-        placeholder="ops@example.org, me@example.org"
-        required
-      />
-      <TextField label="User" value={user} change={(text) => set({ user: text })} />
+      <TextField label="From" {...bind('from')} placeholder="farhand@example.org" required />
+      <TextField label="To" {...bind('to')} placeholder="ops@example.org, me@example.org" required />
+      <TextField label="User" {...bind('user')} />
     </>
   );
 }

@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { fromLimited, type Limits, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
@@ -120,15 +120,7 @@ function WindowRow({ window, remove }: { window: Window; remove: () => void }) {
       </td>
       <td>
         {may('webhooks:write') && (
-          <button
-            type="button"
-            class="quiet icon-only"
-            aria-label={`Delete ${name}`}
-            title="Delete"
-            onClick={remove}
-          >
-            <Icon of={icons.trash} />
-          </button>
+          <IconButton icon={icons.trash} label={`Delete ${name}`} title="Delete" press={remove} />
         )}
       </td>
     </tr>
@@ -179,7 +171,7 @@ function NewWindow({ machine, close, saved }: NewWindowProps) {
     <Dialog title="New maintenance window" onClose={close}>
       <Form submit="Create" cancel={close} run={save} disabled={!name || (when === 'later' && !start)}>
         <TextField label="Name" value={name} change={setName} placeholder="updates" required autoFocus />
-        <LimitsFields limits={limits} change={setLimits} />
+        <LimitsFields value={limits} change={setLimits} />
         <Choice label="When" options={whens} value={when} choose={setWhen} />
         {when === 'later' && (
           <TextField label="Start, in your time zone" value={start} change={setStart} time required />

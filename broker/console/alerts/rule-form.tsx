@@ -3,7 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { LimitsFields } from '../machines/limits-fields.tsx';
-import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { durationText } from '../time.ts';
@@ -33,7 +33,8 @@ interface RuleFormProps {
 export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(rule));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const { name, kind, limits } = draft;
+  const bind = binder(draft, set);
+  const { name, kind } = draft;
   const badNumber = isMeasured(kind) && !(Number(draft.above) >= 0 && Number(draft.recover) >= 0);
   return (
     <Form
@@ -42,22 +43,14 @@ export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
       run={() => saveRule(draft, rule).then(saved)}
       disabled={!name || badNumber}
     >
-      <TextField
-        label="Name"
-        value={name}
-        change={(text) => set({ name: text })}
-        placeholder="disk is full"
-        required
-        autoFocus
-      />
+      <TextField label="Name" {...bind('name')} placeholder="disk is full" required autoFocus />
       <SelectField
         label="Open an alert when"
-        value={kind}
+        {...bind('kind')}
         options={rule ? kinds.filter(([one]) => one === kind) : kinds}
-        change={(value) => set({ kind: kinds.find(([one]) => one === value)?.[0] ?? kind })}
       />
       <Condition draft={draft} set={set} />
-      {!isExpiring(kind) && <LimitsFields limits={limits} change={(chosen) => set({ limits: chosen })} />}
+      {!isExpiring(kind) && <LimitsFields {...bind('limits')} />}
       <SelectField
         label="Repeat it"
         value={String(draft.repeat)}
@@ -67,16 +60,15 @@ export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
         ])}
         change={(ms) => set({ repeat: Number(ms) })}
       />
-      {may('webhooks:read') && (
-        <ChannelChoice channels={draft.channels} change={(channels) => set({ channels })} />
-      )}
+      {may('webhooks:read') && <ChannelChoice {...bind('channels')} />}
       <RulePreview draft={draft} />
     </Form>
   );
 }
 
 function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
-  const { kind, above, recover, mount, lasting, before } = draft;
+  const { kind, above, lasting, before } = draft;
+  const bind = binder(draft, set);
   if (isExpiring(kind))
     return (
       <SelectField
@@ -91,26 +83,14 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
   return (
     <div class="fields">
       {kind === 'disk' && (
-        <TextField
-          label="Mount point, or * for the fullest"
-          value={mount}
-          change={(text) => set({ mount: text })}
-          placeholder="/"
-        />
+        <TextField label="Mount point, or * for the fullest" {...bind('mount')} placeholder="/" />
       )}
       {isMeasured(kind) && (
         <>
-          <TextField
-            label={`Above${unit}`}
-            value={above}
-            change={(text) => set({ above: text })}
-            numeric
-            required
-          />
+          <TextField label={`Above${unit}`} {...bind('above')} numeric required />
           <TextField
             label={`Resolve at${unit}`}
-            value={recover}
-            change={(text) => set({ recover: text })}
+            {...bind('recover')}
             placeholder={String(Math.round(Number(above) * 90) / 100)}
             numeric
           />
@@ -127,12 +107,12 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
 }
 
 interface ChannelChoiceProps {
-  channels: readonly string[] | null;
+  value: readonly string[] | null;
   change: (channels: readonly string[] | null) => void;
 }
 
 /** The channels that get the alerts of a rule: all of them, or some. */
-function ChannelChoice({ channels, change }: ChannelChoiceProps) {
+function ChannelChoice({ value: channels, change }: ChannelChoiceProps) {
   const { data } = useData(
     (signal) => client.alertChannels.list({ limit: 100, sort: 'name' }, { signal }),
     [],

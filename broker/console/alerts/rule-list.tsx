@@ -3,7 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
@@ -89,24 +89,18 @@ function RuleRow({ rule, changed, open }: RuleRowProps) {
             >
               {enabled ? 'Turn off' : 'Turn on'}
             </button>
-            <button
-              type="button"
-              class="quiet icon-only"
-              aria-label={`Change ${name}`}
+            <IconButton
+              icon={icons.edit}
+              label={`Change ${name}`}
               title="Change and test"
-              onClick={() => open('edit')}
-            >
-              <Icon of={icons.edit} />
-            </button>
-            <button
-              type="button"
-              class="quiet icon-only"
-              aria-label={`Delete ${name}`}
+              press={() => open('edit')}
+            />
+            <IconButton
+              icon={icons.trash}
+              label={`Delete ${name}`}
               title="Delete"
-              onClick={() => open('remove')}
-            >
-              <Icon of={icons.trash} />
-            </button>
+              press={() => open('remove')}
+            />
           </>
         )}
       </td>

@@ -2,9 +2,9 @@
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { type client, FarhandError, streams } from '../api-client.ts';
 import { nameOf } from '../machines/names.ts';
-import { State } from '../parts/small-components.tsx';
+import { More, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
-import { after, clock, durationText } from '../time.ts';
+import { after, clock, durationText, soon } from '../time.ts';
 import { outcome } from './command-list.tsx';
 import { Output, OutputText } from './output-text.tsx';
 import { reasonText } from './reason-text.ts';
@@ -55,17 +55,11 @@ function useOutputs(batch: string): Outputs {
   const [, draw] = useReducer((count: number, _: undefined) => count + 1, 0);
   useEffect(() => {
     const stop = new AbortController();
-    let cancel: (() => void) | undefined;
-    const soon = (): void => {
-      cancel ??= after(drawMs, () => {
-        cancel = undefined;
-        draw(undefined);
-      });
-    };
-    void follow(batch, outputs.current, stop.signal, soon);
+    const drawSoon = soon(drawMs, () => draw(undefined));
+    void follow(batch, outputs.current, stop.signal, drawSoon);
     return () => {
       stop.abort();
-      cancel?.();
+      drawSoon.cancel();
     };
   }, [batch]);
   return outputs.current;
@@ -82,14 +76,7 @@ export function BatchCards({ batch, results }: { batch: string; results: readonl
           <Card key={result.id} result={result} parts={outputs.get(result.id)?.parts} />
         ))}
       </ul>
-      {results.length > most && (
-        <p class="more">
-          {most} of {results.length.toLocaleString()}
-          <button type="button" onClick={() => setMost(most * 2)}>
-            More
-          </button>
-        </p>
-      )}
+      <More count={most} of={results.length} more={() => setMost(most * 2)} />
     </>
   );
 }

@@ -1,7 +1,7 @@
 // The form of a saved command. Each {{name}} in its line gets fields for the parameter of that name.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { go, to } from '../router.ts';
 import { argvOf, argvText } from './argv-text.ts';
 import type { Parameter, SavedCommand } from './saved-command-texts.ts';
@@ -115,7 +115,8 @@ async function save(
 export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const { name, description, line, parameters } = draft;
+  const bind = binder(draft, set);
+  const { name, line, parameters } = draft;
   // The form keeps parameters that no argument of the saved command used, because schedules may set values for them.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
@@ -128,30 +129,17 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
         run={async () => go(to('/saved-commands', await save(draft, names, saved)))}
       >
         <section class="card card-body">
-          <TextField
-            label="Name"
-            value={name}
-            change={(text) => set({ name: text })}
-            placeholder="restart"
-            required
-            autoFocus={!saved}
-          />
+          <TextField label="Name" {...bind('name')} placeholder="restart" required autoFocus={!saved} />
           <TextField
             label="Program and arguments"
-            value={line}
-            change={(text) => set({ line: text })}
+            {...bind('line')}
             placeholder="systemctl restart {{unit}}"
             hint="No shell is used. {{name}} stands for the value of a parameter; a value is never split at spaces"
             rows={3}
             mono
             required
           />
-          <TextField
-            label="Description"
-            value={description}
-            change={(text) => set({ description: text })}
-            rows={2}
-          />
+          <TextField label="Description" {...bind('description')} rows={2} />
           <SettingFields draft={draft} set={set} />
         </section>
         {names.map((one) => (
@@ -190,8 +178,9 @@ interface ParameterCardProps {
 }
 
 function ParameterCard({ name, draft, change }: ParameterCardProps) {
-  const { type, optional, byDefault, description } = draft;
+  const { byDefault } = draft;
   const set = (changes: Partial<ParameterDraft>): void => change({ ...draft, ...changes });
+  const bind = binder(draft, set);
   return (
     <fieldset class="card" aria-label={`Parameter ${name}`}>
       <h2>
@@ -199,21 +188,15 @@ function ParameterCard({ name, draft, change }: ParameterCardProps) {
       </h2>
       <div class="card-body">
         <div class="fields">
-          <SelectField
-            label="Type"
-            value={type}
-            options={types}
-            change={(value) => set({ type: types.find(([one]) => one === value)?.[0] ?? type })}
-          />
-          <TextField label="Default" value={byDefault} change={(text) => set({ byDefault: text })} mono />
+          <SelectField label="Type" {...bind('type')} options={types} />
+          <TextField label="Default" {...bind('byDefault')} mono />
           <AllowedFields draft={draft} set={set} />
         </div>
-        <TextField label="What it is for" value={description} change={(text) => set({ description: text })} />
+        <TextField label="What it is for" {...bind('description')} />
         {byDefault === '' && (
           <CheckField
             label={`Optional: without a value, the argument {{${name}}} is left out`}
-            value={optional}
-            change={(on) => set({ optional: on })}
+            {...bind('optional')}
           />
         )}
       </div>
@@ -229,37 +212,22 @@ function AllowedFields({
   draft: ParameterDraft;
   set: (changes: Partial<ParameterDraft>) => void;
 }) {
-  const { type, values, pattern, min, max } = draft;
+  const { type } = draft;
+  const bind = binder(draft, set);
   if (type === 'enum')
-    return (
-      <TextField
-        label="Values, one per line"
-        value={values}
-        change={(text) => set({ values: text })}
-        rows={3}
-        mono
-        required
-      />
-    );
+    return <TextField label="Values, one per line" {...bind('values')} rows={3} mono required />;
   if (type === 'integer')
     return (
       <>
-        <TextField
-          label="Smallest"
-          value={min}
-          change={(text) => set({ min: text })}
-          placeholder="0"
-          numeric
-        />
-        <TextField label="Largest" value={max} change={(text) => set({ max: text })} numeric />
+        <TextField label="Smallest" {...bind('min')} placeholder="0" numeric />
+        <TextField label="Largest" {...bind('max')} numeric />
       </>
     );
   if (type === 'boolean') return null;
   return (
     <TextField
       label="Pattern"
-      value={pattern}
-      change={(text) => set({ pattern: text })}
+      {...bind('pattern')}
       hint="A regular expression that the whole value must match"
       mono
     />

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { SelectField, TextField } from '../parts/form.tsx';
+import { binder, SelectField, TextField } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
@@ -73,7 +73,8 @@ export function WhatToRunFields({
   autoFocus = false,
   children,
 }: WhatToRunFieldsProps) {
-  const { by, line } = what;
+  const { by } = what;
+  const bind = binder(what, set);
   return (
     <section class="card">
       <div class="card-head spread">
@@ -88,8 +89,7 @@ export function WhatToRunFields({
         ) : (
           <TextField
             label="Command"
-            value={line}
-            change={(text) => set({ line: text })}
+            {...bind('line')}
             hint={`A line for /bin/sh${hint}`}
             placeholder="df -h /"
             rows={3}
@@ -175,21 +175,11 @@ interface WhereFieldsProps {
 
 /** Fields for the folder in which a command runs and for the user as which it runs. */
 export function WhereFields({ cwd, user, set }: WhereFieldsProps) {
+  const bind = binder({ cwd, user }, set);
   return (
     <>
-      <TextField
-        label="Folder"
-        value={cwd}
-        change={(text) => set({ cwd: text })}
-        hint="Default: the user’s home"
-        mono
-      />
-      <TextField
-        label="User"
-        value={user}
-        change={(text) => set({ user: text })}
-        hint="Default: the agent’s user"
-      />
+      <TextField label="Folder" {...bind('cwd')} hint="Default: the user’s home" mono />
+      <TextField label="User" {...bind('user')} hint="Default: the agent’s user" />
     </>
   );
 }

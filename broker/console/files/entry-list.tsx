@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import type { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/page.tsx';
 import { actions, type Column, List } from '../parts/paged-list.tsx';
@@ -150,12 +151,8 @@ function SelectedEntries({ count, act, clear }: SelectedProps) {
         <span class="phone-off">Copy or move</span>
         <span class="phone-only">Copy</span>
       </button>
-      <button type="button" class="icon-only" aria-label="Permissions" onClick={() => act('permissions')}>
-        <Icon of={icons.lock} />
-      </button>
-      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => act('remove')}>
-        <Icon of={icons.trash} />
-      </button>
+      <IconButton icon={icons.lock} label="Permissions" class="" press={() => act('permissions')} />
+      <IconButton icon={icons.trash} label="Delete" class="danger" press={() => act('remove')} />
       <button type="button" onClick={clear}>
         Clear
       </button>
@@ -263,34 +260,27 @@ function EntryButtons({ machine, entry, act }: Pick<EntryProps, 'machine' | 'ent
       )}
       {may('files:write') && (
         <>
-          <button
-            type="button"
-            class="quiet icon-only"
-            aria-label={`Rename ${name}`}
+          <IconButton
+            icon={icons.edit}
+            label={`Rename ${name}`}
             title="Rename (F2)"
             disabled={entry.name_encoding !== undefined}
-            onClick={() => act('rename')}
-          >
-            <Icon of={icons.edit} />
-          </button>
-          <button
-            type="button"
-            class="quiet icon-only phone-off"
-            aria-label={`Copy or move ${name}`}
+            press={() => act('rename')}
+          />
+          <IconButton
+            icon={icons.copy}
+            label={`Copy or move ${name}`}
             title="Copy or move, also to another machine"
-            onClick={() => act('transfer')}
-          >
-            <Icon of={icons.copy} />
-          </button>
-          <button
-            type="button"
-            class="quiet icon-only phone-off"
-            aria-label={`Delete ${name}`}
+            class="quiet phone-off"
+            press={() => act('transfer')}
+          />
+          <IconButton
+            icon={icons.trash}
+            label={`Delete ${name}`}
             title="Delete"
-            onClick={() => act('remove')}
-          >
-            <Icon of={icons.trash} />
-          </button>
+            class="quiet phone-off"
+            press={() => act('remove')}
+          />
         </>
       )}
     </>

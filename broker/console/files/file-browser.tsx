@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
@@ -10,7 +11,7 @@ import { SearchField } from '../parts/search-field.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, place, setQuery } from '../router.ts';
+import { choiceIn, type Params, place } from '../router.ts';
 import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
 import { crumbsOf, goToPath, parentOf } from './paths.ts';
@@ -37,7 +38,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   const path = query.get('path') ?? '';
   const editing = query.get('edit');
   const text = query.get('find') ?? '';
-  const by: SearchBy = query.get('in') === 'content' ? 'content' : 'name';
+  const by = choiceIn('in', searches);
   const [hidden, setHidden] = useState(false);
   const [limit, setLimit] = useState(mostAtFirst);
   const asked = { machine_id: machine, hidden, limit, ...(path && { path }) };
@@ -70,7 +71,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
           folder={listing.data?.path ?? path}
           hidden={hidden}
           text={text}
-          by={by}
+          by={by.value}
         />
       ) : listing.error !== undefined ? (
         <Failed error={listing.error} retry={listing.reload} />
@@ -127,19 +128,12 @@ function Listed({ machine, listing, reload, more }: ListedProps) {
   );
 }
 
-function SearchBar({ text, by }: { text: string; by: SearchBy }) {
+function SearchBar({ text, by }: { text: string; by: ReturnType<typeof choiceIn<SearchBy>> }) {
   return (
     <div class="filters">
       <SearchField label="Search below this folder" name="find" />
-      {text !== '' && (
-        <Choice
-          label="Search in"
-          options={searches}
-          value={by}
-          choose={(name) => setQuery({ in: name === 'name' ? '' : name })}
-        />
-      )}
-      {by === 'name' && text !== '' && <span class="hint">Wildcards: * and ?</span>}
+      {text !== '' && <Choice label="Search in" {...by} />}
+      {by.value === 'name' && text !== '' && <span class="hint">Wildcards: * and ?</span>}
     </div>
   );
 }
@@ -232,15 +226,12 @@ function PathBar({ path }: { path: string }) {
   }
   return (
     <div class="path-bar">
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="Parent folder"
+      <IconButton
+        icon={icons.up}
+        label="Parent folder"
         disabled={path === '/' || path === ''}
-        onClick={() => goToPath({ path: parentOf(path) })}
-      >
-        <Icon of={icons.up} />
-      </button>
+        press={() => goToPath({ path: parentOf(path) })}
+      />
       <nav aria-label="Path">
         {crumbsOf(path).map((crumb) => (
           <button key={crumb.path} type="button" class="quiet" onClick={() => goToPath({ path: crumb.path })}>
@@ -248,9 +239,7 @@ function PathBar({ path }: { path: string }) {
           </button>
         ))}
       </nav>
-      <button type="button" class="quiet icon-only" aria-label="Type a path" onClick={() => setTyped(path)}>
-        <Icon of={icons.edit} size={14} />
-      </button>
+      <IconButton icon={icons.edit} label="Type a path" size={14} press={() => setTyped(path)} />
     </div>
   );
 }

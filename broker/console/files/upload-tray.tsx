@@ -1,6 +1,6 @@
 // The tray of uploads at the bottom of the page: the progress of all uploads, and the reasons why uploads
 // failed.
-import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import { close } from '../parts/icons.ts';
 import { bytesText } from '../time.ts';
 import { cancelUploads, dismissUploads, retryFailed, uploads } from './uploads.ts';
@@ -40,9 +40,7 @@ export function UploadTray() {
                 {failed.every(({ exists }) => exists) ? 'Replace' : 'Try again'}
               </button>
             )}
-            <button type="button" class="quiet icon-only" aria-label="Close" onClick={dismissUploads}>
-              <Icon of={close} />
-            </button>
+            <IconButton icon={close} label="Close" press={dismissUploads} />
           </>
         )}
       </header>

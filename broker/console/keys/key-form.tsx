@@ -3,7 +3,7 @@ import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
-import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { Dialog } from '../parts/small-components.tsx';
 import { now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
@@ -69,7 +69,8 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
     days: apiKey ? asBefore : '',
   });
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const { name, scopes, days } = draft;
+  const bind = binder(draft, set);
+  const { name, scopes } = draft;
   return (
     <Dialog title={apiKey ? `Change ${apiKey.name}` : 'New API key'} onClose={close}>
       <Form
@@ -78,20 +79,12 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
         run={async () => saved(await save(draft, apiKey?.id))}
         disabled={!name || scopes.size === 0}
       >
-        <TextField
-          label="Name"
-          value={name}
-          change={(text) => set({ name: text })}
-          placeholder="deploy"
-          required
-          autoFocus
-        />
-        <Scopes scopes={scopes} change={(chosen) => set({ scopes: chosen })} />
-        <LimitsFields limits={draft.limits} change={(limits) => set({ limits })} />
+        <TextField label="Name" {...bind('name')} placeholder="deploy" required autoFocus />
+        <Scopes {...bind('scopes')} />
+        <LimitsFields {...bind('limits')} />
         <SelectField
           label="Expires"
-          value={days}
-          change={(text) => set({ days: text })}
+          {...bind('days')}
           options={apiKey ? [[asBefore, 'as before'], ...expiries] : expiries}
         />
       </Form>
@@ -100,11 +93,11 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
 }
 
 interface ScopesProps {
-  scopes: ReadonlySet<Scope>;
+  value: ReadonlySet<Scope>;
   change: (scopes: ReadonlySet<Scope>) => void;
 }
 
-function Scopes({ scopes, change }: ScopesProps) {
+function Scopes({ value: scopes, change }: ScopesProps) {
   const flip = (scope: Scope, on: boolean): void => {
     const next = new Set(scopes);
     if (on) next.add(scope);

@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
 import { Choice, Dialog } from '../parts/small-components.tsx';
 import { sayError } from '../parts/toasts.tsx';
-import { place, setQuery } from '../router.ts';
+import { choiceIn, place, setQuery } from '../router.ts';
 import { chooseColumns, columns, isChosen, visibleColumns } from './columns.tsx';
 import { firstSort, sorts } from './filters-in-url.ts';
 
@@ -15,14 +15,12 @@ const views = [
   ['', 'Table'],
   ['cards', 'Cards'],
 ] as const;
-export type View = (typeof views)[number][0];
-
-/** Reads from the URL whether the list is a table or cards. */
-export const viewOf = (query: URLSearchParams): View => (query.get('view') === 'cards' ? 'cards' : '');
+/** The choice between a table and cards, which the URL contains. */
+export const viewChoice = () => choiceIn('view', views);
 
 export function Filters() {
   const { query } = place.value;
-  const view = viewOf(query);
+  const view = viewChoice();
   return (
     <div class="filters">
       <SearchField label="Search by name" name="q" />
@@ -37,7 +35,7 @@ export function Filters() {
       />
       <TagFilter value={query.get('tags') ?? ''} />
       <span class="view-choice">
-        {view === 'cards' ? (
+        {view.value === 'cards' ? (
           <Select
             label="Order"
             name="sort"
@@ -49,7 +47,7 @@ export function Filters() {
         ) : (
           <ColumnChoice />
         )}
-        <Choice label="View" options={views} value={view} choose={(name) => setQuery({ view: name })} />
+        <Choice label="View" {...view} />
       </span>
     </div>
   );

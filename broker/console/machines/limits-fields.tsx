@@ -42,12 +42,11 @@ export function limitsText({ tags, machine_ids }: Limited): string {
 }
 
 interface LimitsFieldsProps {
-  limits: Limits;
+  value: Limits;
   change: (limits: Limits) => void;
 }
 
-export function LimitsFields({ limits, change }: LimitsFieldsProps) {
-  const { tags, machines } = limits;
+export function LimitsFields({ value: { tags, machines }, change }: LimitsFieldsProps) {
   const set = (chosen: readonly string[]): void => change({ tags, machines: chosen });
   return (
     <>

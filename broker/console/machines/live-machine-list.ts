@@ -4,7 +4,7 @@ import { signal } from '@preact/signals';
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { listen, onReturn, useTopic } from '../live-updates.ts';
-import { after, every, now } from '../time.ts';
+import { every, now, soon } from '../time.ts';
 
 type Statuses = Awaited<ReturnType<typeof client.machines.statuses>>;
 type Listed = Statuses['items'][number];
@@ -173,19 +173,13 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
     const fleet = new Fleet(query, () => setVisible(fleet));
     next.current = fleet;
     fleet.show(0, 0);
-    let cancel: (() => void) | undefined;
-    const soon = (): void => {
-      cancel ??= after(joinedMs, () => {
-        cancel = undefined;
-        fleet.refresh();
-      });
-    };
+    const joined = soon(joinedMs, () => fleet.refresh());
     const stop = [
       listen(({ machines = [], removed = [], event }) => {
         if (machines.length + removed.length > 0) fleet.update(machines, removed);
-        if (event?.type === 'machine.registered' || event?.type === 'machine.removed') soon();
+        if (event?.type === 'machine.registered' || event?.type === 'machine.removed') joined();
       }),
-      () => cancel?.(),
+      joined.cancel,
       onReturn(() => fleet.refresh()),
       every(refreshMs, () => !document.hidden && fleet.refresh()),
     ];

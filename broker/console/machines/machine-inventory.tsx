@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
-import { Ago, Card, Fact } from '../parts/small-components.tsx';
+import { Ago, Card, Fact, More } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place } from '../router.ts';
@@ -176,14 +176,7 @@ function Part({ title, count, columns: [first, ...others], none, beside, childre
           {isCut ? children.slice(0, mostRows) : children}
         </List>
       )}
-      {isCut && (
-        <p class="more">
-          {mostRows} of {children.length.toLocaleString()}
-          <button type="button" onClick={() => setAll(true)}>
-            More
-          </button>
-        </p>
-      )}
+      {isCut && <More count={mostRows} of={children.length} more={() => setAll(true)} />}
     </section>
   );
 }

@@ -8,7 +8,7 @@ import { Chart } from '../parts/chart.tsx';
 import { Empty, Show } from '../parts/page.tsx';
 import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, place, setQuery } from '../router.ts';
+import { choiceIn, type Params } from '../router.ts';
 import { bytesText, durationText, every, now } from '../time.ts';
 
 type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;
@@ -25,8 +25,8 @@ const hourMs = 3_600_000;
 const metricsEveryMs = 60_000;
 
 export function Overview({ params: { machine = '' } }: { params: Params }) {
-  const given = place.value.query.get('range');
-  const range = ranges.find(([hours]) => hours === given)?.[0] ?? '6';
+  const choice = choiceIn('range', ranges, '6');
+  const range = choice.value;
   const since = new Date(now() - Number(range) * hourMs);
   const metrics = useData(
     (signal) => client.machines.metrics({ machine_id: machine, since }, { signal }),
@@ -45,12 +45,7 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
       <section class="charts" aria-label="History">
         <div class="charts-head">
           <h2>History</h2>
-          <Choice
-            label="Range"
-            options={ranges}
-            value={range}
-            choose={(hours) => setQuery({ range: hours === '6' ? '' : hours })}
-          />
+          <Choice label="Range" {...choice} />
         </div>
         <Show of={metrics}>{(data) => <Charts metrics={data} hours={Number(range)} />}</Show>
       </section>
@@ -105,22 +100,10 @@ function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics;
       rows.map((row) => ('cpu_usage' in row ? read(row) : null));
     return {
       times: rows.map(({ at }) => Date.parse(at) / 1000),
-      cpu: [{ label: 'CPU', color: '--accent-text', values: of((point) => point.cpu_usage) }],
-      memory: [
-        {
-          label: 'Memory',
-          color: '--good',
-          values: of(({ memory_used: used, memory_total: total }) => percentUsed({ used, total }) ?? 0),
-        },
-      ],
-      disk: [
-        {
-          label: 'Disk',
-          color: '--warn',
-          values: of(({ disk_used: used, disk_total: total }) => percentUsed({ used, total }) ?? 0),
-        },
-      ],
-      load: [{ label: 'Load', color: '--muted', values: of((point) => point.load_average) }],
+      cpu: of((point) => point.cpu_usage),
+      memory: of(({ memory_used: used, memory_total: total }) => percentUsed({ used, total }) ?? 0),
+      disk: of(({ disk_used: used, disk_total: total }) => percentUsed({ used, total }) ?? 0),
+      load: of((point) => point.load_average),
     };
   }, [points, step]);
   if (points.length < 2) {
@@ -135,10 +118,16 @@ function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics;
   const percent = { ...shared, most: 100, format: (value: number) => `${Math.round(value)} %` };
   return (
     <div class="chart-grid">
-      <Chart label="CPU" lines={cpu} {...percent} />
-      <Chart label="Memory" lines={memory} {...percent} />
-      <Chart label="Disk of /" lines={disk} {...percent} />
-      <Chart label="Load, 1 minute" lines={load} {...shared} format={(value) => value.toFixed(1)} />
+      <Chart label="CPU" values={cpu} color="--accent-text" {...percent} />
+      <Chart label="Memory" values={memory} color="--good" {...percent} />
+      <Chart label="Disk of /" values={disk} color="--warn" {...percent} />
+      <Chart
+        label="Load, 1 minute"
+        values={load}
+        color="--muted"
+        {...shared}
+        format={(value) => value.toFixed(1)}
+      />
     </div>
   );
 }

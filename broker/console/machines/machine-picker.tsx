@@ -1,48 +1,24 @@
 // A field that finds a machine by a part of its name.
-import { useEffect, useId, useState } from 'preact/hooks';
-import { client } from '../api-client.ts';
+import { useId, useState } from 'preact/hooks';
+import type { client } from '../api-client.ts';
 import { Field } from '../parts/form.tsx';
 import { State } from '../parts/small-components.tsx';
-import { after } from '../time.ts';
+import { indexAfterKey, useMachinesByName } from './machines-by-name.ts';
 import { nameOf } from './names.ts';
 import type { Selected } from './selected-machines.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
-
-const typingMs = 120;
-const most = 8;
 
 interface MachinePickerProps {
   label: string;
   choose: (machine: Selected) => void;
 }
 
-/** The machines whose name contains the text, and the one that is selected by the arrow keys. */
-function useFound(text: string, open: boolean) {
-  const [found, setFound] = useState<Found>([]);
-  const [at, setAt] = useState(0);
-  useEffect(() => {
-    if (!open) return undefined;
-    return after(typingMs, () => {
-      client.machines.list({ limit: most, sort: 'name', ...(text && { search: text }) }).then(
-        ({ items }) => {
-          setFound(items);
-          setAt(0);
-        },
-        () => {},
-      );
-    });
-  }, [text, open]);
-  // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
-  // machine that does not match the new text.
-  const letters = text.toLowerCase();
-  return { found: found.filter(({ name }) => name.toLowerCase().includes(letters)), at, setAt };
-}
-
 export function MachinePicker({ label, choose }: MachinePickerProps) {
   const [text, setText] = useState('');
   const [open, setOpen] = useState(false);
-  const { found, at, setAt } = useFound(text, open);
+  const [at, setAt] = useState(0);
+  const found = useMachinesByName(text, open);
   const listId = useId();
   const take = (index: number): void => {
     const machine = found[index];
@@ -52,11 +28,11 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
     setOpen(false);
   };
   const onKey = (event: KeyboardEvent): void => {
-    const step = event.key === 'ArrowDown' ? 1 : event.key === 'ArrowUp' ? -1 : 0;
-    if (step !== 0) setAt((at + step + found.length) % Math.max(1, found.length));
+    const next = indexAfterKey(event.key, at, found.length);
+    if (next !== undefined) setAt(next);
     if (event.key === 'Escape') setOpen(false);
     if (event.key === 'Enter' && open) take(at);
-    if (step !== 0 || event.key === 'Enter') event.preventDefault();
+    if (next !== undefined || event.key === 'Enter') event.preventDefault();
   };
   return (
     <Field label={label}>

@@ -7,8 +7,9 @@ import { may } from '../login-session.ts';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
-import { Confirm, Dialog } from '../parts/small-components.tsx';
+import { Dialog } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -82,9 +83,9 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
 }
 
 function Actions({ channel, changed }: { channel: Channel; changed: () => void }) {
-  const [open, setOpen] = useState<'edit' | 'remove' | undefined>(undefined);
+  const [editing, setEditing] = useState(false);
   const [isTesting, setTesting] = useState(false);
-  const close = (): void => setOpen(undefined);
+  const close = (): void => setEditing(false);
   const { id, name, type, enabled } = channel;
   const test = async (): Promise<void> => {
     setTesting(true);
@@ -103,14 +104,21 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
       <button type="button" onClick={() => void attempt(turn).then(changed)}>
         {enabled ? 'Turn off' : 'Turn on'}
       </button>
-      <button type="button" onClick={() => setOpen('edit')}>
+      <button type="button" onClick={() => setEditing(true)}>
         <Icon of={icons.edit} />
         Edit
       </button>
-      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setOpen('remove')}>
-        <Icon of={icons.trash} />
-      </button>
-      {open === 'edit' && (
+      <DeleteButton
+        title={`Delete ${name}?`}
+        action="Delete the channel"
+        run={async () => {
+          await client.alertChannels.remove({ channel_id: id });
+          go(to('/alerts/channels'));
+        }}
+      >
+        <p>This channel sends no alert any more. If rules name it, change or delete them first.</p>
+      </DeleteButton>
+      {editing && (
         <Dialog title={`Change ${name}`} onClose={close}>
           <ChannelForm
             channel={channel}
@@ -121,19 +129,6 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
             }}
           />
         </Dialog>
-      )}
-      {open === 'remove' && (
-        <Confirm
-          title={`Delete ${name}?`}
-          action="Delete the channel"
-          onClose={close}
-          run={async () => {
-            await client.alertChannels.remove({ channel_id: id });
-            go(to('/alerts/channels'));
-          }}
-        >
-          <p>This channel sends no alert any more. If rules name it, change or delete them first.</p>
-        </Confirm>
       )}
     </>
   );

@@ -9,7 +9,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Choice, Tabs } from '../parts/small-components.tsx';
-import { type Params, place, setQuery, to } from '../router.ts';
+import { choiceIn, type Params, to } from '../router.ts';
 
 export function Alerts({ params: { tab = '' } }: { params: Params }) {
   const tabs = [
@@ -39,17 +39,12 @@ const views = [
 ] as const;
 
 function AllAlerts() {
-  const given = place.value.query.get('status');
-  const status = views.find(([name]) => name === given)?.[0] ?? 'open';
+  const choice = choiceIn('status', views);
+  const status = choice.value;
   return (
     <>
       <div class="filters">
-        <Choice
-          label="Status"
-          options={views}
-          value={status}
-          choose={(name) => setQuery({ status: name === 'open' ? '' : name })}
-        />
+        <Choice label="Status" {...choice} />
       </div>
       <LongList
         read={(paging, signal) =>

@@ -1,11 +1,10 @@
 // The page of one batch: a live card or row for each machine, with the last part of its output. A button opens the form
 // that runs the command again on the machines where it failed.
-import { useEffect, useState } from 'preact/hooks';
+import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
-import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
 import { clearSelection, selectAll } from '../machines/selected-machines.ts';
@@ -14,11 +13,11 @@ import * as icons from '../parts/icons.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
-import { Choice, State } from '../parts/small-components.tsx';
+import { Choice, More, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, place, setQuery, to } from '../router.ts';
-import { after, durationText } from '../time.ts';
+import { choiceIn, go, type Params, to } from '../router.ts';
+import { durationText } from '../time.ts';
 
 type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;
 
@@ -43,34 +42,15 @@ function matches({ status }: Result, filter: Filter): boolean {
   return filter === 'completed' ? status === 'completed' : status === 'queued' || status === 'running';
 }
 
-/** Calls `reload` after updates of the batch, at most once a second. */
-function useBatchUpdates(id: string, reload: () => void): void {
-  useTopic(`batches:${id}`);
-  useEffect(() => {
-    let cancel: (() => void) | undefined;
-    const stop = listen(({ batch }) => {
-      if (batch?.id !== id) return;
-      cancel ??= after(1_000, () => {
-        cancel = undefined;
-        reload();
-      });
-    });
-    return () => {
-      stop();
-      cancel?.();
-    };
-  }, [id, reload]);
-}
-
 export function Batch({ params: { batch = '' } }: { params: Params }) {
   const [filter, setFilter] = useState<Filter>('all');
   const loaded = useData(
     (signal) => client.batches.get({ batch_id: batch }, { signal }),
     [batch],
-    ({ type }) => type.startsWith('command.'),
+    undefined,
+    `batches:${batch}`,
   );
   const { data, reload } = loaded;
-  useBatchUpdates(batch, reload);
   return (
     <Page
       title="Batch"
@@ -87,14 +67,9 @@ export function Batch({ params: { batch = '' } }: { params: Params }) {
             </section>
             <div class="filters">
               <Choice label="Machines" options={filters} value={filter} choose={setFilter} />
-              <Choice
-                label="View"
-                options={views}
-                value={viewOf(record)}
-                choose={(view) => setQuery({ view })}
-              />
+              <Choice label="View" {...viewOf(record)} />
             </div>
-            {viewOf(record) === 'cards' ? (
+            {viewOf(record).value === 'cards' ? (
               <BatchCards
                 batch={record.id}
                 results={record.results.filter((result) => matches(result, filter))}
@@ -109,11 +84,7 @@ export function Batch({ params: { batch = '' } }: { params: Params }) {
   );
 }
 
-function viewOf({ total }: BatchRecord): 'cards' | 'table' {
-  const given = place.value.query.get('view');
-  if (given === 'cards' || given === 'table') return given;
-  return total <= mostAsCards ? 'cards' : 'table';
-}
+const viewOf = ({ total }: BatchRecord) => choiceIn('view', views, total <= mostAsCards ? 'cards' : 'table');
 
 /** Maximum number of rows that are drawn at first. A batch may have 10,000 machines. */
 const mostRows = 200;
@@ -143,14 +114,7 @@ function Results({ results }: { results: readonly Result[] }) {
           </tr>
         ))}
       </List>
-      {results.length > most && (
-        <p class="more">
-          {most} of {results.length.toLocaleString()}
-          <button type="button" onClick={() => setMost(most * 5)}>
-            More
-          </button>
-        </p>
-      )}
+      <More count={most} of={results.length} more={() => setMost(most * 5)} />
     </>
   );
 }

@@ -8,7 +8,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Choice } from '../parts/small-components.tsx';
-import { place, setQuery, to } from '../router.ts';
+import { choiceIn, to } from '../router.ts';
 
 const filters = [
   ['', 'All'],
@@ -28,17 +28,12 @@ export function RunButton() {
 }
 
 export function Commands() {
-  const given = place.value.query.get('status');
-  const status = filters.find(([name]) => name === given)?.[0] ?? '';
+  const choice = choiceIn('status', filters);
+  const status = choice.value;
   return (
     <Page title="Commands" actions={<RunButton />}>
       <div class="filters">
-        <Choice
-          label="Status"
-          options={filters}
-          value={status}
-          choose={(value) => setQuery({ status: value })}
-        />
+        <Choice label="Status" {...choice} />
       </div>
       <LongList
         read={(paging, signal) => client.commands.list({ ...(status && { status }), ...paging }, { signal })}

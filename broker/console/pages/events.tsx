@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Choice, State } from '../parts/small-components.tsx';
-import { place, setQuery } from '../router.ts';
+import { choiceIn } from '../router.ts';
 
 const families = [
   ['', 'All'],
@@ -23,8 +23,8 @@ const families = [
 const mostLive = 500;
 
 export function Events() {
-  const given = place.value.query.get('of');
-  const family = families.find(([name]) => name === given)?.[0] ?? '';
+  const choice = choiceIn('of', families);
+  const family = choice.value;
   const [live, setLive] = useState<readonly Happened[]>([]);
   useEffect(() => {
     const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
@@ -46,7 +46,7 @@ export function Events() {
       }
     >
       <div class="filters">
-        <Choice label="Kind" options={families} value={family} choose={(name) => setQuery({ of: name })} />
+        <Choice label="Kind" {...choice} />
       </div>
       <LongList
         read={(paging, signal) => client.events.list({ sort: '-created_at', ...paging }, { signal })}

@@ -6,6 +6,7 @@ import { listen } from '../live-updates.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { actions, List, LongList } from '../parts/paged-list.tsx';
@@ -249,15 +250,12 @@ function TokenRow({ token, remove }: { token: OpenToken; remove: () => void }) {
         <Ago at={expires_at} />
       </td>
       <td>
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label={`Delete the token ${name ?? id}`}
+        <IconButton
+          icon={icons.trash}
+          label={`Delete the token ${name ?? id}`}
           title="Delete"
-          onClick={remove}
-        >
-          <Icon of={icons.trash} />
-        </button>
+          press={remove}
+        />
       </td>
     </tr>
   );

@@ -6,7 +6,7 @@ import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { Reach } from '../keys/key-rights-dialog.tsx';
 import { me } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
-import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
@@ -110,33 +110,24 @@ function KeyRow({ apiKey, open }: { apiKey: Key; open: (what: What) => void }) {
         )}
       </td>
       <td class="row-buttons">
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label={`Change ${apiKey.name}`}
+        <IconButton
+          icon={icons.edit}
+          label={`Change ${apiKey.name}`}
           title="Change"
-          onClick={() => open('edit')}
-        >
-          <Icon of={icons.edit} />
-        </button>
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label={`Replace the secret of ${apiKey.name}`}
+          press={() => open('edit')}
+        />
+        <IconButton
+          icon={icons.refresh}
+          label={`Replace the secret of ${apiKey.name}`}
           title="Replace the secret"
-          onClick={() => open('rotate')}
-        >
-          <Icon of={icons.refresh} />
-        </button>
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label={`Revoke ${apiKey.name}`}
+          press={() => open('rotate')}
+        />
+        <IconButton
+          icon={icons.trash}
+          label={`Revoke ${apiKey.name}`}
           title="Revoke"
-          onClick={() => open('revoke')}
-        >
-          <Icon of={icons.trash} />
-        </button>
+          press={() => open('revoke')}
+        />
       </td>
     </tr>
   );

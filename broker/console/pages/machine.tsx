@@ -11,8 +11,9 @@ import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
+import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
-import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx';
+import { Ago, Dialog, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -120,8 +121,8 @@ function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string
 }
 
 function Actions({ machine, reload }: { machine: MachineDetail; reload: () => void }) {
-  const [open, setOpen] = useState<'edit' | 'remove' | undefined>(undefined);
-  const close = (): void => setOpen(undefined);
+  const [editing, setEditing] = useState(false);
+  const close = (): void => setEditing(false);
   return (
     <>
       {may('commands:execute') && (
@@ -142,36 +143,26 @@ function Actions({ machine, reload }: { machine: MachineDetail; reload: () => vo
       )}
       {may('machines:write') && (
         <>
-          <button type="button" onClick={() => setOpen('edit')}>
+          <button type="button" onClick={() => setEditing(true)}>
             <Icon of={icons.edit} />
             Edit
           </button>
-          <button
-            type="button"
-            class="danger icon-only"
-            aria-label="Remove"
-            onClick={() => setOpen('remove')}
+          <DeleteButton
+            label="Remove"
+            title={`Remove ${machine.name}?`}
+            action="Remove the machine"
+            run={async () => {
+              await client.machines.remove({ machine_id: machine.id });
+              say(`${machine.name} is removed`);
+              go(to('/machines'));
+            }}
           >
-            <Icon of={icons.trash} />
-          </button>
+            <p>Its agent stops for good and its schedules are deleted. Its history is not deleted.</p>
+            <p class="muted">To use the machine again, join it with a new token.</p>
+          </DeleteButton>
         </>
       )}
-      {open === 'edit' && <Edit machine={machine} close={close} reload={reload} />}
-      {open === 'remove' && (
-        <Confirm
-          title={`Remove ${machine.name}?`}
-          action="Remove the machine"
-          onClose={close}
-          run={async () => {
-            await client.machines.remove({ machine_id: machine.id });
-            say(`${machine.name} is removed`);
-            go(to('/machines'));
-          }}
-        >
-          <p>Its agent stops for good and its schedules are deleted. Its history is not deleted.</p>
-          <p class="muted">To use the machine again, join it with a new token.</p>
-        </Confirm>
-      )}
+      {editing && <Edit machine={machine} close={close} reload={reload} />}
     </>
   );
 }

@@ -1,7 +1,7 @@
 // The page with the live list of machines. Its URL contains search, filters and order.
 import { useMemo } from 'preact/hooks';
 import { may } from '../login-session.ts';
-import { Filters, viewOf } from '../machines/filters.tsx';
+import { Filters, viewChoice } from '../machines/filters.tsx';
 import { filterNames, queryOf } from '../machines/filters-in-url.ts';
 import { useFleet } from '../machines/live-machine-list.ts';
 import { MachineCards } from '../machines/machine-cards.tsx';
@@ -18,7 +18,7 @@ export function Machines() {
   const query = useMemo(() => queryOf(given), [given.toString()]);
   const { fleet, show } = useFleet(query);
   const filtered = filterNames.some((name) => given.get(name));
-  const isCards = viewOf(given) === 'cards';
+  const isCards = viewChoice().value === 'cards';
   const { total } = fleet;
   const body = (): preact.ComponentChildren => {
     if (total === undefined)

@@ -2,10 +2,11 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { logOut, me } from '../login-session.ts';
+import { limitsText } from '../machines/limits-fields.tsx';
 import { menu } from '../navigation-menu.ts';
 import { Page } from '../parts/page.tsx';
 import { actions, List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Choice, Tags } from '../parts/small-components.tsx';
+import { Ago, Card, Choice, Fact, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { chooseTheme, theme } from '../theme.ts';
 
@@ -21,31 +22,18 @@ export function Profile() {
   return (
     <Page title="Profile">
       <div class="narrow stack">
-        <section class="card">
-          <h2>Your key</h2>
-          <div class="card-body">
-            <dl class="facts">
-              <dt>Name</dt>
-              <dd>{key.name}</dd>
-              <dt>Scopes</dt>
-              <dd>
-                <Tags of={key.scopes} />
-              </dd>
-              <dt>Machines</dt>
-              <dd>
-                {key.tags === null && key.machine_ids === null
-                  ? 'all'
-                  : [...(key.tags ?? []).map((tag) => `tagged ${tag}`), ...(key.machine_ids ?? [])].join(
-                      ', ',
-                    )}
-              </dd>
-              <dt>Expires</dt>
-              <dd>
-                <Ago at={key.expires_at} />
-              </dd>
-            </dl>
-          </div>
-        </section>
+        <Card title="Your key">
+          <dl class="facts">
+            <Fact name="Name">{key.name}</Fact>
+            <Fact name="Scopes">
+              <Tags of={key.scopes} />
+            </Fact>
+            <Fact name="Machines">{limitsText(key)}</Fact>
+            <Fact name="Expires">
+              <Ago at={key.expires_at} />
+            </Fact>
+          </dl>
+        </Card>
         <section class="card">
           <div class="card-head spread">
             <h2>Theme</h2>

@@ -14,7 +14,7 @@ import { tagsOf } from '../machines/limits-fields.tsx';
 import { learnNames } from '../machines/names.ts';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
 import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
-import { CheckField, Form, TextField } from '../parts/form.tsx';
+import { binder, CheckField, Form, TextField } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../router.ts';
 
@@ -155,6 +155,7 @@ interface MoreOptionsProps {
 }
 
 function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
+  const bind = binder(options, set);
   return (
     <details open={options.cwd !== '' || options.user !== ''}>
       <summary>More options</summary>
@@ -162,8 +163,7 @@ function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
         {!isSaved && <WhereFields cwd={options.cwd} user={options.user} set={set} />}
         <TextField
           label="Timeout in seconds"
-          value={options.timeout}
-          change={(timeout) => set({ timeout })}
+          {...bind('timeout')}
           hint="After this time the command is killed with all its processes"
           numeric
         />
@@ -172,43 +172,28 @@ function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
       {!isSaved && (
         <TextField
           label="Standard input"
-          value={options.stdin}
-          change={(stdin) => set({ stdin })}
+          {...bind('stdin')}
           hint="Text that the command reads; leave empty for no input"
           rows={2}
           mono
         />
       )}
       {!isSaved && !many && (
-        <CheckField
-          label="Leave the input open, to write to it on the command’s page"
-          value={options.input}
-          change={(input) => set({ input })}
-        />
+        <CheckField label="Leave the input open, to write to it on the command’s page" {...bind('input')} />
       )}
-      <CheckField
-        label="If a machine is offline, wait a day for it"
-        value={options.queue}
-        change={(queue) => set({ queue })}
-      />
+      <CheckField label="If a machine is offline, wait a day for it" {...bind('queue')} />
     </details>
   );
 }
 
 function BatchOptions({ options, set }: Pick<MoreOptionsProps, 'options' | 'set'>) {
+  const bind = binder(options, set);
   return (
     <>
-      <TextField
-        label="Machines at once"
-        value={options.concurrency}
-        change={(concurrency) => set({ concurrency })}
-        hint="Default: all"
-        numeric
-      />
+      <TextField label="Machines at once" {...bind('concurrency')} hint="Default: all" numeric />
       <TextField
         label="Allowed failures"
-        value={options.failures}
-        change={(failures) => set({ failures })}
+        {...bind('failures')}
         hint="If more machines than this fail, the command starts on no further machine. Default: no limit"
         numeric
       />

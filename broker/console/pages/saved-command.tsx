@@ -1,6 +1,5 @@
 // The page of a saved command, with buttons to run, schedule, change and delete it. With the id `new` or the tab
 // `edit`, the page displays the form for a saved command instead.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';
 import { SavedCommandForm } from '../commands/saved-command-form.tsx';
@@ -8,9 +7,10 @@ import { allowedText, mayChangeSaved, type SavedCommand } from '../commands/save
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
-import { Ago, Confirm } from '../parts/small-components.tsx';
+import { Ago } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -53,7 +53,6 @@ function Existing({ id, isEdited }: { id: string; isEdited: boolean }) {
 }
 
 function Actions({ saved: { id, name } }: { saved: SavedCommand }) {
-  const [asking, setAsking] = useState(false);
   return (
     <>
       {mayWrite() && (
@@ -74,24 +73,20 @@ function Actions({ saved: { id, name } }: { saved: SavedCommand }) {
             <Icon of={icons.edit} />
             Edit
           </a>
-          <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setAsking(true)}>
-            <Icon of={icons.trash} />
-          </button>
+          <DeleteButton
+            title={`Delete ${name}?`}
+            action="Delete the saved command"
+            run={async () => {
+              await client.savedCommands.remove({ saved_command_id: id });
+              say(`${name} is deleted`);
+              go(to('/saved-commands'));
+            }}
+          >
+            <p>
+              It cannot be deleted while a schedule uses it. The commands that it ran stay in the history.
+            </p>
+          </DeleteButton>
         </>
-      )}
-      {asking && (
-        <Confirm
-          title={`Delete ${name}?`}
-          action="Delete the saved command"
-          onClose={() => setAsking(false)}
-          run={async () => {
-            await client.savedCommands.remove({ saved_command_id: id });
-            say(`${name} is deleted`);
-            go(to('/saved-commands'));
-          }}
-        >
-          <p>It cannot be deleted while a schedule uses it. The commands that it ran stay in the history.</p>
-        </Confirm>
       )}
     </>
   );

@@ -1,5 +1,4 @@
 // The page of one schedule: what it runs, when and where, the history of its runs, and its settings.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
@@ -8,9 +7,10 @@ import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Confirm, State, Tabs, Tags } from '../parts/small-components.tsx';
+import { Ago, State, Tabs, Tags } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -72,7 +72,6 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
 }
 
 function Actions({ schedule, reload }: { schedule: Detail; reload: () => void }) {
-  const [asking, setAsking] = useState(false);
   const { id, name, enabled } = schedule;
   return (
     <>
@@ -94,23 +93,17 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
         <Icon of={icons.play} />
         Run now
       </button>
-      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setAsking(true)}>
-        <Icon of={icons.trash} />
-      </button>
-      {asking && (
-        <Confirm
-          title={`Delete ${name}?`}
-          action="Delete the schedule"
-          onClose={() => setAsking(false)}
-          run={async () => {
-            await client.schedules.remove({ schedule_id: id });
-            say(`${name} is deleted`);
-            go(to('/schedules'));
-          }}
-        >
-          <p>A run in progress goes on, and the history of commands stays.</p>
-        </Confirm>
-      )}
+      <DeleteButton
+        title={`Delete ${name}?`}
+        action="Delete the schedule"
+        run={async () => {
+          await client.schedules.remove({ schedule_id: id });
+          say(`${name} is deleted`);
+          go(to('/schedules'));
+        }}
+      >
+        <p>A run in progress goes on, and the history of commands stays.</p>
+      </DeleteButton>
     </>
   );
 }

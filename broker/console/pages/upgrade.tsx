@@ -8,7 +8,7 @@ import { List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, place, setQuery, to } from '../router.ts';
+import { choiceIn, type Params, to } from '../router.ts';
 import { durationText } from '../time.ts';
 import { UpgradeForm } from '../upgrades/upgrade-form.tsx';
 
@@ -117,12 +117,12 @@ const views = [
 ] as const;
 
 function Machines({ id }: { id: string }) {
-  const given = place.value.query.get('status');
-  const status = views.find(([name]) => name === given)?.[0] ?? '';
+  const choice = choiceIn('status', views);
+  const status = choice.value;
   return (
     <>
       <div class="filters">
-        <Choice label="Status" options={views} value={status} choose={(name) => setQuery({ status: name })} />
+        <Choice label="Status" {...choice} />
       </div>
       <LongList
         read={async (paging, signal) => {

@@ -6,6 +6,7 @@ import { may } from '../login-session.ts';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
 import { Confirm, Dialog, State, Tags } from '../parts/small-components.tsx';
@@ -66,12 +67,10 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
   );
 }
 
-type What = 'edit' | 'remove' | 'rotate' | 'missed';
-
 function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => void }) {
-  const [open, setOpen] = useState<What | undefined>(undefined);
-  const [secret, setSecret] = useState<string | undefined>(undefined);
-  const { id, enabled } = webhook;
+  const [open, setOpen] = useState<'edit' | 'missed' | undefined>(undefined);
+  const { id, url, enabled } = webhook;
+  const close = (): void => setOpen(undefined);
   const test = async (): Promise<void> => {
     sayTested('The receiver', await client.webhooks.test({ webhook_id: id }));
     changed();
@@ -92,84 +91,68 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
       <button type="button" onClick={() => setOpen('missed')}>
         Send missed
       </button>
-      <button type="button" onClick={() => setOpen('rotate')}>
-        <Icon of={icons.key} />
-        New secret
-      </button>
+      <SecretButton webhook={id} changed={changed} />
       <button type="button" onClick={() => setOpen('edit')}>
         <Icon of={icons.edit} />
         Edit
       </button>
-      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setOpen('remove')}>
-        <Icon of={icons.trash} />
-      </button>
-      {open && (
-        <ActionDialog
-          what={open}
-          webhook={webhook}
-          close={() => setOpen(undefined)}
-          changed={changed}
-          reveal={setSecret}
-        />
-      )}
-      {secret !== undefined && (
-        <Secret title="The new secret" secret={secret} close={() => setSecret(undefined)} />
+      <DeleteButton
+        title="Delete this webhook?"
+        action="Delete the webhook"
+        run={async () => {
+          await client.webhooks.remove({ webhook_id: id });
+          go(to('/webhooks'));
+        }}
+      >
+        <p>Nothing is sent to {url} any more, and its deliveries are deleted.</p>
+      </DeleteButton>
+      {open === 'missed' && <SendMissed webhook={id} close={close} changed={changed} />}
+      {open === 'edit' && (
+        <Dialog title="Edit the webhook" onClose={close}>
+          <WebhookForm
+            webhook={webhook}
+            cancel={close}
+            saved={() => {
+              close();
+              changed();
+            }}
+          />
+        </Dialog>
       )}
     </>
   );
 }
 
-interface ActionDialogProps {
-  what: What;
-  webhook: WebhookDetail;
-  close: () => void;
-  changed: () => void;
-  reveal: (secret: string) => void;
-}
-
-function ActionDialog({ what, webhook, close, changed, reveal }: ActionDialogProps) {
-  const { id, url } = webhook;
-  if (what === 'missed') return <SendMissed webhook={id} close={close} changed={changed} />;
-  if (what === 'edit') {
-    const saved = (): void => {
-      close();
-      changed();
-    };
-    return (
-      <Dialog title="Edit the webhook" onClose={close}>
-        <WebhookForm webhook={webhook} cancel={close} saved={saved} />
-      </Dialog>
-    );
-  }
-  if (what === 'rotate') {
-    return (
-      <Confirm
-        title="Replace the secret?"
-        action="Replace the secret"
-        onClose={close}
-        run={async () => {
-          const secret = newSecret();
-          await client.webhooks.update({ webhook_id: id, secret });
-          reveal(secret);
-          changed();
-        }}
-      >
-        <p>The new secret signs all deliveries from now on. Set it at the receiver at once.</p>
-      </Confirm>
-    );
-  }
+/** A button that replaces the secret of a webhook, after the user has confirmed it, and displays the new one. */
+function SecretButton({ webhook, changed }: { webhook: string; changed: () => void }) {
+  const [asking, setAsking] = useState(false);
+  const [secret, setSecret] = useState<string | undefined>(undefined);
+  const rotate = async (): Promise<void> => {
+    const fresh = newSecret();
+    await client.webhooks.update({ webhook_id: webhook, secret: fresh });
+    setSecret(fresh);
+    changed();
+  };
   return (
-    <Confirm
-      title="Delete this webhook?"
-      action="Delete the webhook"
-      onClose={close}
-      run={async () => {
-        await client.webhooks.remove({ webhook_id: id });
-        go(to('/webhooks'));
-      }}
-    >
-      <p>Nothing is sent to {url} any more, and its deliveries are deleted.</p>
-    </Confirm>
+    <>
+      <button type="button" onClick={() => setAsking(true)}>
+        <Icon of={icons.key} />
+        New secret
+      </button>
+      {asking && (
+        <Confirm
+          title="Replace the secret?"
+          action="Replace the secret"
+          onClose={() => setAsking(false)}
+          run={rotate}
+        >
+          <p>The new secret signs all deliveries from now on. Set it at the receiver at once.</p>
+        </Confirm>
+      )}
+      {secret !== undefined && (
+        <Secret title="The new secret" secret={secret} close={() => setSecret(undefined)} />
+      )}
+    </>
   );
 }
 

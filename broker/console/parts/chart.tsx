@@ -3,23 +3,17 @@ import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
 import { isDark } from '../theme.ts';
 
-export interface Line {
-  label: string;
-  values: readonly (number | null)[];
-  /** CSS custom property of the colour, such as `--accent-text`. */
-  color: string;
-}
-
 interface ChartProps {
   label: string;
   /** Time of each value in seconds since 1970. */
   times: readonly number[];
-  lines: readonly Line[];
+  values: readonly (number | null)[];
+  /** CSS custom property of the line's colour, such as `--accent-text`. */
+  color: string;
   /** Formats a value for the axis. */
   format: (value: number) => string;
   /** Largest value of the axis; by default it follows from the values. */
   most?: number;
-  height?: number;
   /** First and last second of the axis. */
   span: readonly [from: number, to: number];
 }
@@ -30,7 +24,9 @@ const timeText = (seconds: number): string => shortTime.format(new Date(seconds 
 const colorOf = (name: string): string =>
   getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function optionsOf({ lines, format, most, span, height = 150 }: ChartProps, width: number): uPlot.Options {
+const height = 150;
+
+function optionsOf({ color, format, most, span }: ChartProps, width: number): uPlot.Options {
   const axis = {
     stroke: colorOf('--muted'),
     grid: { stroke: colorOf('--line'), width: 1 },
@@ -52,26 +48,25 @@ function optionsOf({ lines, format, most, span, height = 150 }: ChartProps, widt
     ],
     series: [
       {},
-      ...lines.map(({ label, color }) => ({
-        label,
+      {
         stroke: colorOf(color),
         width: 1.5,
         fill: `color-mix(in srgb, ${colorOf(color)} 9%, transparent)`,
         points: { show: false },
-      })),
+      },
     ],
   };
 }
 
 export function Chart(props: ChartProps) {
-  const { label, times, lines } = props;
+  const { label, times, values } = props;
   const holder = useRef<HTMLDivElement>(null);
   const value = useRef<HTMLSpanElement>(null);
   const dark = isDark();
   useEffect(() => {
     const element = holder.current;
     if (!element) return undefined;
-    const data: uPlot.AlignedData = [[...times], ...lines.map(({ values }) => [...values])];
+    const data: uPlot.AlignedData = [[...times], [...values]];
     const options = optionsOf(props, element.clientWidth);
     const plot = new uPlot(
       { ...options, hooks: { setCursor: [({ cursor }) => show(cursor.idx)] } },
@@ -82,15 +77,13 @@ export function Chart(props: ChartProps) {
       if (value.current) value.current.textContent = textAt(props, index ?? times.length - 1);
     };
     show(null);
-    const sizes = new ResizeObserver(() =>
-      plot.setSize({ width: element.clientWidth, height: options.height }),
-    );
+    const sizes = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height }));
     sizes.observe(element);
     return () => {
       sizes.disconnect();
       plot.destroy();
     };
-  }, [times, lines, dark]);
+  }, [times, values, dark]);
   return (
     <figure class="chart card">
       <figcaption>
@@ -106,14 +99,9 @@ export function Chart(props: ChartProps) {
   );
 }
 
-/** Returns the values at one time as text, such as `14:05  12 %`. */
-function textAt({ times, lines, format }: ChartProps, index: number): string {
-  const at = times[index];
+/** Returns the value at one time as text, such as `14:05  12 %`. */
+function textAt({ times, values, format }: ChartProps, index: number): string {
+  const [at, value] = [times[index], values[index] ?? null];
   if (at === undefined) return '';
-  const texts = lines.flatMap(({ label, values }) => {
-    const value = values[index];
-    if (value === null || value === undefined) return [];
-    return lines.length > 1 ? `${label} ${format(value)}` : format(value);
-  });
-  return `${timeText(at)}  ${texts.join('  ')}`;
+  return `${timeText(at)}  ${value === null ? '' : format(value)}`;
 }

@@ -82,15 +82,23 @@ export function TextField(props: TextProps) {
   );
 }
 
-interface SelectProps {
+/** Returns a function that returns the value of a field of a draft, and the function that changes it. */
+export const binder =
+  <D extends object>(draft: D, set: (changes: Partial<D>) => void) =>
+  <K extends keyof D>(name: K) => ({
+    value: draft[name],
+    change: (value: D[K]): void => set({ [name]: value } as Pick<D, K> & Partial<D>),
+  });
+
+interface SelectProps<T extends string> {
   label: string;
-  value: string;
-  options: readonly (readonly [value: string, text: string])[];
-  change: (value: string) => void;
+  value: T;
+  options: readonly (readonly [value: T, text: string])[];
+  change: (value: T) => void;
   hint?: string | undefined;
 }
 
-export function SelectField({ label, value, options, change, hint }: SelectProps) {
+export function SelectField<T extends string>({ label, value, options, change, hint }: SelectProps<T>) {
   return (
     <Field label={label} hint={hint}>
       {(id, described) => (
@@ -98,7 +106,7 @@ export function SelectField({ label, value, options, change, hint }: SelectProps
           id={id}
           value={value}
           aria-describedby={described}
-          onChange={({ currentTarget }) => change(currentTarget.value)}
+          onChange={({ currentTarget }) => change(currentTarget.value as T)}
         >
           {options.map(([option, text]) => (
             <option key={option} value={option}>

@@ -1,8 +1,9 @@
 // Two buttons that several pages use: one creates an object, and the other cancels a command or batch that runs.
 import { useState } from 'preact/hooks';
 import { Icon } from './icon.tsx';
-import { join, stop } from './icons.ts';
-import { Confirm } from './small-components.tsx';
+import { IconButton } from './icon-button.tsx';
+import { join, stop, trash } from './icons.ts';
+import { Confirm, type ConfirmProps } from './small-components.tsx';
 
 interface NewButtonProps {
   text: string;
@@ -58,6 +59,20 @@ export function CancelButton({ what, text, run }: CancelButtonProps) {
           <p>{text}</p>
         </Confirm>
       )}
+    </>
+  );
+}
+
+/** A button that deletes an object, after the user has confirmed it. */
+export function DeleteButton({
+  label = 'Delete',
+  ...confirm
+}: Omit<ConfirmProps, 'onClose'> & { label?: string }) {
+  const [asking, setAsking] = useState(false);
+  return (
+    <>
+      <IconButton icon={trash} label={label} class="danger" press={() => setAsking(true)} />
+      {asking && <Confirm {...confirm} onClose={() => setAsking(false)} />}
     </>
   );
 }

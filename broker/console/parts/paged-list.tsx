@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
 import type { Happened } from '../live-updates.ts';
 import { Show } from './page.tsx';
+import { More } from './small-components.tsx';
 import { attempt } from './toasts.tsx';
 import { useData } from './use-data.ts';
 
@@ -57,14 +58,7 @@ export function LongList<T extends { id: string }>({
         return (
           <>
             {children(all, first.reload)}
-            {all.length < total && (
-              <p class="more">
-                {all.length.toLocaleString()} of {total.toLocaleString()}
-                <button type="button" onClick={() => void attempt(() => more(all.length))}>
-                  More
-                </button>
-              </p>
-            )}
+            <More count={all.length} of={total} more={() => void attempt(() => more(all.length))} />
           </>
         );
       }}

@@ -3,6 +3,7 @@ import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { after, fullTime, relativeText } from '../time.ts';
 import { Icon, type IconNodes } from './icon.tsx';
+import { IconButton } from './icon-button.tsx';
 import { check, close, copy } from './icons.ts';
 import { attempt } from './toasts.tsx';
 
@@ -85,7 +86,7 @@ export function Fact({ name, children }: { name: string; children: ComponentChil
 
 const copiedMs = 1_500;
 
-export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
+export function CopyButton({ text }: { text: string }) {
   const [done, setDone] = useState(false);
   const press = async (): Promise<void> => {
     if (!(await attempt(() => navigator.clipboard.writeText(text)))) return;
@@ -95,7 +96,7 @@ export function CopyButton({ text, label = 'Copy' }: { text: string; label?: str
   return (
     <button type="button" onClick={() => void press()}>
       <Icon of={done ? check : copy} />
-      {done ? 'Copied' : label}
+      {done ? 'Copied' : 'Copy'}
     </button>
   );
 }
@@ -149,15 +150,27 @@ export function Choice<T extends string>({
   );
 }
 
+/** The number of items that are displayed, and a button that displays more; nothing if all are displayed. */
+export function More({ count, of, more }: { count: number; of: number; more: () => void }) {
+  if (count >= of) return null;
+  return (
+    <p class="more">
+      {count.toLocaleString()} of {of.toLocaleString()}
+      <button type="button" onClick={more}>
+        More
+      </button>
+    </p>
+  );
+}
+
 interface DialogProps {
   title: string;
   onClose: () => void;
   children: ComponentChildren;
-  wide?: boolean;
 }
 
 /** A dialog above the page. Escape or a click beside it closes it. */
-export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
+export function Dialog({ title, onClose, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   // The element that gets the focus back when the dialog closes. An effect would read it too late, because a field of
   // the dialog may take the focus before effects run.
@@ -174,7 +187,6 @@ export function Dialog({ title, onClose, children, wide = false }: DialogProps) 
   return (
     <dialog
       ref={element}
-      class={wide ? 'wide' : undefined}
       aria-label={title}
       onCancel={(event) => {
         event.preventDefault();
@@ -187,9 +199,7 @@ export function Dialog({ title, onClose, children, wide = false }: DialogProps) 
       <div class="dialog">
         <header>
           <h2>{title}</h2>
-          <button type="button" class="quiet icon-only" aria-label="Close" onClick={onClose}>
-            <Icon of={close} />
-          </button>
+          <IconButton icon={close} label="Close" press={onClose} />
         </header>
         {children}
       </div>
@@ -197,7 +207,7 @@ export function Dialog({ title, onClose, children, wide = false }: DialogProps) 
   );
 }
 
-interface ConfirmProps {
+export interface ConfirmProps {
   title: string;
   action: string;
   children: ComponentChildren;

@@ -3,6 +3,7 @@ import { signal } from '@preact/signals';
 import { messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
 import { Icon } from './icon.tsx';
+import { IconButton } from './icon-button.tsx';
 import { check, close, warning } from './icons.ts';
 
 interface Toast {
@@ -48,9 +49,7 @@ export function Toasts() {
         <div key={id} class={isError ? 'toast bad' : 'toast'}>
           <Icon of={isError ? warning : check} />
           <span>{text}</span>
-          <button type="button" class="quiet icon-only" aria-label="Dismiss" onClick={() => remove(id)}>
-            <Icon of={close} />
-          </button>
+          <IconButton icon={close} label="Dismiss" press={() => remove(id)} />
         </div>
       ))}
     </div>

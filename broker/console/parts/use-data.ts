@@ -3,12 +3,11 @@
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { FarhandError } from '../api-client.ts';
 import { type Happened, listen, onReturn, type Update, useTopic } from '../live-updates.ts';
-import { after } from '../time.ts';
+import { after, soon } from '../time.ts';
 
 export interface Loaded<T> {
   data: T | undefined;
   error: unknown;
-  loading: boolean;
   reload(): void;
   /** Replaces the data by data that came from elsewhere, such as an answer of another request. */
   replace(data: T): void;
@@ -28,22 +27,20 @@ export function useData<T>(
   /** True for events that cause a load. Null for data that the user edits, so that only `inputs` cause loads. */
   when?: ((event: Happened) => boolean) | null,
   /** If set, live updates of this topic cause loads, and events do not. */
-  topic?: 'commands',
+  topic?: 'commands' | `batches:${string}`,
 ): Loaded<T> {
   const [state, setState] = useState<Omit<Loaded<T>, 'reload' | 'replace'>>({
     data: undefined,
     error: undefined,
-    loading: true,
   });
   const [round, setRound] = useState(0);
   const reload = useCallback(() => setRound((before) => before + 1), []);
-  const replace = useCallback((data: T) => setState({ data, error: undefined, loading: false }), []);
+  const replace = useCallback((data: T) => setState({ data, error: undefined }), []);
   useEffect(() => {
     const stop = new AbortController();
-    setState((before) => ({ ...before, loading: true }));
     load(stop.signal).then(
-      (data) => !stop.signal.aborted && setState({ data, error: undefined, loading: false }),
-      (error: unknown) => !stop.signal.aborted && setState(({ data }) => ({ data, error, loading: false })),
+      (data) => !stop.signal.aborted && setState({ data, error: undefined }),
+      (error: unknown) => !stop.signal.aborted && setState(({ data }) => ({ data, error })),
     );
     return () => stop.abort();
   }, [...inputs, round]);
@@ -56,7 +53,7 @@ export function useData<T>(
   useEvents(
     reload,
     topic
-      ? ({ commands }) => commands !== undefined
+      ? ({ commands, batch }) => (topic === 'commands' ? commands : batch) !== undefined
       : when && (({ event }) => event !== undefined && when(event)),
   );
   return { ...state, reload, replace };
@@ -71,16 +68,9 @@ function useEvents(run: () => void, when: ((update: Update) => boolean) | null |
   wanted.current = when;
   useEffect(() => {
     if (wanted.current === null) return undefined;
-    let cancel: (() => void) | undefined;
-    const soon = (): void => {
-      cancel ??= after(restMs, () => {
-        cancel = undefined;
-        run();
-      });
-    };
-    const stop = [listen((update) => wanted.current?.(update) && soon()), onReturn(soon)];
+    const rest = soon(restMs, run);
+    const stop = [listen((update) => wanted.current?.(update) && rest()), onReturn(rest), rest.cancel];
     return () => {
-      cancel?.();
       for (const end of stop) end();
     };
   }, [run]);

@@ -6,7 +6,7 @@ import { isChosen, useSavedCommands, WhatToRunFields } from '../commands/what-to
 import { me } from '../login-session.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { TargetFields } from '../machines/target-fields.tsx';
-import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { go, to } from '../router.ts';
@@ -101,7 +101,8 @@ interface RuleFieldsProps {
 }
 
 function WhenFields({ rules, set }: RuleFieldsProps) {
-  const { trigger, overlap, onFailure } = rules;
+  const { trigger } = rules;
+  const bind = binder(rules, set);
   return (
     <section class="card">
       <div class="card-head spread">
@@ -121,38 +122,29 @@ function WhenFields({ rules, set }: RuleFieldsProps) {
         )}
         <SelectField
           label="If the previous run has not ended"
-          value={overlap}
-          change={(value) => set({ overlap: value === 'allow' ? 'allow' : 'skip' })}
+          {...bind('overlap')}
           options={[
             ['skip', trigger === 'cron' ? 'skip the run' : 'run once after it has ended'],
             ['allow', 'run beside it'],
           ]}
         />
-        <CheckField
-          label="A failed run emits an event for webhooks"
-          value={onFailure}
-          change={(on) => set({ onFailure: on })}
-        />
+        <CheckField label="A failed run emits an event for webhooks" {...bind('onFailure')} />
       </div>
     </section>
   );
 }
 
-function TimeFields({ rules: { cron, timezone, catch_up }, set }: RuleFieldsProps) {
+function TimeFields({ rules, set }: RuleFieldsProps) {
+  const { cron, timezone } = rules;
+  const bind = binder(rules, set);
   return (
     <>
       <CronField cron={cron} timezone={timezone} change={(text) => set({ cron: text })} />
       <div class="fields">
-        <SelectField
-          label="Time zone"
-          value={timezone}
-          change={(zone) => set({ timezone: zone })}
-          options={timeZoneOptions(timezone)}
-        />
+        <SelectField label="Time zone" {...bind('timezone')} options={timeZoneOptions(timezone)} />
         <SelectField
           label="Runs missed while the broker was down"
-          value={catch_up}
-          change={(value) => set({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
+          {...bind('catch_up')}
           options={[
             ['none', 'leave them out'],
             ['last', 'run the last'],
@@ -164,13 +156,14 @@ function TimeFields({ rules: { cron, timezone, catch_up }, set }: RuleFieldsProp
   );
 }
 
-function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: RuleFieldsProps) {
+function ChangeFields({ rules, set }: RuleFieldsProps) {
+  const { settle, catch_up } = rules;
+  const bind = binder(rules, set);
   return (
     <>
       <TextField
         label="Path on the machine"
-        value={path}
-        change={(text) => set({ path: text })}
+        {...bind('path')}
         placeholder="/etc/nginx"
         hint="A file or a folder. It need not exist yet. The command gets the changed paths in FARHAND_CHANGED_PATHS"
         required
@@ -178,8 +171,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
       />
       <CheckField
         label="Watch everything below the folder, not only its own entries"
-        value={recursive}
-        change={(on) => set({ recursive: on })}
+        {...bind('recursive')}
       />
       <div class="fields">
         <TextField
@@ -193,7 +185,7 @@ function ChangeFields({ rules: { path, recursive, settle, catch_up }, set }: Rul
         <SelectField
           label="If the path changed while the machine was offline"
           value={catch_up === 'none' ? 'none' : 'last'}
-          change={(value) => set({ catch_up: value === 'none' ? 'none' : 'last' })}
+          change={(value) => set({ catch_up: value })}
           options={[
             ['last', 'run once when it is back'],
             ['none', 'do not run'],

@@ -2,7 +2,7 @@
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
-import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { actions, List } from '../parts/paged-list.tsx';
 import { Ago, State, Tags } from '../parts/small-components.tsx';
@@ -83,17 +83,14 @@ function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
       <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
       <td>
         {mayWrite() && (
-          <button
-            type="button"
-            class="quiet icon-only"
-            aria-label={`Run ${name} now`}
+          <IconButton
+            icon={icons.play}
+            label={`Run ${name} now`}
             title="Run now"
-            onClick={() =>
+            press={() =>
               void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
             }
-          >
-            <Icon of={icons.play} />
-          </button>
+          />
         )}
       </td>
     </tr>

@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
-import { place, setQuery, to } from '../router.ts';
+import { choiceIn, to } from '../router.ts';
 import { fullTime, now } from '../time.ts';
 
 type Upcoming = Awaited<ReturnType<typeof client.schedules.upcoming>>;
@@ -25,8 +25,8 @@ const hour = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-di
 const day = new Intl.DateTimeFormat(undefined, { weekday: 'short', day: 'numeric', month: 'short' });
 
 export function Timeline() {
-  const given = place.value.query.get('days');
-  const days = spans.find(([name]) => name === given)?.[0] ?? '1';
+  const choice = choiceIn('days', spans);
+  const days = choice.value;
   const { data } = useData(
     (signal) => {
       const until = new Date(now() + Number(days) * dayMs);
@@ -41,12 +41,7 @@ export function Timeline() {
     <section class="card">
       <div class="card-head spread">
         <h2>Upcoming runs</h2>
-        <Choice
-          label="Period"
-          options={spans}
-          value={days}
-          choose={(name) => setQuery({ days: name === '1' ? '' : name })}
-        />
+        <Choice label="Period" {...choice} />
       </div>
       <ul class="timeline">
         {rows.map((runs) => (

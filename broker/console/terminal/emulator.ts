@@ -121,60 +121,22 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-/** Maximum number of bytes in one drawing. Drawing them takes some 40 ms if every line has one letter. */
-const mostDrawn = 96 * 1024;
 /** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
-/**
- * Draws output immediately, unless a drawing is in progress. Output that arrives during a drawing is collected for the
- * next one, because each drawing can take a frame.
- */
 function writerOf(terminal: Terminal): Emulator['write'] {
-  let pieces: Uint8Array[] = [];
   let waiting = 0;
-  let isDrawing = false;
   let resolve = (): void => {};
-  const draw = (): void => {
-    const [first = new Uint8Array(), ...others] = pieces;
-    const batch = joined(first, others);
-    pieces = others.slice(batch.taken);
-    isDrawing = true;
-    terminal.write(batch.bytes, () => {
-      waiting -= batch.bytes.length;
-      if (waiting <= mostWaiting[document.visibilityState]) resolve();
-      isDrawing = false;
-      if (pieces.length > 0) draw();
-    });
-  };
+  const isEnough = (): boolean => waiting <= mostWaiting[document.visibilityState];
   return (bytes) =>
     new Promise((done) => {
-      pieces.push(bytes);
       waiting += bytes.length;
-      if (!isDrawing) draw();
-      if (waiting <= mostWaiting[document.visibilityState]) done();
+      // xterm queues pieces, and parses several of them before it draws.
+      terminal.write(bytes, () => {
+        waiting -= bytes.length;
+        if (isEnough()) resolve();
+      });
+      if (isEnough()) done();
       else resolve = done;
     });
-}
-
-/**
- * Joins the first piece with as many further pieces as fit into one drawing. Also returns how many further pieces it
- * joined.
- */
-function joined(first: Uint8Array, others: readonly Uint8Array[]): { bytes: Uint8Array; taken: number } {
-  let length = first.length;
-  let taken = 0;
-  for (const piece of others) {
-    if (length + piece.length > mostDrawn) break;
-    length += piece.length;
-    taken += 1;
-  }
-  const bytes = new Uint8Array(length);
-  bytes.set(first);
-  let at = first.length;
-  for (const piece of others.slice(0, taken)) {
-    bytes.set(piece, at);
-    at += piece.length;
-  }
-  return { bytes, taken };
 }

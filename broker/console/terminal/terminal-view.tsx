@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { State } from '../parts/small-components.tsx';
 import { attempt, say, sayError } from '../parts/toasts.tsx';
@@ -129,24 +129,13 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
           Type, too
         </button>
       )}
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="Search"
-        title="Search (Ctrl Shift F)"
-        onClick={search}
-      >
-        <Icon of={icons.search} />
-      </button>
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="Copy selection"
+      <IconButton icon={icons.search} label="Search" title="Search (Ctrl Shift F)" press={search} />
+      <IconButton
+        icon={icons.copy}
+        label="Copy selection"
         title="Copy selection (Ctrl Shift C)"
-        onClick={() => emulator && void copySelection(emulator)}
-      >
-        <Icon of={icons.copy} />
-      </button>
+        press={() => emulator && void copySelection(emulator)}
+      />
       <ReadAloud emulator={emulator} />
       <button
         type="button"
@@ -196,25 +185,9 @@ function SearchBar({ emulator, close }: { emulator: Emulator; close: () => void 
           if (event.key === 'Escape') close();
         }}
       />
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="Find the previous match"
-        onClick={() => find(true)}
-      >
-        <Icon of={icons.arrowUp} />
-      </button>
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="Find the next match"
-        onClick={() => find(false)}
-      >
-        <Icon of={icons.down} />
-      </button>
-      <button type="button" class="quiet icon-only" aria-label="Close the search" onClick={close}>
-        <Icon of={icons.close} />
-      </button>
+      <IconButton icon={icons.arrowUp} label="Find the previous match" press={() => find(true)} />
+      <IconButton icon={icons.down} label="Find the next match" press={() => find(false)} />
+      <IconButton icon={icons.close} label="Close the search" press={close} />
     </search>
   );
 }
@@ -223,15 +196,12 @@ function ReadAloud({ emulator }: { emulator: Emulator | undefined }) {
   const [aloud, setAloud] = useState(false);
   useEffect(() => emulator?.readAloud(aloud), [emulator, aloud]);
   return (
-    <button
-      type="button"
-      class="quiet icon-only"
-      aria-label="For screen readers"
+    <IconButton
+      icon={icons.speech}
+      label="For screen readers"
       aria-pressed={aloud}
       title={aloud ? 'Output is readable for screen readers' : 'Make the output readable for screen readers'}
-      onClick={() => setAloud(!aloud)}
-    >
-      <Icon of={icons.speech} />
-    </button>
+      press={() => setAloud(!aloud)}
+    />
   );
 }

@@ -3,6 +3,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
+import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Placeholder, Show } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
@@ -118,17 +119,7 @@ function SessionTabs({ sessions, machine, current, open, busy }: SessionTabsProp
           </a>
         ))}
       </nav>
-      {open && (
-        <button
-          type="button"
-          class="quiet icon-only"
-          aria-label="New terminal"
-          disabled={busy}
-          onClick={open}
-        >
-          <Icon of={icons.join} />
-        </button>
-      )}
+      {open && <IconButton icon={icons.join} label="New terminal" disabled={busy} press={open} />}
     </div>
   );
 }

@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
 import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
-import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, Form, SelectField, TextField } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, place, to } from '../router.ts';
 
@@ -84,7 +84,8 @@ export function UpgradeForm() {
 }
 
 function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Plan>) => void }) {
-  const { version, wave, pause, failures, running } = plan;
+  const { version, wave, failures } = plan;
+  const bind = binder(plan, change);
   return (
     <div class="fields">
       <TextField
@@ -101,12 +102,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
         hint="A number, or a percentage"
         required
       />
-      <SelectField
-        label="Pause between waves"
-        value={pause}
-        options={pauses}
-        change={(minutes) => change({ pause: minutes })}
-      />
+      <SelectField label="Pause between waves" {...bind('pause')} options={pauses} />
       <TextField
         label="Allowed failures"
         value={failures}
@@ -117,12 +113,11 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
       />
       <SelectField
         label="If commands or terminals are running"
-        value={running}
+        {...bind('running')}
         options={[
           ['wait', 'wait for their end'],
           ['end', 'end them'],
         ]}
-        change={(value) => change({ running: value === 'end' ? 'end' : 'wait' })}
       />
     </div>
   );

@@ -1,0 +1,41 @@
+// Finds machines by a part of their name, for fields in which the user types it.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
+import { after } from '../time.ts';
+
+type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
+
+const typingMs = 120;
+const most = 8;
+
+/** Returns the machines whose name contains the text. The search begins once the user stops typing. */
+export function useMachinesByName(text: string, wanted = true): Found {
+  const [found, setFound] = useState<Found>([]);
+  useEffect(() => {
+    if (!wanted || !may('machines:read')) return undefined;
+    const stop = new AbortController();
+    const cancel = after(typingMs, () => {
+      client.machines
+        .list({ limit: most, sort: 'name', ...(text && { search: text }) }, { signal: stop.signal })
+        .then(
+          ({ items }) => setFound(items),
+          () => {},
+        );
+    });
+    return () => {
+      cancel();
+      stop.abort();
+    };
+  }, [text, wanted]);
+  // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
+  // machine that does not match the new text.
+  const letters = text.toLowerCase();
+  return found.filter(({ name }) => name.toLowerCase().includes(letters));
+}
+
+/** Returns the index that a key selects in a list of `length` items; undefined for keys that select none. */
+export function indexAfterKey(key: string, at: number, length: number): number | undefined {
+  const step = key === 'ArrowDown' ? 1 : key === 'ArrowUp' ? -1 : 0;
+  return step === 0 ? undefined : (at + step + length) % Math.max(1, length);
+}
