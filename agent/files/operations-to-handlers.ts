@@ -3,10 +3,10 @@ import type { AgentCall, AgentMethods } from '../../shared/agent-rpcs.ts';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Quota } from '../../shared/quota.ts';
 import type { Semaphore } from '../../shared/semaphore.ts';
+import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { Journal } from './atomic/temporary-files-journal.ts';
 import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
-import { unlessAborted } from './stop-waiting-on-abort.ts';
 import { Upload, type UploadMessages } from './upload-messages.ts';
 import type { AskUsers } from './users-groups.ts';
 

@@ -1,13 +1,13 @@
 // Describes one path, as a listing does. Adds the SHA-256 of the file if the request asks for it.
 import type { StatFileResponse } from '../../proto/types/farhand/agent/v1/StatFileResponse.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
+import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { type BigIntStats, readlink } from './confine/confined-fs.ts';
 import { assertFolder, type Bytes, type Target } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './file-description.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';
 import { readFile } from './read.ts';
-import { unlessAborted } from './stop-waiting-on-abort.ts';
 
 export const statFile: Operation<'statFile'> = (disk, request, target, signal) =>
   unlessAborted(signal, request.sha256 ? withDigest(disk, target, signal) : withoutDigest(disk, target));

@@ -1,8 +1,8 @@
 // Reads an upload: its open message, its chunks, and its commit. Without the commit nothing is changed.
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
+import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import { type Bytes, toText } from './confine/request-path.ts';
-import { unlessAborted } from './stop-waiting-on-abort.ts';
 
 interface Message<Open, Commit> {
   open?: Open | null;

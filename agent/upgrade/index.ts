@@ -7,10 +7,11 @@ import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
-import { AppError, isErrno } from '../../shared/errors.ts';
+import { isErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
 import { home } from '../../shared/shipped-files.ts';
+import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { Processes } from '../processes/index.ts';
 import { installedKind, kindOfHome, readResult, upgradePaths } from './directory-shared-with-root.ts';
 import {
@@ -102,7 +103,7 @@ export class Upgrades {
       for await (const processes of this.#waiting(opened.open, signal)) yield { waiting: { processes } };
       handedOver = this.#handOver(opened);
       yield { switching: {} };
-      await Promise.race([handedOver, aborted(signal)]);
+      await unlessAborted(signal, handedOver);
     } finally {
       if (!handedOver) {
         await rm(upgradePaths(this.#options.directory).package, { force: true });
@@ -218,12 +219,4 @@ async function removed(file: string): Promise<boolean> {
     if (isErrno(error, 'ENOENT')) return false;
     throw error;
   }
-}
-
-function aborted(signal: AbortSignal): Promise<void> {
-  return new Promise((_resolve, reject) => {
-    const fail = (): void => reject(signal.reason ?? new AppError('unavailable', 'the call has ended'));
-    if (signal.aborted) fail();
-    else signal.addEventListener('abort', fail, { once: true });
-  });
 }

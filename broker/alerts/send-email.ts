@@ -1,6 +1,7 @@
 // Sends e-mail through a mail server. nodemailer is loaded by the first e-mail.
 import { once } from 'node:events';
 import { connect, isIP } from 'node:net';
+import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
 import type { Answered } from '../deliveries/sender.ts';
 import type { Message } from './notification-formats.ts';
@@ -51,9 +52,6 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
     disableFileAccess: true,
     disableUrlAccess: true,
   });
-  const aborted = Promise.withResolvers<never>();
-  const abort = (): void => aborted.reject(new Error('aborted'));
-  signal.addEventListener('abort', abort, { once: true });
   try {
     socket.on('error', () => socket.destroy());
     await once(socket, 'connect', { signal });
@@ -63,10 +61,9 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
       ...{ from, to: [...to], subject: message.title, text },
       messageId: `<${id}@${from.split('@')[1] ?? 'farhand'}>`,
     });
-    const { response } = await Promise.race([sending, aborted.promise]);
+    const { response } = await unlessAborted(signal, sending);
     return { delivered: true, answer: isInternal ? null : response.slice(0, 4096) };
   } finally {
-    signal.removeEventListener('abort', abort);
     transport.close();
     socket.destroy();
   }

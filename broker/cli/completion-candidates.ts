@@ -5,7 +5,7 @@ import { after } from '../../shared/clock.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { where, withUrl } from './connect-to-broker.ts';
-import { findMachine } from './find-by-name.ts';
+import { findMachine, kinds, machine as machines } from './find-by-name.ts';
 import { createProgram, nouns } from './verb-tree.ts';
 
 /**
@@ -71,7 +71,7 @@ async function valuesOf(of: Option | Argument, current: string): Promise<string[
   // Only the last item of a list is completed.
   const isList = of instanceof Option && of.flags.endsWith('<list>');
   const start = isList ? current.slice(0, current.lastIndexOf(',') + 1) : '';
-  const find = /^machines?$/.test(name) ? machines : named[name];
+  const find = name === 'webhook' ? webhooks : kinds[name]?.names;
   if (find)
     return ask(async (client) => (await find(client, current.slice(start.length))).map((one) => start + one));
   return /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
@@ -79,36 +79,14 @@ async function valuesOf(of: Option | Argument, current: string): Promise<string[
 
 const answerMs = 1000;
 
-type Find = (client: Farhand, search: string) => Promise<string[]>;
-type Page = Promise<{ items: readonly { name: string }[] }>;
-
-const namesIn =
-  (list: (client: Farhand, search: string) => Page): Find =>
-  async (client, search) =>
-    (await list(client, search)).items.map(({ name }) => name);
-
-const limit = 100;
-const page = { limit, sort: 'name' } as const;
-const machines = namesIn((client, search) => client.machines.list({ search, ...page }));
-const channels = namesIn((client) => client.alertChannels.list(page));
-const savedCommands = namesIn((client) => client.savedCommands.list(page));
-/** Functions that return candidates, by the name of the argument or flag. */
-const named: Readonly<Record<string, Find>> = {
-  schedule: namesIn((client) => client.schedules.list(page)),
-  'saved-command': savedCommands,
-  savedCommand: savedCommands,
-  rule: namesIn((client) => client.alertRules.list(page)),
-  channel: channels,
-  channelIds: channels,
-  window: namesIn((client) => client.maintenanceWindows.list(page)),
-  // A webhook has no name, so its id is the candidate.
-  webhook: async (client) => (await client.webhooks.list({ limit })).items.map(({ id }) => id),
-};
+/** A webhook has no name, so its id is the candidate. */
+const webhooks = async (client: Farhand): Promise<string[]> =>
+  (await client.webhooks.list({ limit: 100 })).items.map(({ id }) => id);
 
 /** Returns candidates for a remote path: machines before the colon, and entries of a directory after it. */
 async function paths(client: Farhand, current: string): Promise<string[]> {
   const [, machine, directory = ''] = /^([^/:]+):(.*\/)?/.exec(current) ?? [];
-  if (machine === undefined) return (await machines(client, current)).map((name) => `${name}:`);
+  if (machine === undefined) return (await machines.names(client, current)).map((name) => `${name}:`);
   const path = { machine_id: await findMachine(client, machine), path: directory || '~' };
   const { files } = await client.files.list({ ...path, limit: 1000 });
   return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);

@@ -7,15 +7,7 @@ import { type Api, allRoutes } from '../../shared/api/route-table.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { type Common, type Flags, take, type VerbSpec, verb } from './declare-verb.ts';
-import {
-  findAlertChannel,
-  findAlertRule,
-  findMachine,
-  findSavedCommand,
-  findSchedule,
-  findWindow,
-  machineNames,
-} from './find-by-name.ts';
+import { kinds, machineNames } from './find-by-name.ts';
 import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
 
@@ -170,7 +162,7 @@ async function confirmed<T>(
   const [given, id] = [String(options[argumentOf(field)]), String(input[field])];
   let name = given;
   // With --yes the name is not looked up: a key may be allowed to remove the object, but not to read it.
-  if (given === id && !options.yes && finders[argumentOf(field)])
+  if (given === id && !options.yes && kinds[argumentOf(field)])
     name = nameIn(await calls.get?.({ [field]: id }));
   const text = name === id ? id : `${name} (${id})`;
   await confirm(options.yes, `${what} ${text}`);
@@ -210,26 +202,11 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
     const word = name.replaceAll('-', '_').replaceAll(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
     const field = ['', '_id', '_ids', 's', '_at'].map((end) => word + end).find((one) => fields.has(one));
     if (field === undefined || value === undefined) continue;
-    const find = (text: unknown) => finders[name]?.(client, String(text)) ?? text;
+    const find = (text: unknown) => kinds[name]?.find(client, String(text)) ?? text;
     input[field] = Array.isArray(value) ? await Promise.all(value.map(find)) : await find(value);
   }
   return input;
 }
-
-/**
- * Functions that return the id of an object by its name. Each is stored under the flag or argument in which the user
- * writes that name.
- */
-const finders: Readonly<Record<string, typeof findMachine>> = {
-  machine: findMachine,
-  schedule: findSchedule,
-  'saved-command': findSavedCommand,
-  savedCommand: findSavedCommand,
-  rule: findAlertRule,
-  channel: findAlertChannel,
-  channelIds: findAlertChannel,
-  window: findWindow,
-};
 
 /**
  * Prints a list as a table of the fields in `view`, an item as a record of all its fields, or either as JSON.

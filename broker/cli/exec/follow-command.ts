@@ -32,6 +32,8 @@ export interface Listener {
   output(stream: OutputStream, bytes: Uint8Array): Promise<void> | void;
   /** Called when `count` bytes of output were dropped before they could be read. */
   gap(stream: OutputStream, count: number): Promise<void> | void;
+  /** Called for each event of the command. */
+  heard?(): void;
 }
 
 export async function follow(
@@ -44,6 +46,7 @@ export async function follow(
   try {
     for await (const { data } of client.commands.stream({ command_id }, { onConnection })) {
       if ('status' in data) return data;
+      listener.heard?.();
       if ('from' in data) await listener.gap(data.stream, data.to - data.from);
       else await listener.output(data.stream, Buffer.from(data.data, data.encoding));
     }

@@ -65,18 +65,6 @@ const plain: one.Listener = {
     ),
 };
 
-/** Returns a listener that calls `heard` before each event. */
-const heardBy = (heard: () => void, { output, gap }: one.Listener): one.Listener => ({
-  output(...event) {
-    heard();
-    return output(...event);
-  },
-  gap(...event) {
-    heard();
-    return gap(...event);
-  },
-});
-
 async function runOnOne(
   client: Farhand,
   machine: string,
@@ -97,7 +85,7 @@ async function runOnOne(
   const stop = one.cancelOnSignals(() => client.commands.cancel({ command_id }));
   try {
     const sent = input ? sendInput(client, command_id, over.signal) : undefined;
-    const listener = heardBy(silence.heard, output === 'json' ? one.jsonLines(command_id) : plain);
+    const listener = { ...(output === 'json' ? one.jsonLines(command_id) : plain), heard: silence.heard };
     const readLater = `farhand commands output ${command_id} --follow`;
     const connection = reportConnection(`command ${command_id} goes on (${readLater})`);
     const end = await one
