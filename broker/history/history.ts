@@ -83,6 +83,11 @@ export class History implements RowReader {
     ];
   }
 
+  /** True if the data is in a database server, and not in files of this broker. */
+  get isRemote(): boolean {
+    return this.#database.isRemote;
+  }
+
   /** False while the database does not answer. A write that is requested in that time rejects at once. */
   get isReady(): boolean {
     return this.#database.isReady;

@@ -68,13 +68,13 @@ function createOnce(name: string, type: string, make: () => string | Buffer): Ra
   return reply;
 }
 
-/** `isCutOff` is true while the broker cannot reach its PostgreSQL database, and therefore answers 503. */
+/** `isAway` returns true while the broker cannot reach its PostgreSQL database, and therefore answers 503. */
 export function serviceHandlers(
   status: Status,
   { fingerprint, certificate }: Authority,
   publicUrl: () => string,
   metrics: RequestMetrics,
-  isCutOff: () => boolean,
+  isAway: () => boolean,
 ): Omit<Handlers['service'], 'metricsTargets' | 'machineMetrics'> {
   return {
     info: () => ({
@@ -92,7 +92,7 @@ export function serviceHandlers(
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
       if (!status.ready) throw new AppError('unavailable', 'the broker is starting or stopping: try again');
-      if (isCutOff()) throw databaseUnavailable();
+      if (isAway()) throw databaseUnavailable();
       return { type: 'text/plain', body: 'ready\n' };
     },
     prometheus(_input, caller) {

@@ -135,8 +135,9 @@ export async function createParts(opening: Opening) {
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const publicUrl = (): string => settings.public_url ?? status.url;
+  const isAway = (): boolean => !history.isReady || (cluster?.isCutOff ?? false);
   const service = {
-    ...serviceHandlers(status, authority, publicUrl, metrics, () => cluster?.isCutOff ?? false),
+    ...serviceHandlers(status, authority, publicUrl, metrics, isAway),
     ...prometheusHandlers({ ...stores, publicUrl }),
   };
   if (cluster) {

@@ -41,7 +41,7 @@ export interface Broker {
   socket: string;
   /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
-  /** True if the broker serves requests and its history database answers. */
+  /** True if the broker serves requests, and can read its files. A database server may be away. */
   alive(): Promise<boolean>;
   /** Never resolves. Rejects if the broker must end, because its database has lost changes. */
   failed: Promise<never>;
@@ -151,10 +151,12 @@ async function startParts(
   if (peering) await startPeerPort(opening, app, streams, peering, stops);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
-  const alive = async (): Promise<boolean> => status.ready && (await answers(parts.history));
+  const works = async (): Promise<boolean> => status.ready && (await answers(parts.history));
   const { heartbeat_url, heartbeat_every, local: isLocal } = settings;
   if (heartbeat_url !== undefined && !isLocal)
-    closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive, log }));
+    closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive: works, log }));
+  // A restart by systemd's watchdog would not bring back a database server, but would end all links and terminals.
+  const alive = async (): Promise<boolean> => (parts.history.isRemote ? status.ready : await works());
   const failed = failureOf(parts.history);
   return { ...addressesOf(status), socket, sessions, alive, failed, close };
 }

@@ -326,6 +326,18 @@ withPostgres('while PostgreSQL is killed and started again', () => {
     await expect.poll(create).toBe(201);
   });
 
+  test('the broker is not ready meanwhile, but alive, so that no watchdog ends it', async () => {
+    const own = await createServer();
+    const { url, broker } = await startOn(own);
+    const ready = async () => (await fetch(`${url}/readyz`)).status;
+    expect(await ready()).toBe(200);
+    await own.stop();
+    await expect.poll(ready).toBe(503);
+    expect(await broker.alive()).toBe(true);
+    await own.start();
+    await expect.poll(ready).toBe(200);
+  });
+
   test('requests that wait for a commit whose answer was lost get 503 at once, and the commit ends when the server is back', async () => {
     const own = await createServer();
     const { call, client } = await startOn(own);
