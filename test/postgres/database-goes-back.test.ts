@@ -93,6 +93,39 @@ withPostgres('a database that goes back', () => {
     expect(await names()).toContain('before');
   });
 
+  test('refuses a change whose answer it lost, also if another transaction has its id now', async () => {
+    const server = await createServer();
+    const name = databaseOf(await server.createDatabase());
+    const proxy = await startProxy(`127.0.0.1:${server.port}`);
+    onTestFinished(() => proxy.close());
+    const through = `postgres://farhand@${proxy.address}/${name}?sslmode=disable`;
+    const history = await openHistory(through, 'broker_a');
+    await history.migrate('notes', ['CREATE TABLE notes (id TEXT NOT NULL)']);
+    let lost: Error | undefined;
+    history.onRewound((error) => {
+      lost = error;
+    });
+    const goBack = await copyFiles(server);
+    await expect.poll(() => history.isReady).toBe(true);
+    // The commit waits for a standby that does not exist.
+    await server.query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
+    await server.query('SELECT pg_reload_conf()');
+    await server.query('CHECKPOINT');
+    const written = history.write((transaction) => transaction.run("INSERT INTO notes VALUES ('a')"));
+    const refused = expect(written).rejects.toMatchObject({ code: 'unavailable' });
+    await expect
+      .poll(() => server.query("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+      .toHaveLength(1);
+    proxy.forbid();
+    await goBack();
+    for (let count = 0; count < 20; count += 1) await server.query('SELECT pg_current_xact_id()', name);
+    proxy.allow();
+    await refused;
+    await history.write((transaction) => transaction.run("INSERT INTO notes VALUES ('b')"));
+    expect(await server.query('SELECT id FROM notes', name)).toEqual([{ id: 'b' }]);
+    expect(lost).toBeUndefined();
+  });
+
   test('makes a broker that lost no change of its own read all documents and owners again', async () => {
     const server = await createServer();
     const url = await server.createDatabase();
