@@ -84,11 +84,6 @@ export const listingBrokers = `SELECT id, url, directory_id, (extract(epoch FROM
     OR NOT EXISTS (SELECT 1 FROM brokers AS again WHERE again.url = brokers.url AND again.lease_until > clock_timestamp()))
   ORDER BY id`;
 
-/** Extends a statement that deletes brokers: it also deletes their rows in `writers`. */
-function withWriters(deletion: string): string {
-  return `WITH gone AS (${deletion} RETURNING id) DELETE FROM writers USING gone WHERE writers.id = gone.id`;
-}
-
 /** Stores encrypted secrets for `$3` seconds. */
 export const storingToken = `INSERT INTO broker_tokens VALUES ($1, $2, clock_timestamp() + interval '1 second' * $3)`;
 /**
@@ -103,13 +98,15 @@ export const redeemingToken =
  */
 export const expiring = [
   'DELETE FROM broker_tokens WHERE valid_until <= clock_timestamp()',
-  withWriters(`DELETE FROM brokers b WHERE lease_until < clock_timestamp() AND EXISTS (SELECT 1 FROM brokers other
-    WHERE other.directory_id = b.directory_id AND other.lease_until > clock_timestamp())`),
+  `DELETE FROM brokers b WHERE lease_until < clock_timestamp() AND EXISTS (SELECT 1 FROM brokers other
+    WHERE other.directory_id = b.directory_id AND other.lease_until > clock_timestamp())`,
 ];
 
 /** Statements that delete rows that are no longer needed. Each broker runs them once an hour. */
 export const pruning = [
-  withWriters("DELETE FROM brokers WHERE lease_until < clock_timestamp() - interval '1 day'"),
+  "DELETE FROM brokers WHERE lease_until < clock_timestamp() - interval '1 day'",
+  `DELETE FROM writers WHERE started < clock_timestamp() - interval '1 day' AND NOT EXISTS (
+    SELECT 1 FROM brokers WHERE brokers.id = writers.id)`,
   `DELETE FROM owners WHERE NOT EXISTS (
     SELECT 1 FROM documents WHERE collection = 'machines' AND id = owners.machine_id)`,
   `DELETE FROM removed_documents WHERE generation < (SELECT generation FROM installation) - ${2 * knownGenerations}`,

@@ -35,7 +35,8 @@ const tables = [
   'ALTER TABLE installation ADD COLUMN authority TEXT',
   // A row for each broker, with the number of its last committed transaction. After a lost connection, a broker reads
   // there whether a commit has happened, and whether the database still has all of its commits.
-  'CREATE TABLE writers (id TEXT PRIMARY KEY, session TEXT NOT NULL, number BIGINT NOT NULL) WITHOUT ROWID',
+  `CREATE TABLE writers (id TEXT PRIMARY KEY, session TEXT NOT NULL, number BIGINT NOT NULL,
+    started TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()) WITHOUT ROWID`,
 ];
 
 export class PostgresDatabase implements Database {

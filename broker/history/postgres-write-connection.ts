@@ -40,6 +40,8 @@ const betweenMs = 250;
  * be frozen.
  */
 const answerMs = 10_000;
+/** Maximum number of milliseconds that a stopping broker waits for the deletion of its row. */
+const mostFarewellMs = 1_000;
 /** Maximum number of statements that are prepared on each connection. */
 const mostPrepared = 300;
 
@@ -153,7 +155,7 @@ export class PostgresSession implements Writer {
   /** Creates this broker's row in the table `writers`, which must exist. Call it before the first transaction. */
   async enroll(): Promise<void> {
     if (this.#brokerId === undefined) await this.execute('DELETE FROM writers', []);
-    await this.execute("INSERT INTO writers VALUES (?, '', 0)", [this.#writerId]);
+    await this.execute("INSERT INTO writers (id, session, number) VALUES (?, '', 0)", [this.#writerId]);
     if (this.#client) await this.#fence(this.#client);
   }
 
@@ -218,8 +220,11 @@ export class PostgresSession implements Writer {
     this.stopWaiting();
     const client = this.#client;
     this.#client = undefined;
-    await client?.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).catch(() => {});
-    await client?.end().catch(() => {});
+    if (!client) return;
+    const deleted = client.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).catch(() => {});
+    // A server that is frozen must not delay the stop. A row that stays is deleted later.
+    await Promise.race([deleted, sleep(mostFarewellMs)]);
+    await client.end().catch(() => {});
   }
 
   /**

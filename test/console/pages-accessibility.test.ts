@@ -107,7 +107,7 @@ for (const width of [375, 1440] as const) {
 
 browserTest('these tests open every page of the console', async () => {
   const table = readFileSync(join(import.meta.dirname, '../../broker/console/pages.tsx'), 'utf8');
-  const patterns = [...table.matchAll(/pattern: '([^']+)'/g)].map(([, pattern = '']) => pattern);
+  const patterns = [...table.matchAll(/entry\('([^']+)'/g)].map(([, pattern = '']) => pattern);
   expect(patterns.length).toBeGreaterThan(10);
   const { paths } = await filled();
   const opened = (pattern: string): boolean => {
