@@ -38,7 +38,7 @@ const scripts = {
   esac; done`,
   systemctl: `case "$1" in
     stop) kill "$(cat pid)"; while kill -0 "$(cat pid)" 2>/dev/null; do sleep 0.05; done ;;
-    start) farhand-broker > log 2>&1 & echo $! > pid
+    start) rm -f log; touch log; farhand-broker > log 2>&1 & echo $! > pid
       until grep -q 'broker is up' log; do kill -0 "$(cat pid)" || { cat log >&2; exit 1; }; sleep 0.05; done ;;
   esac`,
   farhand: main('broker/cli/main.ts'),
