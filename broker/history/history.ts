@@ -73,6 +73,7 @@ export class History implements RowReader {
         );
       }),
       every(countMs, () => {
+        if (!this.isReady) return;
         this.countRows().catch((err: unknown) =>
           log.error(
             { err },
