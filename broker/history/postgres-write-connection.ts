@@ -102,7 +102,8 @@ export class PostgresSession implements Writer {
   /** Id of this broker's row in the table `writers`. */
   readonly #writerId: string;
   /**
-   * The query after BEGIN. It stores the number of the transaction, and fails on an earlier connection of this broker.
+   * The query after BEGIN. It stores the number of the transaction. On an earlier connection of this broker it fails,
+   * because it divides by zero.
    * If brokers share the database, it also takes `commitLock` and notifies the other brokers. The query is prepared,
    * which saves 0.1 ms of each transaction.
    */
@@ -115,9 +116,8 @@ export class PostgresSession implements Writer {
     this.#writerId = brokerId ?? 'only';
     // The server sends the notification at COMMIT.
     const shared = `pg_advisory_xact_lock(${commitLock})::text, pg_notify('${newsChannel}', $1::text)::text, `;
-    const text = `WITH own AS
-        (UPDATE writers SET number = $2 WHERE id = $1::text AND session = $3::text RETURNING number)
-      SELECT ${brokerId === undefined ? '' : shared}1 / count(*) AS is_current FROM own`;
+    const text = `UPDATE writers SET number = $2 / CASE session WHEN $3::text THEN 1 ELSE 0 END WHERE id = $1::text
+      RETURNING ${brokerId === undefined ? '' : shared}number`;
     this.#startOfTransaction = { name: 'start', text };
   }
 
