@@ -227,6 +227,7 @@ const sides: Rule[] = [
           'shared/shipped-files',
           'shared/doctor',
           'shared/percent-used',
+          'shared/quote-for-shell',
         ),
     ),
     breaks: [

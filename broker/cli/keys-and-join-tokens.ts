@@ -2,6 +2,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
+import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { packaged } from '../../shared/shipped-files.ts';
 import { list } from './declare-verb.ts';
@@ -147,7 +148,7 @@ async function fromCheckout(client: Farhand, name: string | null): Promise<strin
   // agent then gets 127.0.0.1. A broker that runs with `--local` has no address, so the agent also gets port 8421.
   const address =
     grpc_address.replace(/^(?:(?:0\.0\.0\.0|\[::\])?:)?(\d+)$/, '127.0.0.1:$1') || '127.0.0.1:8421';
-  const named = name === null ? '' : ` --name '${name.replaceAll("'", String.raw`'\\''`)}'`;
+  const named = name === null ? '' : ` --name ${quoteForShell(name)}`;
   return `To start an agent from a checkout: npx node agent/main.ts --broker ${address} --join-token-file FILE${named}`;
 }
 

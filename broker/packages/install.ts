@@ -3,6 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { isLoopback } from '../../shared/loopback.ts';
+import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import { home, shipped } from '../../shared/shipped-files.ts';
 
 /** Addresses at which machines connect to this broker. */
@@ -42,8 +43,8 @@ export function installLineFor(
   const secured = protocol === 'https:' ? ` --proto '=https'` : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';
   // If the download fails, `sudo sh` reads `exit 1` instead of the script.
-  const script = `curl -fsSL${secured}${pinned} ${quoted(`${trimmed(url)}/install.sh`)} || echo exit 1`;
-  const options = machineName === undefined ? '' : ` -s -- --name=${quoted(machineName)}`;
+  const script = `curl -fsSL${secured}${pinned} ${quoteForShell(`${trimmed(url)}/install.sh`)} || echo exit 1`;
+  const options = machineName === undefined ? '' : ` -s -- --name=${quoteForShell(machineName)}`;
   const install = `{ echo FARHAND_JOIN_TOKEN=${token}; ${script}; } | sudo sh${options}`;
   return { install, install_missing: null };
 }
@@ -62,14 +63,11 @@ export function scriptFor({ url, grpc, publicGrpc, pin }: Addresses): string {
     shipped('install.sh', () => join(home, 'broker/packages/install.sh')),
     'utf8',
   );
-  return template.replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) => quoted(values[name] ?? ''));
+  return template.replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) =>
+    quoteForShell(values[name] ?? ''),
+  );
 }
 
 function trimmed(url: string): string {
   return url.replace(/\/+$/, '');
-}
-
-/** Quotes a text as one shell word if quotes are needed. */
-function quoted(text: string): string {
-  return /^[\w.:/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`;
 }

@@ -365,10 +365,10 @@ describe('farhand join-tokens create', () => {
     const advised = async (announced: string): Promise<string> => {
       const { url, key } = await startFarhand({ flags: ['--public-grpc', announced] });
       const env = { FARHAND_URL: url, FARHAND_API_KEY: key };
-      return (await run('cliSource', ['join-tokens', 'create', '--name', 'web-1'], env)).stderr;
+      return (await run('cliSource', ['join-tokens', 'create', '--name', 'web 1'], env)).stderr;
     };
     expect(await advised('127.7.0.9:8421')).toContain(
-      "agent/main.ts --broker 127.7.0.9:8421 --join-token-file FILE --name 'web-1'",
+      "agent/main.ts --broker 127.7.0.9:8421 --join-token-file FILE --name 'web 1'",
     );
     expect(await advised('0.0.0.0:9421')).toContain('agent/main.ts --broker 127.0.0.1:9421 ');
   });

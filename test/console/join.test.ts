@@ -10,11 +10,11 @@ browserTest('the page for joining reports the machine within 2 s after its hello
   const system = await broker();
   const { page, open, faults } = await newLogin(system);
   await open('/join');
-  await page.getByLabel('Name', { exact: true }).fill('web-7');
+  await page.getByLabel('Name', { exact: true }).fill('web 7');
   await page.getByRole('button', { name: 'Show the line to paste' }).click();
   await page.getByText('Waiting for the machine').waitFor();
   // A broker without packages can offer no command line that installs the agent.
-  await page.getByText("--join-token-file token.txt --name 'web-7'").waitFor();
+  await page.getByText("--join-token-file token.txt --name 'web 7'").waitFor();
   const token = (await page.locator('.secret pre').textContent()) ?? '';
   const enrolment = { grpc: system.grpc, joinToken: () => Promise.resolve(token) };
   const agent = await connectScripted(system.grpc, await joinScripted(enrolment, 'fresh-1'));

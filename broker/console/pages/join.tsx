@@ -2,6 +2,7 @@
 // when the machine has joined.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
+import { quoted } from '../commands/argv-text.ts';
 import { listen } from '../live-updates.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
@@ -175,7 +176,7 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
 }
 
 function startOptions({ name, uses }: Token): string {
-  const named = uses === 1 && name !== null ? ` --name '${name}'` : '';
+  const named = uses === 1 && name !== null ? ` --name ${quoted(name)}` : '';
   return `--join-token-file token.txt${named}`;
 }
 
