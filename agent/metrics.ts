@@ -7,6 +7,7 @@ import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
+import { remoteFileSystems } from '../shared/remote-file-systems.ts';
 import { residentBytes } from '../shared/start-garbage-collection.ts';
 
 /** The system calls by which metrics are measured. Tests replace them to simulate broken machines. */
@@ -134,7 +135,6 @@ interface Mount {
 
 /** File systems that are on a disk or a server, even if their source is not a path below /dev. */
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
-const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of read-only images. They are always full, so they are left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 /** Maximum number of file systems that may hang at the same time. Each blocks one of Node's four threads. */
@@ -220,7 +220,8 @@ function addMount(mounts: Map<string, Mount>, line: string): void {
   const path = escaped.replace(/\\(\d{3})/g, (_, octal: string) => String.fromCharCode(parseInt(octal, 8)));
   mounts.delete(path);
   const real =
-    (source.startsWith('/dev/') || deviceless.test(type) || remote.test(type)) && !image.test(type);
+    (source.startsWith('/dev/') || deviceless.test(type) || remoteFileSystems.test(type)) &&
+    !image.test(type);
   if (path !== '/' && (!real || path === '' || path.length > longestMount)) return;
   mounts.set(path, { path, type, device, whole: root === '/' });
 }

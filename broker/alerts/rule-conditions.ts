@@ -2,6 +2,7 @@
 // objects.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
+import { remoteFileSystems } from '../../shared/remote-file-systems.ts';
 import { version } from '../../shared/version.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { machinesOfSchedule, reaches } from '../keys/rights.ts';
@@ -260,13 +261,13 @@ function measure({ kind, mount }: AlertRule, report: Report): Measured | undefin
   return measureDisks(mount, report);
 }
 
-/** File systems on file servers. A full one is not the fault of each machine that has mounted it. */
-const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|9p|fuse\..+)$/;
-
-/** Returns the usage of the file system at a mount point, or of the fullest one if `mount` is `*`. */
+/**
+ * Returns the usage of the file system at a mount point, or of the fullest one if `mount` is `*`. A full file server
+ * would open an alert for each machine that has mounted it, so `*` leaves it out.
+ */
 function measureDisks(mount: string, { disks }: Report): Measured | undefined {
   const fitting = disks.filter((one) =>
-    mount === '*' ? one.mount === '/' || !remote.test(one.filesystem) : one.mount === mount,
+    mount === '*' ? one.mount === '/' || !remoteFileSystems.test(one.filesystem) : one.mount === mount,
   );
   const used = fitting.flatMap(({ mount: at, space }) => (space ? [{ at, value: percentOf(space) }] : []));
   const [fullest] = used.toSorted((a, b) => b.value - a.value);
