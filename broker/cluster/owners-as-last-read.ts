@@ -1,5 +1,4 @@
 // Stores in memory which brokers are alive, and which of them owns each machine, as last read from the database.
-import { isDeepStrictEqual } from 'node:util';
 import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Row } from '../history/database-interface.ts';
@@ -121,7 +120,7 @@ export class OwnersAsLastRead {
   /**
    * Reads what has changed since the last read. Reads everything if the connection was opened again, because the
    * database may then be a copy that lacks the last commits. Returns the machines with a new owner or link, or without
-   * an owner now, and whether brokers have started or ended.
+   * an owner now, or all after such a read. Also returns whether brokers have started or ended.
    */
   async read(): Promise<{ machineIds: readonly string[]; brokersChanged: boolean }> {
     const at = monotonic();
@@ -144,12 +143,11 @@ export class OwnersAsLastRead {
     const rows = await this.#connection.query(readingOwners, [isNew ? '0' : this.#horizon]);
     this.#horizon = String(horizon?.xid);
     this.#connects = connects;
-    const forgotten = isNew ? this.#owners : new Map<string, Owner>();
+    const earlier = isNew ? [...this.#owners.keys()] : [];
     if (isNew) this.#owners = new Map();
     const changed = rows.filter((row) => this.set(row)).map((row) => String(row.machine_id));
-    const machineIds = changed.filter((id) => !isDeepStrictEqual(forgotten.get(id), this.#owners.get(id)));
-    for (const id of forgotten.keys()) if (!this.#owners.has(id)) machineIds.push(id);
-    return { machineIds, brokersChanged: before !== this.#living };
+    const unowned = earlier.filter((id) => !this.#owners.has(id));
+    return { machineIds: [...changed, ...unowned], brokersChanged: before !== this.#living };
   }
 
   /** Logs each broker that runs on a copy of this broker's data directory. */

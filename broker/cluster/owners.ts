@@ -66,8 +66,8 @@ export class Cluster implements Owners {
   #isTaking = false;
   readonly #endsOfLinks: EndsOfLinks;
   #stops: (() => void)[] = [];
-  /** The error that was logged last; empty after a success. While it lasts, it is logged once. */
-  #logged = '';
+  /** The last failure to renew the lease, as logged; empty after a success. A failure that lasts is logged once. */
+  #loggedFailure = '';
   #isClosed = false;
 
   private constructor(options: Options, connection: PostgresListener, state: State, history: History) {
@@ -285,14 +285,14 @@ export class Cluster implements Owners {
       await this.#endsOfLinks.write();
       await this.#claim();
       await this.claims.renew(renewedAt, this.#lease.isSteady);
-      this.#logged = '';
+      this.#loggedFailure = '';
     } catch (err) {
       if (this.#isClosed) return;
       const text = this.isAlive
         ? 'this broker could not renew its lease, or could not claim machines or tasks; if its lease ends, other brokers take over its machines'
         : 'the lease of this broker ended before it could be renewed; other brokers may now take over its machines';
-      this.#log[text === this.#logged ? 'debug' : 'error']({ err }, `${text}; trying again every 2 s`);
-      this.#logged = text;
+      this.#log[text === this.#loggedFailure ? 'debug' : 'error']({ err }, `${text}; trying again every 2 s`);
+      this.#loggedFailure = text;
     }
   }
 

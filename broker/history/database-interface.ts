@@ -79,9 +79,9 @@ export interface Database extends RowReader {
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
   /** Number of times that the database has stopped answering. */
-  readonly losses: number;
+  readonly disconnects: number;
   /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
-  onRewound(listener: (error: Error) => void): void;
+  onCommitsLost(listener: (error: Error) => void): void;
   /**
    * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
    * answers again.

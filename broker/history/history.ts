@@ -100,13 +100,13 @@ export class History implements RowReader {
   }
 
   /** Number of times that the database has stopped answering. After that, it may be a copy without the last commits. */
-  get losses(): number {
-    return this.#database.losses;
+  get disconnects(): number {
+    return this.#database.disconnects;
   }
 
   /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
-  onRewound(listener: (error: Error) => void): void {
-    this.#database.onRewound(listener);
+  onCommitsLost(listener: (error: Error) => void): void {
+    this.#database.onCommitsLost(listener);
   }
 
   /**

@@ -46,8 +46,8 @@ export class PostgresDatabase implements Database {
   readonly committed: RowReader;
   readonly #pool: Pool;
   readonly #committedPool: Pool;
-  /** The value of `writer.losses` when each connection was opened. */
-  readonly #openedAt = new WeakMap<PoolClient, number>();
+  /** The value of `writer.disconnects` when each connection was opened. */
+  readonly #disconnectsAtOpening = new WeakMap<PoolClient, number>();
 
   private constructor(address: PostgresAddress, writer: PostgresSession, log: Logger) {
     this.name = address.name;
@@ -61,7 +61,7 @@ export class PostgresDatabase implements Database {
     for (const pool of [this.#pool, this.#committedPool]) {
       pool.on('error', (err) => log.debug({ err }, 'a connection to the database was lost'));
       pool.on('connect', (client) => {
-        this.#openedAt.set(client, writer.losses);
+        this.#disconnectsAtOpening.set(client, writer.disconnects);
         // A query on a broken connection rejects. Without this listener, the error would also end the process.
         client.on('error', () => {});
       });
@@ -84,7 +84,7 @@ export class PostgresDatabase implements Database {
         [],
       );
       await database.migrate('postgres', tables, 1);
-      await writer.enroll();
+      await writer.createWriterRow();
       return database;
     } catch (error) {
       await database.close();
@@ -100,12 +100,12 @@ export class PostgresDatabase implements Database {
     this.writer.onUnavailable(listener);
   }
 
-  get losses(): number {
-    return this.writer.losses;
+  get disconnects(): number {
+    return this.writer.disconnects;
   }
 
-  onRewound(listener: (error: Error) => void): void {
-    this.writer.onRewound = listener;
+  onCommitsLost(listener: (error: Error) => void): void {
+    this.writer.onCommitsLost = listener;
   }
 
   stopWaiting(): void {
@@ -197,7 +197,7 @@ export class PostgresDatabase implements Database {
   async #connect(pool: Pool): Promise<PoolClient> {
     for (;;) {
       const client = await pool.connect();
-      if (this.#openedAt.get(client) === this.writer.losses) return client;
+      if (this.#disconnectsAtOpening.get(client) === this.writer.disconnects) return client;
       client.release(true);
     }
   }

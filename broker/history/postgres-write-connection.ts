@@ -41,7 +41,7 @@ const betweenMs = 250;
  */
 const answerMs = 10_000;
 /** Maximum number of milliseconds that a stopping broker waits for the deletion of its row. */
-const mostFarewellMs = 1_000;
+const deletionMs = 1_000;
 /** Maximum number of statements that are prepared on each connection. */
 const mostPrepared = 300;
 
@@ -90,11 +90,11 @@ export class PostgresSession implements Writer {
   /** A random text for each connection. A transaction of an earlier connection can no longer commit. */
   #session = '';
   /** Number of times that the connection was lost. */
-  losses = 0;
+  disconnects = 0;
   #cancelRetry = (): void => {};
   readonly #listeners: (() => void)[] = [];
   /** Called if the database has lost commits of this broker. */
-  onRewound: (error: Error) => void = () => {};
+  onCommitsLost: (error: Error) => void = () => {};
   #isClosed = false;
   #isStopping = false;
   /** Id of this broker; undefined if no other broker may use the database. */
@@ -153,7 +153,7 @@ export class PostgresSession implements Writer {
   }
 
   /** Creates this broker's row in the table `writers`, which must exist. Call it before the first transaction. */
-  async enroll(): Promise<void> {
+  async createWriterRow(): Promise<void> {
     if (this.#brokerId === undefined) await this.execute('DELETE FROM writers', []);
     await this.execute("INSERT INTO writers (id, session, number) VALUES (?, '', 0)", [this.#writerId]);
     if (this.#client) await this.#fence(this.#client);
@@ -223,7 +223,7 @@ export class PostgresSession implements Writer {
     if (!client) return;
     const deleted = client.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).catch(() => {});
     // A server that is frozen must not delay the stop. A row that stays is deleted later.
-    await Promise.race([deleted, sleep(mostFarewellMs)]);
+    await Promise.race([deleted, sleep(deletionMs)]);
     await client.end().catch(() => {});
   }
 
@@ -269,7 +269,7 @@ export class PostgresSession implements Writer {
   #lost(client: Client): void {
     if (this.#client !== client) return;
     this.#client = undefined;
-    this.losses += 1;
+    this.disconnects += 1;
     this.#returned = Promise.withResolvers();
     this.#returned.promise.catch(() => {});
     if (this.#isStopping) this.#returned.reject(databaseUnavailable());
@@ -290,12 +290,12 @@ export class PostgresSession implements Writer {
     try {
       await this.#assertOurs(client);
       const committed = (await this.#fence(client)) ?? -1;
-      if (committed < this.#committed) throw new RewoundError(this.#address.name);
+      if (committed < this.#committed) throw new CommitsLostError(this.#address.name);
       this.#committed = committed;
       if (this.#isClosed) throw databaseUnavailable();
     } catch (error) {
       void client.end().catch(() => {});
-      if (error instanceof RewoundError) this.onRewound(error);
+      if (error instanceof CommitsLostError) this.onCommitsLost(error);
       throw error;
     }
     this.#log.info(`${this.#address.name} answers again`);
@@ -314,7 +314,7 @@ export class PostgresSession implements Writer {
 }
 
 /** Thrown if the database no longer has a commit that it had confirmed, as after a failover to a late standby. */
-class RewoundError extends StartError {
+class CommitsLostError extends StartError {
   constructor(name: string) {
     super(
       `${name} has lost changes that it had confirmed, so this broker ends: started again, it reads what the database has now. Was a standby promoted that did not have all changes?`,

@@ -44,9 +44,9 @@ export class SqliteDatabase implements Database {
 
   /** Never calls the listener, because a file always answers. */
   onUnavailable(): void {}
-  readonly losses = 0;
+  readonly disconnects = 0;
   /** Never calls the listener, because a commit stays in the file. */
-  onRewound(): void {}
+  onCommitsLost(): void {}
 
   /** Does nothing, because a file always answers. */
   stopWaiting(): void {}

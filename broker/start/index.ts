@@ -166,8 +166,9 @@ const addressesOf = ({ url, grpc }: Status) => ({ url: url || undefined, grpc: g
 /** Returns a promise that rejects if the database has lost changes of this broker. It never resolves. */
 function failureOf(history: Parts['history']): Promise<never> {
   const failed = Promise.withResolvers<never>();
+  // Without a handler, the rejection would count as unhandled where nothing awaits it, as in tests.
   failed.promise.catch(() => {});
-  history.onRewound(failed.reject);
+  history.onCommitsLost(failed.reject);
   return failed.promise;
 }
 

@@ -54,18 +54,18 @@ export class PostgresStore implements StateStore {
   async change(current: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     let result = current;
     await this.#history.write(async (transaction) => {
-      const { losses } = this.#history;
+      const { disconnects } = this.#history;
       const row = await transaction.get('SELECT generation FROM installation FOR UPDATE');
       const newest = await this.#newest(
         current,
-        { generation: Number(row?.generation), losses },
+        { generation: Number(row?.generation), disconnects },
         transaction,
       );
       const { next, entries } = edit(newest.declared);
       result = newest;
       if (next === newest.declared && entries.length === 0) return;
       const generation = newest.generation + 1;
-      result = { declared: next, generation, losses };
+      result = { declared: next, generation, disconnects };
       transaction.run('UPDATE installation SET generation = ?', generation);
       write(newest.declared, next, generation, transaction);
       for (const entry of entries) transaction.append(entry);
@@ -75,21 +75,21 @@ export class PostgresStore implements StateStore {
 
   /** Does not wait for writes, which may take long. So a key that another broker has revoked is soon refused here. */
   async refresh(current: Version): Promise<Version> {
-    const { committed, losses } = this.#history;
+    const { committed, disconnects } = this.#history;
     const row = await committed.get('SELECT generation FROM installation');
     // The generation is read first, so #newest() may also return documents of later generations. That does no harm: the
     // result has the earlier generation, so the next refresh reads these documents again.
-    return await this.#newest(current, { generation: Number(row?.generation), losses }, committed);
+    return await this.#newest(current, { generation: Number(row?.generation), disconnects }, committed);
   }
 
   /** Returns the documents, including the changes that other brokers have made since `current` was read. */
   async #newest(
     current: Version,
-    reached: Pick<Version, 'generation' | 'losses'>,
+    reached: Pick<Version, 'generation' | 'disconnects'>,
     reader: RowReader,
   ): Promise<Version> {
     const { declared, generation } = current;
-    if (reached.losses !== current.losses) {
+    if (reached.disconnects !== current.disconnects) {
       // The database may be a copy that lacks commits that this broker has read, so everything is read again.
       const rows = await reader.all(readingDocuments);
       const found = parse(this.documents.install_id, reached.generation, rows);

@@ -55,7 +55,7 @@ export class FileStore implements StateStore {
   async change({ declared }: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     const { next, entries } = edit(declared);
     if (next !== declared || entries.length > 0) await this.#write(next, entries);
-    return { declared: next, generation: this.documents.generation, losses: 0 };
+    return { declared: next, generation: this.documents.generation, disconnects: 0 };
   }
 
   /** No other broker can change the file, so `current` is up to date. */

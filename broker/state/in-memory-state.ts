@@ -67,7 +67,7 @@ export class State implements Declared {
     const collections = names.map((name) => [name, new Map(data[name].map((one) => [one.id, one]))]);
     // The cast is safe: the name of a collection decides the type of its documents.
     const declared = Object.fromEntries(collections) as Declared;
-    this.#committed = { declared, generation: data.generation, losses: 0 };
+    this.#committed = { declared, generation: data.generation, disconnects: 0 };
     Object.assign(this, declared);
     store.onUnavailable(() => this.#rejectWaiting());
   }
@@ -206,9 +206,9 @@ export class State implements Declared {
 
   /** Sets the committed documents, unless newer ones have been set meanwhile. Returns true if the documents changed. */
   #replace(next: Version): boolean {
-    const { declared, generation, losses } = this.#committed;
-    if (next.losses < losses) return false;
-    if (next.losses === losses && next.generation <= generation) return false;
+    const { declared, generation, disconnects } = this.#committed;
+    if (next.disconnects < disconnects) return false;
+    if (next.disconnects === disconnects && next.generation <= generation) return false;
     this.#committed = next;
     Object.assign(this, next.declared);
     return next.declared !== declared;

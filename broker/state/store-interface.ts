@@ -21,7 +21,7 @@ export interface Version {
    * Number of times that the connection to the database had been lost when the documents were read. After a loss, the
    * database may be a copy that lacks the last commits.
    */
-  losses: number;
+  disconnects: number;
 }
 
 export interface StateStore {

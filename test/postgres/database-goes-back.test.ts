@@ -44,6 +44,12 @@ async function openHistory(url: string, brokerId: string): Promise<History> {
   return history;
 }
 
+const succeeds = (work: Promise<unknown>): Promise<boolean> =>
+  work.then(
+    () => true,
+    () => false,
+  );
+
 /** An API key without rights. */
 const keyOf = (name: string): Key => ({
   ...{ id: `key_${name}` as KeyId, name, hash: name, scopes: [], machine_ids: null, tags: null },
@@ -71,14 +77,7 @@ withPostgres('a database that goes back', () => {
     await broker.line('broker is up');
     await create('before');
     const goBack = await copyFiles(server);
-    await expect
-      .poll(() =>
-        create('after').then(
-          () => true,
-          () => false,
-        ),
-      )
-      .toBe(true);
+    await expect.poll(() => succeeds(create('after'))).toBe(true);
     expect(await names()).toContain('after');
     let text = '';
     broker.stderr?.on('data', (chunk) => {
@@ -102,7 +101,7 @@ withPostgres('a database that goes back', () => {
     const history = await openHistory(through, 'broker_a');
     await history.migrate('notes', ['CREATE TABLE notes (id TEXT NOT NULL)']);
     let lost: Error | undefined;
-    history.onRewound((error) => {
+    history.onCommitsLost((error) => {
       lost = error;
     });
     const goBack = await copyFiles(server);
@@ -135,7 +134,7 @@ withPostgres('a database that goes back', () => {
       new State(await PostgresStore.open(other)),
     ];
     let lost: Error | undefined;
-    one.onRewound((error) => {
+    one.onCommitsLost((error) => {
       lost = error;
     });
     const options = { address: addressOf({ database_url: url }), url: '', log: quiet };
@@ -155,14 +154,7 @@ withPostgres('a database that goes back', () => {
     const goBack = await copyFiles(server);
     const seen = () => [...here.keys.keys()].toSorted();
     await expect.poll(() => here.refresh().then(seen, () => [])).toEqual(['key_revoked-later']);
-    await expect
-      .poll(() =>
-        put(there, 'lost').then(
-          () => true,
-          () => false,
-        ),
-      )
-      .toBe(true);
+    await expect.poll(() => succeeds(put(there, 'lost'))).toBe(true);
     await there.change((transaction) => transaction.remove('keys', 'key_revoked-later'));
     await owner('broker_a', 5);
     await expect.poll(seen).toEqual(['key_lost']);
@@ -172,14 +164,7 @@ withPostgres('a database that goes back', () => {
     await expect.poll(() => cluster.owns('mach_1')).toBe(false);
     // The database reaches the generations again that this broker has seen before. The history of broker_b does not
     // write, because it has lost changes.
-    await expect
-      .poll(() =>
-        put(here, 'kept').then(
-          () => true,
-          () => false,
-        ),
-      )
-      .toBe(true);
+    await expect.poll(() => succeeds(put(here, 'kept'))).toBe(true);
     const third = new State(await PostgresStore.open(await openHistory(url, 'broker_c')));
     for (const name of ['x', 'y', 'z']) await put(third, name);
     await third.change((transaction) => transaction.remove('keys', 'key_revoked-later'));
