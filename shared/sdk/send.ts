@@ -1,11 +1,11 @@
 // Sends an HTTP request, and retries it if a repeat is safe.
-import { backoff } from '../backoff.ts';
 import { sleep } from '../clock.ts';
 import { FarhandError, failureOf, noAnswer, reasonOf } from './error.ts';
 import type { Connection, Prepared } from './request.ts';
 
-/** Ceilings of the random delay between attempts, in milliseconds. The ceiling doubles with each attempt. */
-const waits = { first: 500, most: 8_000 };
+/** Ceilings of the random delay before a retry, in milliseconds. The ceiling doubles with each retry. */
+const firstCeiling = 500;
+const lastCeiling = 8_000;
 /** Longest Retry-After in milliseconds for which the client waits. The call rejects if it is longer. */
 const longestWait = 60_000;
 /** Errors of a failed connection, after which it is certain that no request was sent. */
@@ -18,14 +18,15 @@ export async function send<T>(
   signal: AbortSignal | undefined,
   read: (response: Response) => Promise<T>,
 ): Promise<T> {
-  const pause = backoff(waits);
+  let ceiling = firstCeiling;
   for (let left = to.retries; ; left -= 1) {
     try {
       return await read(await attempt(to, request, signal));
     } catch (error) {
       const again = left > 0 && error instanceof FarhandError && mayRepeat(error, request);
       if (!again || (error.retryAfter ?? 0) > longestWait) throw error;
-      const ms = (error.retryAfter ?? 0) + pause.next();
+      const ms = (error.retryAfter ?? 0) + Math.random() * ceiling;
+      ceiling = Math.min(lastCeiling, ceiling * 2);
       to.onRetry?.(error, ms);
       await sleep(ms, signal);
       signal?.throwIfAborted();

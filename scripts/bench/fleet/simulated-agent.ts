@@ -76,7 +76,8 @@ export class SimulatedAgent {
    * Time when the present phase times out or, for a waiting agent, when it dials. In milliseconds of performance.now().
    */
   #dueAt = 0;
-  #ceilingMs = firstCeilingMs;
+  /** Time of the first failure since the last link, in milliseconds of performance.now(). */
+  #failedAt: number | undefined;
   #heardAt = 0;
   #beatAt = 0;
   #beatMs = 0;
@@ -237,7 +238,7 @@ export class SimulatedAgent {
     this.#phase = 'linked';
     this.#left = [];
     this.#counts.welcomes += 1;
-    this.#ceilingMs = firstCeilingMs;
+    this.#failedAt = undefined;
     this.#beatMs = welcome?.heartbeat_ms ?? 0;
     this.#silenceMs = welcome?.silence_ms ?? 0;
     this.#beatAt = performance.now() + this.#beatMs * this.#share;
@@ -265,9 +266,10 @@ export class SimulatedAgent {
     this.#count(reason);
     this.#close();
     this.#phase = 'waiting';
-    const backoff = andBackoff ? Math.random() * this.#ceilingMs : 0;
-    if (andBackoff) this.#ceilingMs = Math.min(this.#ceilingMs * 2, lastCeilingMs);
-    this.#dueAt = performance.now() + waitMs + backoff;
+    const now = performance.now();
+    this.#failedAt ??= now;
+    const ceilingMs = Math.min(lastCeilingMs, Math.max(firstCeilingMs, now - this.#failedAt));
+    this.#dueAt = now + waitMs + (andBackoff ? Math.random() * ceilingMs : 0);
   }
 
   #close(): void {
