@@ -186,6 +186,18 @@ test('a refused upload with Expect: 100-continue gets no 100 Continue', async ()
   }
 });
 
+test('a field that must come before the file is refused after it, also if the whole form arrives at once', async () => {
+  const { folder, send } = await onMachine();
+  const path = join(folder, 'none/a');
+  const form = formOf(['path', path], ['file', Buffer.from('x')], ['create_parents', 'true']);
+  const answer = await send('/upload', post(form));
+  expect([answer.status, answer.body.error.details?.issues]).toEqual([
+    422,
+    [expect.objectContaining({ path: 'create_parents' })],
+  ]);
+  expect(readdirSync(folder)).toEqual([]);
+});
+
 test('overwrite=false leaves an existing file unchanged, as a field before or after the file', async () => {
   const { folder, send } = await onMachine();
   const path = join(folder, 'a');

@@ -106,8 +106,13 @@ export function assertJsonLimits(bytes: Buffer): void {
 
 // ---- Forms
 
-/** A form that is being read: the bytes of its file, and the fields that have arrived so far. */
-export type IncomingForm = Content<Record<string, string>>;
+type Fields = Record<string, string>;
+
+/** A form that is being read. */
+export interface IncomingForm extends Content<Fields> {
+  /** The fields before the file; all fields if the file was spooled. */
+  firstFields: Fields;
+}
 
 const limits = {
   fieldNameSize: 100,
@@ -143,21 +148,30 @@ export async function* bytesOf(
 export async function readForm(
   request: IncomingMessage,
   spool: Spool,
-  sufficient: (fields: Record<string, string>) => boolean,
+  sufficient: (fields: Fields) => boolean,
   over: AbortSignal,
 ): Promise<IncomingForm> {
   const form = new Form(request);
   onRequestEnd(over, () => form.stop(cutOff()));
-  const chunks = form.chunks(await form.file);
+  const { part, fieldsBefore } = await form.file;
+  const chunks = form.chunks(part);
   const fields = () => form.fields();
-  return { chunks: sufficient(fields()) ? chunks : await spool.store(chunks, over), fields };
+  if (sufficient(fieldsBefore)) return { chunks, fields, firstFields: fieldsBefore };
+  const spooled = await spool.store(chunks, over);
+  return { chunks: spooled, fields, firstFields: fields() };
+}
+
+interface FilePart {
+  part: Readable;
+  /** The fields that came before the file. A small form arrives at once, with the fields that follow the file. */
+  fieldsBefore: Fields;
 }
 
 class Form {
   readonly #request: IncomingMessage;
   readonly #parser: BusboyInstance;
   readonly #fields = new Map<string, string>();
-  readonly #file = Promise.withResolvers<Readable>();
+  readonly #file = Promise.withResolvers<FilePart>();
   readonly #finished = Promise.withResolvers<void>();
   #part: Readable | undefined;
   #reason: unknown;
@@ -191,11 +205,11 @@ class Form {
   }
 
   /** The content of the file, once its part begins. */
-  get file(): Promise<Readable> {
+  get file(): Promise<FilePart> {
     return this.#file.promise;
   }
 
-  fields(): Record<string, string> {
+  fields(): Fields {
     return Object.fromEntries(this.#fields);
   }
 
@@ -229,7 +243,7 @@ class Form {
     part.on('error', () => undefined);
     if (name === 'file') {
       this.#part = part;
-      this.#file.resolve(part);
+      this.#file.resolve({ part, fieldsBefore: this.fields() });
     } else {
       part.resume();
       this.stop(

@@ -151,7 +151,7 @@ async function readBody(
   if (route.accepts === 'form') {
     sendContinue(ctx);
     const form = await readForm(req, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
-    raw.body = form.fields();
+    raw.body = form.firstFields;
     return form;
   }
   const body = await readJson();
