@@ -137,7 +137,10 @@ interface Mount {
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 /** File systems of read-only images. They are always full, so they are left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
-/** Maximum number of file systems that may hang at the same time. Each blocks one of Node's four threads. */
+/**
+ * If this number of file systems hang, the others are not measured. Each hanging one blocks one of the four threads in
+ * Node's thread pool.
+ */
 const mostSilent = 2;
 
 /**

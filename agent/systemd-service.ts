@@ -128,7 +128,8 @@ async function planAgent(
 
 /** Returns the join token; empty if the settings contain none. Throws StartError if the token is invalid. */
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
-  // The service's own token file is skipped: an earlier install wrote it, and the agent removes it.
+  // The service's own token file is skipped: an earlier install wrote it, and it may be missing, because the agent
+  // removes it after joining.
   const file = join_token_file === tokenFile ? undefined : join_token_file;
   const token = (join_token || (file && (await readTokenFile(file))) || '').trim();
   if (token) parseJoinToken(token);

@@ -33,7 +33,8 @@ const tables = [
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
   `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name)`,
   'ALTER TABLE audit ADD COLUMN login_id TEXT',
-  // The new index by machine also has columns by which GET /audit filters the entries of one machine.
+  // The new index by machine also has the columns by which GET /audit filters. So the entries of one machine can be
+  // filtered by the index alone.
   `DROP INDEX audit_by_machine;
   CREATE INDEX audit_by_machine ON audit (machine_id, seq, created_at, action, key_id, key_name);
   CREATE INDEX audit_by_login ON audit (login_id) WHERE login_id IS NOT NULL;
@@ -58,7 +59,7 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
       address,
       login_id,
     };
-    // An error is not handled here, because the transaction reports it.
+    // This catch does nothing: if add() fails, the transaction itself reports the error.
     table.add(transaction, created_at, { ...row, what: JSON.stringify(what) }).catch(() => {});
   });
 
@@ -102,7 +103,7 @@ function visibleTo(caller: Caller): Condition {
 function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
   const what = jsonIn(row, 'what') as Deed['what'];
   return {
-    // The columns are the fields of a Deed, all of type text.
+    // The cast is safe: the other columns are the fields of a Deed, and all of them are texts.
     ...(row as unknown as Omit<Deed, 'what' | 'login_id'> & { login_id: string | null }),
     id: textIn(row, 'id'),
     at: iso(Number(created_at)),
@@ -120,8 +121,8 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
  * finds the row fast. Otherwise returns undefined, and the list filters by the id alone.
  */
 async function numberIs(history: History, id: string): Promise<Condition> {
-  // The search begins at the time in the id. An id from version 0.1.0 contains no time, so timeOf() usually returns a
-  // time in the future for it.
+  // The search begins at the time in the id. An id from version 0.1.0 contains no time: timeOf() then usually returns a
+  // future time, and no search takes place.
   const at = timeOf(id);
   if (!(at <= now())) return undefined;
   // Ids have no index, because every command would have to write to that index. The search skips rows that are

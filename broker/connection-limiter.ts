@@ -22,14 +22,14 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Minimum age, in milliseconds, at which an unauthenticated connection may be closed to make room for a newer one; 0
-   * by default. It gives agents time to authenticate when all of them connect at the same time. At the limit
-   * `connections`, younger connections may be closed too.
+   * Minimum age, in milliseconds, at which an unauthenticated connection may be closed in favour of a newer one; 0 by
+   * default. It gives agents time to authenticate when all of them connect at the same time. If the limit `connections`
+   * is reached, younger connections may be closed too.
    */
   graceMs?: number;
   /**
-   * True if many clients share this address, as behind a proxy. Any other address may have at most a quarter of the
-   * unauthenticated connections.
+   * True if many clients share this address, as behind a proxy. The connections from any other address may be at most a
+   * quarter of the limit `unauthenticated`.
    */
   isShared(address: string): boolean;
 }
@@ -71,7 +71,10 @@ const leavingMs = 300;
  * Node publishes each new stream on this channel before data of the stream is read; grpc-js has no such hook.
  */
 const channel = 'http2.server.stream.created';
-/** File descriptors reserved for the broker's databases, command output and webhooks: at most a quarter of all. */
+/**
+ * Number of file descriptors reserved for the broker's databases, command output and webhooks. If a quarter of the
+ * process's maximum is less, only that quarter is reserved.
+ */
 const ownFiles = 1_024;
 const mostHttp = 4_096;
 

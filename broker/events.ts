@@ -54,7 +54,8 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The new index also has the columns by which GET /events filters the events of one machine.
+  // The new index by machine also has the columns by which GET /events filters. So the events of one machine can be
+  // filtered by the index alone.
   `DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,
@@ -100,7 +101,8 @@ export class Events {
       const { items, total } = await this.#table.page(routes.list, conditions, input);
       return { items: items.map(eventOf), total };
     },
-    // The stream begins at the time of the request, even if its first event is read much later.
+    // The starting point is fixed when the request arrives, not when the client reads the first event. So the client
+    // misses no event in between.
     stream: async (input, caller) => {
       const from = await this.#start(input, caller);
       // A client that loses the connection before the first event can resume from this id.
@@ -190,8 +192,8 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // If `added` rejects, the transaction itself reports the error, so this catch does nothing. `added` is awaited
-    // below only if other writes depend on it.
+    // This catch does nothing: if `added` rejects, the transaction itself reports the error. Without the catch, the
+    // rejection would be unhandled if `added` is not awaited below.
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;
@@ -225,8 +227,8 @@ export class Events {
   }
 
   /**
-   * Returns the id of the newest event that the caller may read and whose sequence number is at most `upTo`. The
-   * stream itself sends later events.
+   * Returns the id from which a client can resume a stream that begins after `upTo`. It is the id of the newest event
+   * that the caller may read and whose sequence number is at most `upTo`; undefined if there is none.
    */
   async #newestId(upTo: number, caller: Caller): Promise<string | undefined> {
     const [where, values] = allOf([['seq <= ?', upTo], ...readableOnly(caller)]);
@@ -257,8 +259,8 @@ export class Events {
       }
       // `sent` can exceed `newest`: the query also finds events that were committed after `newest` was read.
       const sent = Number(rows.at(-1)?.seq ?? 0);
-      // The position never goes back: a client that was connected to another broker may already have events that this
-      // broker has not read yet.
+      // The position never decreases. It can be higher than `newest` from the start: another broker may have sent the
+      // client an event that this broker has not read yet.
       position = rows.length < batch ? Math.max(position, newest, sent) : sent;
       caller.signal.throwIfAborted();
       signal.throwIfAborted();

@@ -140,8 +140,8 @@ export async function pageOfRows(
   const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
   const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
   const number = counted?.number;
-  // The inner query finds the row numbers of the page, often in an index alone. The outer query then reads only the
-  // rows of the page.
+  // The inner query finds the row numbers of the page, often from an index alone, without reading the table. The outer
+  // query then reads only the rows of the page.
   const sql = number
     ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
     : `SELECT ${columns} ${page}`;

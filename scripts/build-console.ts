@@ -116,7 +116,7 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
   mkdirSync(dirname(target), { recursive: true });
   const fresh = mkdtempSync(`${target}.new-`);
   try {
-    // The user of an installed broker must be able to read the directory.
+    // mkdtemp creates a private directory, but the Linux user of an installed broker must be able to read it.
     chmodSync(fresh, 0o755);
     const { metafile } = await build({
       absWorkingDir: root,

@@ -35,8 +35,8 @@ const avoided: Avoided[] = [
 ];
 
 /**
- * Names that begin with "open" and are allowed: they open a thing, name a thing that has not ended, or are names of
- * Node.
+ * Allowed names that begin with "open". In these names, "open" is the verb or means "not ended yet", or the whole name
+ * is one of Node.
  */
 const allowed = new Set([
   'open as blob',

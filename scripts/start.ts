@@ -129,7 +129,8 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // Calls the broker through its socket file. If the broker has ended, another program may listen on its HTTP address.
+  // Calls the broker through its socket file, because another program may listen on its HTTP address once the broker
+  // has ended.
   const asked = <T>(use: Parameters<typeof withSocket<T>>[1]): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
@@ -196,7 +197,10 @@ function curlLine(url: string, pin: string | null, key: string, machineId: strin
   return `curl -s${pinned} -w '\\n' -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
 }
 
-/** Returns the call of curlLine() for a machine without curl, with the CLI of this checkout. */
+/**
+ * Returns a command line that does the same as that of curlLine(), but with the CLI of this checkout. For a machine
+ * without curl.
+ */
 function cliLine(url: string, pin: string | null, key: string, machineId: string): string {
   const settings = [`FARHAND_URL=${url}`, `FARHAND_API_KEY=${key}`, ...(pin ? [`FARHAND_PIN=${pin}`] : [])];
   return `${settings.join(' ')} npx node broker/cli/main.ts machines status ${machineId}`;

@@ -37,12 +37,15 @@ export const linkService: LinkDefinition = {
   },
 };
 
-/** Returns an encoder that passes on messages which are already encoded. */
+/** Wraps an encoder, so that it returns a Buffer unchanged: a Buffer is a message that is already encoded. */
 export function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
   return (frame) => (Buffer.isBuffer(frame) ? frame : encode(frame));
 }
 
-/** Version of the protocol between agent and broker. It is raised when older messages must be refused. */
+/**
+ * Version of the protocol between agent and broker. A broker refuses agents with a higher version than its own. A new
+ * field needs no new version, because both sides ignore unknown fields.
+ */
 export const protocolVersion = 1;
 /** The metadata key of Answer that contains the call's id. */
 export const callKey = 'farhand-call';
@@ -88,14 +91,14 @@ export interface CallOptions {
 }
 
 /**
- * AgentCall.signal fires with this reason if the broker has cancelled the call. If the signal fires with another
- * reason, the broker may still need the answer.
+ * AgentCall.signal fires with this reason if the broker has cancelled the call. With another reason, such as a lost
+ * link, the broker may still need the result.
  */
 export const gaveUp = new AppError('unavailable', 'the caller cancelled the call');
 
 /**
- * After a broker has cancelled a call, it ends the call's stream with the gRPC status CANCELLED and these details. By
- * the details, the agent recognizes that the broker has cancelled the call.
+ * After a broker has cancelled a call, it ends the call's stream with the gRPC status CANCELLED and these details. The
+ * agent needs the details, because a lost link can also end with CANCELLED.
  */
 export const cancelledDetails = 'cancelled';
 
@@ -194,8 +197,8 @@ function framerOf(
 ): (message: unknown) => Buffer {
   return (message) => {
     const bytes = chunk === undefined ? undefined : (message as { chunk?: Uint8Array }).chunk;
-    // A chunk needs no protobufjs: the tags and lengths of the fields `message` and `chunk` are put before the chunk's
-    // bytes (protobuf.dev, Encoding).
+    // A chunk is encoded without protobufjs, so that its bytes are copied only once. Its frame is the tags and lengths
+    // of the fields `message` and `chunk`, then the bytes (protobuf.dev, Encoding).
     return bytes && chunk ? wrapped([1, chunk], bytes) : frameOf(encode(message));
   };
 }
@@ -256,7 +259,7 @@ export interface Frame {
   error?: WireError | null;
 }
 
-/** The part of a gRPC stream that frames are written to. */
+/** The members of a gRPC stream that sendFrames() uses to write frames. */
 export interface FrameSink extends EventEmitter {
   write(frame: Frame): boolean;
 }
@@ -307,8 +310,8 @@ export function parseDetails(text: string): Record<string, unknown> {
 }
 
 /**
- * Writes all encoded frames, then an End frame. If `frames` throws, sends that error and throws it. Throws the signal's
- * reason when the signal fires.
+ * Writes all encoded frames, then an End frame. If `frames` throws, sends the error as an Error frame and rethrows it.
+ * Throws the signal's reason when the signal fires.
  */
 export async function sendFrames(
   sink: FrameSink,
@@ -346,8 +349,8 @@ export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> 
 }
 
 /**
- * Yields the received messages until the End frame. An Error frame is thrown as AppError. Throws the error of `lost` if
- * the stream stops without an End frame.
+ * Yields the messages of the received frames until the End frame. Throws the error of an Error frame as AppError. If
+ * the stream stops without an End frame, throws the error that `lost` returns.
  */
 export async function* receiveFrames(
   frames: AsyncIterable<Frame>,

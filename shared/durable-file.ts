@@ -13,8 +13,8 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. After a failure up to the rename, the old file is in
- * place. After a failed flush of the directory, the new file is in place.
+ * Replaces a file. Resolves when the new file is on the disk. If it rejects, the old file is still in place, with one
+ * exception: if only the last step, the flush of the directory, failed, the new file is in place.
  */
 export async function writeDurably(
   file: string,

@@ -22,7 +22,9 @@ const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer, in bytes. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
-/** Maximum sum of the windows of all distant peers whose data is read quickly. */
+/**
+ * Maximum sum of the windows of the distant peers whose data is read quickly. Each of these peers has an equal share.
+ */
 const allBytes = largestBytes;
 /**
  * Maximum sum of the windows of a distant peer that has more than `fewStreams` calls. It is smaller than
@@ -30,13 +32,16 @@ const allBytes = largestBytes;
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
-/** Maximum number of calls with which a peer may use all of `sharedBytes`. With twice as many calls it may use half. */
+/**
+ * Number of calls up to which a distant peer may use all of `sharedBytes`. With more calls the sum of its windows is
+ * smaller: half of `sharedBytes` with twice as many calls.
+ */
 const someStreams = 8;
 /** A distant peer's share of `allBytes` is at least this many bytes, even if other peers use up `allBytes`. */
 const leastBytes = 4 * mebibyte;
 /**
- * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: Node counts bytes as read as
- * soon as they arrive, so a limit would save no memory.
+ * Window of a whole connection to a distant peer, in bytes. It is practically unlimited: in this window, Node counts
+ * bytes as read as soon as they arrive, even if no reader has taken them. So a limit would save no memory.
  */
 const unlimitedBytes = 2 ** 31 - 1;
 /**
@@ -45,7 +50,10 @@ const unlimitedBytes = 2 ** 31 - 1;
  * read.
  */
 const bytesPerMs = 1.28 * mebibyte;
-/** Sum of a peer's windows, as a multiple of the bytes read per round trip. */
+/**
+ * Sum of a peer's windows, as a multiple of the bytes read per round trip. It must be above 2 so that a transfer can
+ * become faster, because nghttp2 extends a window only after half of it is read.
+ */
 const tripsPerWindow = 6;
 const lookMs = 25;
 /** Number of pings that measure the round trip. The shortest one counts, because a busy machine answers late. */
@@ -78,14 +86,14 @@ type Role = 'client' | 'server';
  * The control of each role. All callers share it, because Node reports all HTTP/2 sessions of a role on one diagnostics
  * channel.
  */
-const controls = new Map<Role, { users: number; stop(): void }>();
+const controls = new Map<Role, WindowControl>();
 
 /**
  * Sizes the windows of the links that this process dials (`client`) or accepts (`server`). Stops when the returned
  * function is called, which must be done only once.
  */
 export function controlFlow(role: Role): () => void {
-  const control = controls.get(role) ?? { users: 0, stop: startControl(role) };
+  const control = controls.get(role) ?? new WindowControl(role);
   controls.set(role, control);
   control.users += 1;
   return () => {
@@ -97,65 +105,79 @@ export function controlFlow(role: Role): () => void {
 }
 
 /** Uses Node's diagnostics channels, the only access to the HTTP/2 sessions of grpc-js. */
-function startControl(role: Role): () => void {
-  const sessions = new WeakSet<Http2Session>();
-  /** One entry per session that has carried an answer stream. The 10,000 control connections of a fleet have none. */
-  const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls. After its last call, a peer stays here until its window is back at `firstBytes`. */
-  const busy = new Set<Peer>();
-  let stopLooking = (): void => {};
+class WindowControl {
+  users = 0;
+  readonly #channel: string;
+  readonly #sessions = new WeakSet<Http2Session>();
+  /**
+   * One entry for each session that has carried an answer stream. A fleet's 10,000 control connections normally carry
+   * none, and have no entry.
+   */
+  readonly #peers = new WeakMap<Http2Session, Peer>();
+  /**
+   * Distant peers whose windows #look() adjusts: those with open calls, and those whose window is not yet back at
+   * `firstBytes` after their last call.
+   */
+  readonly #busy = new Set<Peer>();
+  #stopLooking = (): void => {};
 
-  function look(): void {
-    // Unread bytes take up part of `allBytes`. A peer's first `nearBytes` of unread bytes per stream do not count.
-    const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
-    const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
+  constructor(role: Role) {
+    this.#channel = `http2.${role}.stream.created`;
+    subscribe(this.#channel, this.#opened);
+  }
+
+  stop(): void {
+    unsubscribe(this.#channel, this.#opened);
+    this.#stopLooking();
+  }
+
+  readonly #opened = (message: unknown): void => {
+    // The cast is safe: Node documents this type for the messages of the channel.
+    const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
+    const { session } = stream;
+    if (!session) return;
+    if (!this.#sessions.has(session)) whenConnected(session, setUp);
+    this.#sessions.add(session);
+    if (headers[':path'] !== linkService.Answer.path) return;
+    const peer = this.#peers.get(session) ?? newPeer(session);
+    this.#peers.set(session, peer);
+    peer.streams.add(stream);
+    stream.once('close', () => peer.streams.delete(stream));
+    if (peer.roundTripMs < Number.POSITIVE_INFINITY) this.#join(peer);
+    else whenConnected(session, () => void this.#begin(peer));
+  };
+
+  async #begin(peer: Peer): Promise<void> {
+    for (let n = 0; n < pings; n += 1) {
+      peer.roundTripMs = Math.min(peer.roundTripMs, await pinged(peer.session));
+      this.#join(peer);
+    }
+  }
+
+  #join(peer: Peer): void {
+    if (peer.streams.size === 0 || this.#busy.has(peer) || peer.session.destroyed) return;
+    if (resizeNear(peer)) return;
+    this.#busy.add(peer);
+    peer.session.setLocalWindowSize(unlimitedBytes);
+    peer.last = statusOf(peer);
+    peer.readPerTrip = [0, 0];
+    if (this.#busy.size === 1) this.#stopLooking = every(lookMs, () => this.#look());
+  }
+
+  #look(): void {
+    const busy = [...this.#busy];
+    // Unread bytes reduce the part of `allBytes` that the peers share. Of each peer's unread bytes, `nearBytes` per
+    // stream do not count.
+    const held = sum(busy, (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
+    const readers = busy.filter((peer) => wantedBy(peer) > nearBytes).length;
     const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
     for (const peer of busy) {
       resize(peer, windowFor(peer, share));
       const idle = peer.streams.size === 0 && peer.window === firstBytes;
-      if (idle || peer.session.destroyed) busy.delete(peer);
+      if (idle || peer.session.destroyed) this.#busy.delete(peer);
     }
-    if (busy.size === 0) stopLooking();
+    if (this.#busy.size === 0) this.#stopLooking();
   }
-
-  async function begin(peer: Peer): Promise<void> {
-    for (let n = 0; n < pings; n += 1) {
-      peer.roundTripMs = Math.min(peer.roundTripMs, await pinged(peer.session));
-      join(peer);
-    }
-  }
-
-  function join(peer: Peer): void {
-    if (peer.streams.size === 0 || busy.has(peer) || peer.session.destroyed) return;
-    if (resizeNear(peer)) return;
-    busy.add(peer);
-    peer.session.setLocalWindowSize(unlimitedBytes);
-    peer.last = statusOf(peer);
-    peer.readPerTrip = [0, 0];
-    if (busy.size === 1) stopLooking = every(lookMs, look);
-  }
-
-  const opened = (message: unknown): void => {
-    // The cast is safe: Node documents this type for the messages of `channel`.
-    const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
-    const { session } = stream;
-    if (!session) return;
-    if (!sessions.has(session)) whenConnected(session, setUp);
-    sessions.add(session);
-    if (headers[':path'] !== linkService.Answer.path) return;
-    const peer = peers.get(session) ?? newPeer(session);
-    peers.set(session, peer);
-    peer.streams.add(stream);
-    stream.once('close', () => peer.streams.delete(stream));
-    if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
-    else whenConnected(session, () => void begin(peer));
-  };
-  const channel = `http2.${role}.stream.created`;
-  subscribe(channel, opened);
-  return () => {
-    unsubscribe(channel, opened);
-    stopLooking();
-  };
 }
 
 /** Calls `run` once the session is connected. Windows cannot be set earlier, but a client can open streams earlier. */
@@ -223,7 +245,7 @@ function resizeNear(peer: Peer): boolean {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // While the peer has not acknowledged the previous change, the window stays. The next look() tries again.
+  // While the peer has not acknowledged the previous change, the window stays. The next look at the windows tries again.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

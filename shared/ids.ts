@@ -50,7 +50,10 @@ export function newTimedId(kind: IdKind, ms: number): string {
   return `${prefixes[kind]}_${timePart(ms)}${random(22 - timeLength)}`;
 }
 
-/** Returns the id that newTimedId() could return for a time, with characters from a hash instead of random ones. */
+/**
+ * Returns an id in the form of newTimedId(), with characters from a hash instead of random ones. The same time and hash
+ * yield the same id.
+ */
 export function timedId(kind: IdKind, ms: number, hash: Uint8Array): string {
   const rest = [...hash.subarray(0, 22 - timeLength)].map((byte) => alphabet[byte % alphabet.length]);
   return `${prefixes[kind]}_${timePart(ms)}${rest.join('')}`;

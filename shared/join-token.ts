@@ -11,7 +11,7 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
   return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
 }
 
-/** Splits a token into its parts. Throws StartError if the text, which may come from `file`, is not a join token. */
+/** Splits a join token into its parts. Throws StartError, which names `file` if given, if the text is no join token. */
 export function parseJoinToken(text: string, file?: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };

@@ -17,7 +17,7 @@ export class LogLimiter<T> {
 
   /**
    * Allows `most` lines of each kind per period of `ms` milliseconds. If lines were dropped in a period, `report` gets
-   * the first value of the period and the number of dropped lines.
+   * the `value` of the first take() in the period, and the number of dropped lines.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;

@@ -206,7 +206,8 @@ export class OutputLog {
 
   #inTurn(run: () => Promise<void>): Promise<void> {
     const done = this.#queue.then(run);
-    // The caller handles a failure. The next operation in the queue starts in any case.
+    // The queue ignores a failure, so that the next operation starts. The caller gets the failure by the returned
+    // promise.
     this.#queue = done.catch(() => {});
     return done;
   }

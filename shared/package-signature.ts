@@ -25,7 +25,7 @@ export interface PackageSignature {
   public_key: Buffer;
   /** The signature of the package: 64 raw bytes. */
   signature: Buffer;
-  /** The changes that replaced earlier keys, up to `public_key`, oldest first. */
+  /** The key changes that lead to `public_key`, oldest first, for machines that still trust an earlier key. */
   key_changes: readonly KeyChange[];
 }
 

@@ -1,5 +1,8 @@
 // The types of file systems that are on a file server.
 
-/** Matches the types, as in /proc/self/mountinfo, of file systems on a file server, or of a program that may use one. */
+/**
+ * Matches the types, as in /proc/self/mountinfo, of file systems on a file server. Also matches FUSE types (`fuse.…`)
+ * unless they are known to be local, because their program may use a server.
+ */
 export const remoteFileSystems =
   /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;

@@ -57,7 +57,7 @@ test('a rule about disks watches the mount point that it names, and * the fulles
     .toMatchObject([
       { status: 'open', value: 93, message: 'disk usage at /srv of db-1 is 93 %, above 90 %' },
     ]);
-  // An unmounted file system may still be full.
+  // Without a value for its mount point the alert stays open, because an unmounted file system may still be full.
   await one.report({});
   expect(await alerts()).toMatchObject([{ status: 'open' }]);
   await one.report({ disks: { '/srv': ['xfs', 20] } });
@@ -226,7 +226,8 @@ test('a rule about schedules counts all earlier runs, whether or not other rules
     await client.alertRules.remove({ rule_id });
   await expect.poll(found).toEqual([[first, 'resolved']]);
   expect((await alerts())[0]?.rule_id).toBe(jobs.id);
-  // While no rule exists, the broker does not evaluate runs for alerts.
+  // The broker does not evaluate these runs, because no rule exists. A rule that is created later must still consider
+  // them.
   await client.schedules.update({ schedule_id: first, command: 'true' });
   await client.schedules.update({ schedule_id: second, command: 'false' });
   for (const one of [first, second]) await run(one);

@@ -381,7 +381,8 @@ test('a batch of many machines is answered in many turns, so that other requests
   const { id } = await system.client.batches.create(many);
   const headers = { authorization: `Bearer ${system.key}` };
   const shares: number[] = [];
-  // The best of several requests counts, because another program or a garbage collection can delay a turn.
+  // Only the best of several requests counts, because another program or a garbage collection can make a single turn
+  // take longer.
   for (let round = 0; round < 5; round += 1) {
     const begun = performance.now();
     let [last, longest, hasEnded] = [begun, 0, false];
@@ -398,7 +399,8 @@ test('a batch of many machines is answered in many turns, so that other requests
     expect(statusCode).toBe(200);
     shares.push(longest / (performance.now() - begun));
   }
-  // Reading the commands in one turn would take about half of the time, and so would serializing them.
+  // A single turn that reads all commands would take about half of the request's time, and one that serializes them
+  // about as long.
   expect(Math.min(...shares)).toBeLessThan(1 / 4);
 });
 
@@ -425,7 +427,8 @@ test('a batch that was stored only in part before a crash is removed at the next
     await system.client.batches.create(many),
   ];
   await system.broker.close();
-  // The spec is written with the last part of a batch and removed at its end, so its absence marks an incomplete batch.
+  // The broker stores the spec with the last part of a batch, and deletes it after the batch has ended. Until then, a
+  // missing spec marks an incomplete batch.
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   database.prepare('UPDATE batches SET spec = NULL WHERE id IN (?, ?)').run(part.id, begun.id);
   const [first] = begun.results;

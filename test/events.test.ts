@@ -98,7 +98,8 @@ for (const [name, way] of Object.entries(ways)) {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
-    // Looks only at events of commands, because machine.online is recorded two seconds after the link, between them.
+    // Looks only at events of commands: machine.online is recorded two seconds after the link, so it may be at any
+    // place among them.
     const before = await logged(system, /^command\./);
     const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });

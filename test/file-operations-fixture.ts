@@ -152,7 +152,7 @@ export const call = (signal: AbortSignal = new AbortController().signal): AgentC
 export const refused = (code: string, details: object = {}): unknown =>
   expect.objectContaining({ code, details: expect.objectContaining(details) });
 
-/** Returns all paths below a directory, without following symlinks as Node's recursive readdir does. */
+/** Returns all paths below a directory. Unlike Node's recursive readdir, does not follow symlinks. */
 export const tree = (directory: string): string[] => namesBelow(directory, '').sort();
 
 function namesBelow(directory: string, prefix: string): string[] {

@@ -12,8 +12,8 @@ vi.setConfig({ testTimeout: 60_000 });
 
 type Item = Record<string, unknown> & { id: string };
 
-// Tags, packages of inventories and machines of upgrades have no id of their own. Agent packages may not exist, and other
-// brokers do not.
+// Leaves out lists whose items have no id of their own: tags, packages of inventories and machines of upgrades. Also
+// leaves out two lists that may be empty: agent packages and other brokers.
 const withoutIds = ['brokers.list', 'tags.list', 'inventory.list', 'upgrades.machines', 'packages.list'];
 const lists = table.filter(({ name, route }) => route.kind === 'list' && !withoutIds.includes(name));
 /** Returns the time of an item to which `since` and `until` are compared. */

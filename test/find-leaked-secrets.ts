@@ -6,7 +6,10 @@ import { basename, join, relative } from 'node:path';
 import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
-/** The kind of each secret that must not occur. Latin1 text is searched twice as fast as a Buffer. */
+/**
+ * What each secret is, such as `an API key`. The keys of this map are the secrets as Latin1 text, which is searched
+ * twice as fast as a Buffer.
+ */
 const secrets = new Map<string, string>();
 /** Answers that contained a secret although their request did not create it. */
 let blabbed: string[] = [];

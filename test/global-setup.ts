@@ -11,7 +11,7 @@ const root = join(import.meta.dirname, '..');
 const enoughBytes = 4 * 1024 ** 3;
 
 export default async function setup(): Promise<(() => Promise<void>) | undefined> {
-  // This function runs once for each tier, but one folder and one message are enough for a run.
+  // vitest calls this function once for each tier of tests, but one folder and one message are enough for a run.
   if (process.env.FARHAND_TEST_DISK) return undefined;
   if (!existsSync(join(root, 'proto/types')))
     execFileSync(process.execPath, [join(root, 'scripts/generate-proto-types.ts')]);

@@ -10,7 +10,10 @@ interface Notes {
   committed(): unknown[] | Promise<unknown[]>;
 }
 
-/** Writes changes that wait for something other than their transaction. Expects that only these are undone. */
+/**
+ * Writes three changes. Two of them wait for something other than their transaction. Expects that only these two are
+ * undone.
+ */
 export async function expectWaitingChangesUndone({ history, note, committed }: Notes): Promise<void> {
   const outcomes = await Promise.allSettled([
     history.write(async (transaction) => {
@@ -19,7 +22,7 @@ export async function expectWaitingChangesUndone({ history, note, committed }: N
     }),
     history.write(async (transaction) => {
       note(transaction, 'b');
-      // This read starts after the end of the change, so the change would wait for itself.
+      // A read starts only after the end of the change that requests it. So this change would wait for itself forever.
       await history.get('SELECT 1');
     }),
     history.write((transaction) => note(transaction, 'c')),

@@ -1060,7 +1060,8 @@ test.each(['refuses it', 'has begun'])(
     expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
     expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
-  // Less than 15 s: then the broker sends a comment on the silent stream, and the comment would end the test.
+  // Less than 15 s. After 15 s without data the broker sends a comment on the stream, and this comment would end the
+  // test.
   14_000,
 );
 

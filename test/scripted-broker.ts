@@ -57,7 +57,8 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // Ends the requests before the first one, so that a call with streamed requests fails.
+      // Ends the stream of requests before the first one. A call with streamed requests then fails and does not wait
+      // for them.
       stream.write({ end: {} });
     },
   };

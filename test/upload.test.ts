@@ -384,7 +384,7 @@ test('a slow upload does not count toward the machine’s idle timeout', async (
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
-  // The idle timeout of a silent machine ends first, although the upload to it began later.
+  // A call to a silent machine exceeds the idle timeout first, although it begins later than the upload.
   const silent = await scriptedMachine(system);
   const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);

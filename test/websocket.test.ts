@@ -42,7 +42,8 @@ test('a ticket that is wrong, used, missing or for another session is 401, and l
   expect(await door.status({})).toBe(401);
   expect(door.left).toEqual([]);
   expect(await door.status({ path: '/api/v1/sessions/sess_two/stream?ticket=two' })).toBe(401);
-  // Checking a ticket uses it up, so its attachment must be released.
+  // The broker uses up a ticket when it checks it, even for the wrong session. So the attachment of this ticket must be
+  // released.
   expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
 });
 

@@ -18,7 +18,10 @@ const oldFiles = 4;
 const mostWaiting = 4 * 1024 * 1024;
 /** If this many bytes wait in memory, the lines are written immediately. */
 const enough = 256 * 1024;
-/** Maximum total size of the texts in a line, in bytes of JSON. With its other fields, the line stays below 8 KiB. */
+/**
+ * Maximum total size of the string values in a line, in bytes of JSON. With its other fields, the line stays below
+ * 8 KiB.
+ */
 const mostText = 6 * 1024;
 
 export class Lines {
@@ -151,7 +154,7 @@ export class Lines {
   }
 }
 
-/** Returns the line as JSON. If its texts together are too long, the last texts are cut. */
+/** Returns the line as JSON. If its string values together exceed `mostText` bytes, the last ones are cut. */
 function lineOf(line: object): string {
   let left = mostText;
   const shortened = JSON.stringify(line, (_name, value: unknown) => {
@@ -166,7 +169,7 @@ function lineOf(line: object): string {
 /** Length in bytes of a text as JSON, without its quotes. */
 const lengthOf = (text: string): number => Buffer.byteLength(cleanJson(text)) - 2;
 
-/** Shortens a text to at most `most` bytes of JSON. A text that was cut gets an ellipsis, which does not count. */
+/** Cuts a text to at most `most` bytes of JSON. A cut text gets an ellipsis, which is not counted in `most`. */
 export function cut(text: string, most: number): string {
   let start = text.slice(0, most);
   for (let length = lengthOf(start); length > most; length = lengthOf(start))

@@ -11,7 +11,7 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk-tree.ts';
 
 const bufferBytes = 1024 * 1024;
-/** Maximum number of flushes in progress at once. One of Node's four threads stays free for other work. */
+/** Maximum number of flushes in progress at once. Node's thread pool has four threads, so one stays free. */
 const mostFlushing = 3;
 
 /** The source: a name in an open directory, and its stats when access was checked. */

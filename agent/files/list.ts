@@ -11,8 +11,8 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 /** Number of entries in a batch. The stats of all entries in a batch are read at the same time. */
 const batchSize = 256;
 /**
- * If a request sets no limit, the broker accepts at most this many names and refuses a longer listing. So the agent
- * sends at most one name more.
+ * If a request sets no limit, the broker refuses a listing of more than this number of names. So the agent stores and
+ * sends at most one name beyond that number.
  */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */

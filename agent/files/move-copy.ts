@@ -57,7 +57,10 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   return { entry: await arrived(disk, transfer), ...copied };
 };
 
-/** Describes the file at the destination. If it has been removed already, describes the source. */
+/**
+ * Describes the file at the destination. If another process has removed it already, uses the stats that the source had
+ * before the transfer.
+ */
 const arrived = async ({ writing, users }: Disk, { to, stats }: Transfer): Promise<FileEntry> =>
   describeName(writing, to, (await fs.lookAt(to.at)) ?? stats, await users());
 

@@ -11,7 +11,7 @@ import { Upload, type UploadMessages } from './upload-messages.ts';
 import type { AskUsers } from './users-groups.ts';
 
 export interface Disk {
-  /** Resolves paths that may be read. Some of them may not be written. */
+  /** Resolves paths that may be read. `writing` refuses some of them, such as the agent's program files. */
   reading: Confinement;
   writing: Confinement;
   users: AskUsers;

@@ -18,11 +18,11 @@ const smallChunkBytes = 64 * 1024;
 const mostLargeChunks = 4;
 let openReads = 0;
 
-/** The range to read, in bytes. `length` is infinite if the end of the file is found only by reading. */
+/** The range to read, in bytes. `length` is infinite if stat(2) reports size 0 and the request sets no length. */
 interface Range {
   start: number;
   length: number;
-  /** Largest number of bytes to send. */
+  /** Largest number of bytes to send, set by the request. A longer range is an error. */
   max: number;
   chunkBytes: number;
 }

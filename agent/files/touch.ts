@@ -14,7 +14,12 @@ export const touchFile: Operation<'touchFile'> = async (disk, request, target, s
   assertTime(request);
   // touch() returns undefined if another process created the file first. The second attempt then finds the file.
   const entry = (await touch(disk, request, target, signal)) ?? (await touch(disk, request, target, signal));
-  if (!entry) throw fault('conflict', target.path, 'other programs create and remove this file; try again');
+  if (!entry)
+    throw fault(
+      'conflict',
+      target.path,
+      'other programs created and removed this file during the call; try again',
+    );
   return { entry };
 };
 

@@ -54,8 +54,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * Contains one function for each watch. A call makes that watch report an overflow. Node itself does not report that
- * the kernel's event queue has overflowed.
+ * One function for each watch, which makes that watch report an overflow. #mark() calls all of them when the kernel's
+ * event queue may have overflowed, because Node itself does not report this.
  */
 const overflows = new Set<() => void>();
 
@@ -129,8 +129,8 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // After more changes, the kernel's event queue may have overflowed. All watches share this queue, so each watch
-      // may have missed a change.
+      // So many waiting changes mean that the kernel's event queue may have overflowed. All watches share this queue,
+      // so each watch may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#changed.wake();

@@ -42,7 +42,7 @@ export async function writeFile(
   };
 }
 
-/** The last unfinished publication of each file name. The next file of that name is published after it has ended. */
+/** For each file, the last publish() that has not ended. The next upload to the same file waits for its end. */
 const placing = new Map<string, Promise<unknown>>();
 
 /** Gives the new file its name. Returns true if no file had that name before. */

@@ -94,7 +94,7 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
     return updatesOfZypper(repositories, signal);
   // Exit code 100 means that there are updates. If another dnf has the lock, this one fails at once.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
-  // As root, dnf locks its cache for a moment here.
+  // If the agent runs as root, dnf locks its cache for a moment. The other package managers take no lock.
   const text = await runProgram('dnf', args, { signal, codes: [100] });
   // A package, such as the kernel, may be installed in several versions. The version installed last counts.
   const installed = new Map(

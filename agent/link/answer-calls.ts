@@ -37,8 +37,8 @@ export interface CallsOptions {
 }
 
 /**
- * Maximum number of messages that may wait on the control stream. At this number, methods that answer with a stream
- * use a stream of their own.
+ * If this number of messages wait on the control stream, even a short answer of a streaming method gets a stream of its
+ * own.
  */
 const mostWaiting = 32;
 
@@ -215,7 +215,7 @@ export class Calls {
     } finally {
       stream.end();
       stream.resume();
-      // The broker ends the stream last, so that the agent's last frames are not cut off.
+      // Waits until the broker ends the stream, because cancel() could cut off the agent's last frames.
       const cancelClosing = after(closingMs, () => stream.cancel());
       await status;
       cancelClosing();

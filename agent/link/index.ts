@@ -77,11 +77,14 @@ const fencedMs = 30_000;
 const dialMs = 30_000;
 /** Maximum number of milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
-/** The broker chooses the heartbeat interval and the longest silence, within these limits in milliseconds. */
+/**
+ * Limits in milliseconds for two values that the broker sets: the interval of heartbeats, and the longest silence of
+ * the broker before the agent connects again.
+ */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
-/** Milliseconds that an expected message may be late on a busy machine. */
+/** Milliseconds that the connection loop may be late, as on a busy machine, before the agent counts as hung. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
 

@@ -75,7 +75,8 @@ export class Cgroups {
     // A failure is ignored: without a cgroup, a kill finds processes by the marker variable in their environment.
     succeeds(() => {
       mkdirSync(this.pathOf(name));
-      // A spawner can move a single thread only into a cgroup of the type "threaded" (cgroups(7)).
+      // Only with the type "threaded" can a spawner move one of its threads, and not its whole process, into the cgroup
+      // (cgroups(7)).
       writeFileSync(join(this.pathOf(name), 'cgroup.type'), 'threaded');
     });
     return name;

@@ -26,7 +26,8 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // While the disk hangs, the loop waits for another `drainMs`: cut() would lose the output still in the pipes.
+    // A pump whose append does not end means that the disk hangs. The loop then waits for another `drainMs`, because
+    // cut() would lose the output that is still in the pipes.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );
@@ -93,7 +94,7 @@ export class Pump {
     this.#pipe.destroy();
   }
 
-  /** True if the log has been storing the newest bytes for at least `ms` milliseconds. */
+  /** True if an append to the log has taken at least `ms` milliseconds so far and has not ended. */
   stalled(ms: number): boolean {
     return monotonic() - this.#busySince >= ms;
   }

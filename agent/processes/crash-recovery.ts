@@ -71,8 +71,8 @@ async function killSpawners(journalId: string, killForMs: number, log: Logger): 
   const tree = new Tree({ marks: [...marksOf(journalId), ...olderMarks] });
   const left = await tree.members();
   if (left.length === 0) return;
-  // SIGKILL also ends a stopped spawner. A spawner that waits for a disk ends only after that wait, but it runs no more
-  // code of its own.
+  // SIGKILL also ends a spawner that SIGSTOP has stopped. A spawner that waits for a disk ends only after that wait. It
+  // runs no more code of its own, so it starts no further command.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
   const pids = left.map(({ pid }) => pid);
   log.warn(

@@ -78,7 +78,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   await followed.begun(signal);
   if (followed.started && !signal.aborted) yield startedEvent(followed.started);
   while (!signal.aborted) {
-    // Once the exit is set, the logs contain all output. So the exit is read before the output.
+    // The exit is read before the output: if it is set already, the output that is read afterwards is complete.
     const { exit } = followed;
     for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
     if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;

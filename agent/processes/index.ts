@@ -95,7 +95,8 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
       return {};
     },
     async stop() {
-      // A command that was sent to a hung spawner ends only when that spawner is killed.
+      // A command that was sent to a hung spawner ends only when that spawner is killed. So all spawners are killed if
+      // the commands have not ended by then.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
       await Promise.all(tables.map((table) => table.stop())).finally(cancel);
       await spawners.stop();

@@ -72,9 +72,11 @@ export class Tree {
   }
 
   /**
-   * Returns the live processes of the commands: the first process of each command, and each process that is in a
-   * command's cgroup, carries its mark, or has its pipe or terminal as stdout or stderr. All descendants of these
-   * processes are included, and all members of sessions that one of them leads.
+   * Returns the live processes of the commands:
+   * - the first process of each command
+   * - each process that is in a command's cgroup, or has a command's mark in its environment
+   * - each process that has a command's pipe or terminal as stdout or stderr
+   * - all descendants of these processes, and all members of sessions that one of them leads
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();

@@ -179,8 +179,8 @@ const homesSeen = new Map<string, number>();
  * Returns the home directory. Returns `/` if the home directory cannot be entered, as is common for service accounts.
  */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  // The directory may have been removed since the last check. The start then fails with a clear reason, or the command
-  // of another user starts in `/`.
+  // The directory may have been removed since the last check. Then the start fails with a clear reason. If the command
+  // runs as another user than the agent, it starts in `/` instead.
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
   homesSeen.set(home, monotonic());

@@ -32,8 +32,8 @@ export const defaultLimits = {
   /** Maximum number of milliseconds for which a kill repeats SIGKILL. Processes that survive are then left running. */
   killForMs: 5_000,
   /**
-   * Milliseconds to wait for the spawner's answer to a start, and for its report of an exit. After a late start, later
-   * commands go to another spawner.
+   * Milliseconds within which a spawner must answer a start, and report an exit after a kill. If a start takes longer,
+   * later commands go to another spawner.
    */
   lateMs: 5_000,
   /**

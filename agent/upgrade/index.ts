@@ -94,7 +94,8 @@ export class Upgrades {
     requests: StageRequests,
     signal: AbortSignal,
   ): ReturnType<AgentMethods['stageUpgrade']> extends AsyncIterable<infer T> ? AsyncGenerator<T> : never {
-    if (this.#busy) throw refusal('conflict', 'in_progress', 'another upgrade of this machine is running');
+    if (this.#busy)
+      throw refusal('conflict', 'in_progress', 'another upgrade of this machine is running; try again later');
     this.#busy = true;
     let handedOver: Promise<void> | undefined;
     try {

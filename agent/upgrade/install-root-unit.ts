@@ -14,7 +14,8 @@ import { pinKey, readPublicKey, readTrustedKey } from './trusted-key.ts';
 const launchers = ['/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
 
 /**
- * Returns how to install the systemd units that upgrade the agent; undefined if no package can replace this agent.
+ * Returns the part of the installation plan for the systemd units that upgrade the agent; undefined if no package can
+ * replace this agent.
  * `trustKey`: the file with the key to pin.
  */
 export async function planUpgradeUnit(

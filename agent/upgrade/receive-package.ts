@@ -174,7 +174,11 @@ export async function receivePackage(
       if (received !== size || hash.digest('hex') !== sha256) throw wrong();
       return await handle.sync();
     }
-    if (!chunk) throw new AppError('invalid_request', 'StageUpgrade takes chunks and `commit` after `open`');
+    if (!chunk)
+      throw new AppError(
+        'invalid_request',
+        'after `open`, StageUpgrade accepts only `chunk` and `commit` messages',
+      );
     received += chunk.length;
     if (received > size) throw wrong();
     hash.update(chunk);

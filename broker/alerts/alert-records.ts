@@ -32,7 +32,7 @@ export interface Alert extends Omit<Served, Times> {
   resolved_at: number | null;
 }
 
-/** What an alert is about: a machine, schedule, API key or certificate. */
+/** The subject of an alert: a machine, schedule, API key or certificate. */
 export interface Subject {
   /** Id of a machine, schedule or key, or the name of a certificate. */
   id: string;
@@ -62,11 +62,12 @@ const tables = [
   // machine.
   `DROP INDEX alerts_open;
   CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject, coalesce(machine_id, '')) WHERE resolved_at IS NULL`,
-  // The channels of the last step, as JSON: the text null for all channels. NULL if an older broker wrote the step.
+  // JSON: the ids of the channels for the last step (opened, repeated or resolved). The JSON value null means all
+  // channels. SQL NULL means that an older broker wrote the step.
   'ALTER TABLE alerts ADD COLUMN channel_ids TEXT',
   'ALTER TABLE alerts ADD COLUMN machine_name TEXT',
 ];
-/** The channels of a step, for the column `channel_ids`. NULL leaves the column as it is. */
+/** SQL that sets the channels of an alert's step. The value NULL retains the channels of the step before. */
 const withChannels = 'channel_ids = coalesce(?, channel_ids)';
 const channelsOf = (rule: AlertRule | undefined): string | null =>
   rule ? JSON.stringify(rule.channel_ids) : null;
@@ -173,8 +174,9 @@ export class AlertRecords {
   }
 
   /**
-   * Resolves an alert that is not resolved yet. Emits an event only if the alert was opened before. An alert that was
-   * held back until now causes no event. Without the rule, this step goes to the channels of the step before.
+   * Resolves an alert that is not resolved yet. Emits an event only if the alert was opened before. The end of an alert
+   * that was held back until now causes no event. Without `rule`, the event goes to the channels of the alert's step
+   * before this one.
    */
   resolve(alert: Alert, reason: Reason, rule?: AlertRule): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?, ${withChannels}

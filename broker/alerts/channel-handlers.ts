@@ -188,7 +188,7 @@ export class ChannelHandlers implements Routes {
     assertSecretSent(before.type, old, { url, secret });
     const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
     // A channel sends only alerts that its key may read. The caller's key becomes the key of the channel if the request
-    // changes where the alerts go. The same happens if it enables a channel whose key is revoked or expired.
+    // changes where the alerts go, or if the request enables a channel whose key is revoked or expired.
     const moved = (url !== undefined && url !== old?.url) || params.to !== undefined;
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {

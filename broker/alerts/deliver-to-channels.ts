@@ -56,7 +56,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return this.#mayRead(channel, machineId) ? undefined : 'not_permitted';
   }
 
-  /** Returns the notification with only those alerts and missing machines that the channel's key may read now. */
+  /** Returns the notification with only those alerts and `missing` machines that the channel's key may read now. */
   readable(channel: AlertChannel, whole: Notification): Notification {
     const alerts = whole.alerts.filter(
       ({ machine_id }) =>

@@ -139,7 +139,7 @@ function windowOf(input: Input<Api['maintenanceWindows']['create']>): Maintenanc
     return { ...made, cron, duration, starts_at: null, ends_at: null };
   }
   if ((ends_at === undefined) === (duration === null))
-    throw fieldError('body', 'ends_at', 'set one of ends_at and duration, and not both');
+    throw fieldError('body', 'ends_at', 'set either ends_at or duration, but not both');
   const start = starts_at?.getTime() ?? now();
   const end = ends_at?.getTime() ?? start + (duration ?? 0);
   if (end <= start) throw fieldError('body', 'ends_at', 'must be later than starts_at');

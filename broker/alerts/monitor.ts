@@ -158,8 +158,8 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // A timer that already runs stays. If each change of an object started a new timer, the wait of an hour would
-    // begin again each time.
+    // An existing timer continues. If each change of an object started a new timer, the wait of an hour would begin
+    // again each time.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;

@@ -57,7 +57,7 @@ const tables = [
   'ALTER TABLE alert_notices ADD COLUMN channel_ids TEXT',
 ];
 
-/** A notification lists at most this many alerts, and at most this many machines that are missing after a downtime. */
+/** Maximum number of alerts in a notification, and of machines that have not linked again after a downtime. */
 const mostListed = 100;
 /** Maximum number of alert steps (opened, repeated or resolved) that one transaction reads. */
 const mostNotices = 20_000;
@@ -254,8 +254,8 @@ export class Digest {
   }
 
   /**
-   * Returns the machine of a notification, if the notification is about one machine only. `rows` are the
-   * alert steps: the last one about a removed machine has the name of this machine.
+   * Returns the machine of a notification that is about one machine only; otherwise undefined. If this machine was
+   * removed, its name comes from the last of the alert steps `rows` that is about the machine.
    */
   #machineOf(
     { alerts, downtimes }: Notification,

@@ -74,9 +74,12 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
 
 /** Maximum bytes of a text for Slack. Slack accepts 40,000 characters, but such a text is too long to read. */
 const mostSlack = 3_000;
-/** Maximum bytes of a text for Discord, which refuses texts over 2,000 characters. */
+/**
+ * Maximum bytes of a text for Discord, which refuses texts over 2,000 characters. A text never has more characters than
+ * bytes.
+ */
 const mostDiscord = 2_000;
-/** Maximum bytes of a text for ntfy, which refuses texts over 4,096 bytes. */
+/** Maximum bytes of a text for ntfy, with a margin: ntfy refuses texts over 4,096 bytes. */
 const mostNtfy = 3_500;
 
 function cut(text: string, most: number): string {

@@ -262,8 +262,8 @@ function measure({ kind, mount }: AlertRule, report: Report): Measured | undefin
 }
 
 /**
- * Returns the usage of the file system at a mount point, or of the fullest one if `mount` is `*`. A full file server
- * would open an alert for each machine that has mounted it, so `*` leaves it out.
+ * Returns the usage of the file system at a mount point, or of the fullest one if `mount` is `*`. `*` leaves out file
+ * servers, except at `/`: a full file server would open an alert for each machine that has mounted it.
  */
 function measureDisks(mount: string, { disks }: Report): Measured | undefined {
   const fitting = disks.filter((one) =>

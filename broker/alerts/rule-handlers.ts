@@ -94,8 +94,9 @@ function defaultsOf(kind: AlertKind) {
 const defaultRecover = (above: number): number => Math.round(above * 90) / 100;
 
 /**
- * Returns the `recover` of a changed rule, unless the request sets it. Returns null, for which checked() computes the
- * default, if the old value was the default of the old `above`, or is higher than the new `above`.
+ * Returns the `recover` of a changed rule if the request does not set `recover`. The old value remains, except if it
+ * was the default for the old `above`, or is higher than the new `above`. Then the result is null, for which checked()
+ * computes the new default.
  */
 function recoverAfter({ above: old, recover }: AlertRule, { above }: Changes): number | null {
   if (typeof above !== 'number' || old === null || recover === null) return recover;
@@ -117,7 +118,7 @@ function checked(rule: AlertRule): AlertRule {
     if (machine_ids) refuse('machine_ids');
     if (tags) refuse('tags');
     if (before === null)
-      throw fieldError('body', 'before', 'is missing: set the time between the alert and the expiry');
+      throw fieldError('body', 'before', 'is missing: set how long before the expiry the alert opens');
   } else if (before !== null) refuse('before');
   if (kind === 'schedule' && rule.for > 0) refuse('for');
   if (kind !== 'disk' && rule.mount !== null) refuse('mount');
@@ -127,7 +128,7 @@ function checked(rule: AlertRule): AlertRule {
     return rule;
   }
   if (above === null)
-    throw fieldError('body', 'above', `is missing: set a limit for ${kind}; a higher value opens an alert`);
+    throw fieldError('body', 'above', `is missing: set the limit for ${kind} above which an alert opens`);
   if (kind !== 'load' && above >= 100)
     throw fieldError('body', 'above', 'is in percent, so it must be below 100');
   const recover = rule.recover ?? defaultRecover(above);

@@ -175,7 +175,7 @@ async function secretsOf({ secretStdin, urlStdin }: Record<string, unknown>) {
 export function addMaintenanceWindows(program: Command): void {
   const windows = program
     .command('maintenance-windows')
-    .description('manage times in which alerts are held back');
+    .description('manage maintenance windows; alerts are held back until the window ends');
   routeVerb(windows, 'list', 'maintenanceWindows', 'list', {
     defaults: { sort: 'name' },
     view: {

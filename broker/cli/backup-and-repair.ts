@@ -17,7 +17,7 @@ export function addBroker(program: Command): void {
     .command('broker')
     .description('list brokers, and back up or repair a broker on this machine');
   routeVerb(broker, 'list', 'brokers', 'list', {
-    about: 'list the brokers that share a database; a broker without --peer-listen lists none',
+    about: 'list the brokers that share a database; the list is empty for a broker without --peer-listen',
     view: { fields: 'url status machines linked lease_until id' },
   });
   const backupSpec = {
@@ -76,7 +76,7 @@ async function moveWhole(from: string, to: string): Promise<void> {
     await rename(from, to).catch(async (error: unknown) => {
       if (errnoOf(error) !== 'EXDEV') throw error;
       partial = await mkdtemp(`${to}.partial-`);
-      // cp -a preserves the owner when root copies.
+      // If root runs this program, cp -a preserves the broker's user as owner, so that the broker can read the backup.
       await run('cp', ['-a', `${from}/.`, partial]);
       await run('sync', ['-f', partial]);
       await rename(partial, to);

@@ -46,7 +46,7 @@ export async function withSocket<T>(
       const response = await transport.options.fetch(`${to.baseUrl}${path}`, { method: 'POST' });
       const text = await response.text();
       if (!response.ok) throw failureOf(response, text);
-      // The cast is safe: the broker of this installation answers with this shape.
+      // The cast is safe: the broker is from the same installation as this program, and answers with this shape.
       return (JSON.parse(text) as { data: T }).data;
     });
   } finally {
@@ -105,8 +105,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 }
 
 /**
- * Starts a broker that serves only the socket file. The CLI cannot open the state itself, because only a broker may do
- * that. Returns undefined if a broker already runs on this data directory.
+ * Starts a broker that serves only the socket file. It is needed because the CLI reads and changes the state only
+ * through a broker. Returns undefined if a broker already runs on this data directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);
@@ -139,7 +139,7 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, file))) return;
   if (existsSync(join(dataDir, 'authority.json')))
     throw new StartError(
-      `${dataDir} has no state.json: if its broker uses a database, start that broker, or set FARHAND_DATABASE_URL while no broker runs; otherwise start the broker, which prints how to recover state.json`,
+      `${dataDir} has no state.json. If its broker uses a database, start that broker, or set FARHAND_DATABASE_URL while no broker runs. If it uses no database, start the broker: it prints how to recover state.json`,
     );
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)

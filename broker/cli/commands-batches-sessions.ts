@@ -1,4 +1,4 @@
-// The verbs farhand commands, farhand batches and farhand sessions: list, inspect and end what runs on
+// The verbs farhand commands, farhand batches and farhand sessions: list, inspect and end commands and terminals on
 // machines.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';

@@ -56,7 +56,7 @@ async function candidates(before: string[], current: string): Promise<string[]> 
   if (command.commands.length > 0) return command.commands.map((one) => one.name());
   const { registeredArguments: all } = command;
   const argument = all[given] ?? (all.at(-1)?.variadic ? all.at(-1) : undefined);
-  // The first argument of `files put` is a local path.
+  // The first argument of `files put` is a local path, which the script of the shell completes by itself.
   if (!argument || (command.name() === 'put' && given === 0)) return [];
   return valuesOf(argument, current);
 }

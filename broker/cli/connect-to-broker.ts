@@ -22,8 +22,8 @@ export interface Where extends Trust {
 }
 
 /**
- * Returns the broker to use. If --data-dir is given, this is its broker. Otherwise it is the broker of the environment.
- * If the environment names none, it is the broker of the stored `farhand login`.
+ * Returns the broker to use: the first that is set by --data-dir, FARHAND_URL, FARHAND_DATA_DIR or the stored
+ * `farhand login`.
  */
 export function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
@@ -73,8 +73,8 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
 }
 
 /**
- * Like withBroker(), but only over HTTP. The key may be missing. `pinIt` is the advice if the broker's certificate
- * is unknown.
+ * Like withBroker(), but only over HTTP. The key may be missing. `pinIt` says how to set the pin: a part of the error
+ * message if the broker's certificate cannot be verified.
  */
 export async function withUrl<T>(
   place: Where & { url: string },

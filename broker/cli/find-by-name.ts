@@ -18,7 +18,7 @@ interface Kind {
   names(client: Farhand, search: string): Promise<string[]>;
 }
 
-/** `what`: the kind in messages. `describe`: says in which way items of the same name differ. */
+/** `what`: noun for the kind in error messages. `describe`: returns texts that distinguish items of the same name. */
 function kind<T extends Named>(
   what: string,
   prefix: string,
@@ -81,7 +81,7 @@ const schedule = kind(
 const saved = kind('saved command', 'saved', (client) => client.savedCommands.list(page));
 const channel = kind('alert channel', 'chan', (client) => client.alertChannels.list(page));
 
-/** The kinds of objects that a user may name, by the argument or flag that contains the name. */
+/** Kinds of objects, by the argument or flag whose value is the name or id of such an object. */
 export const kinds: Readonly<Record<string, Kind>> = {
   ...{ machine, machines: machine, schedule, 'saved-command': saved, savedCommand: saved },
   ...{ channel, channelIds: channel },

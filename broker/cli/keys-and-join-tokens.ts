@@ -51,7 +51,7 @@ export function addAuth(program: Command): void {
     },
   });
   routeVerb(auth, 'update-key', 'keys', 'update', {
-    about: 'change the name, rights or end of an API key; its secret stays',
+    about: 'change the name, rights or expiry of an API key; its secret stays the same',
     examples: ['--scopes machines:read,files:read --expires-in 90d'],
     flags: {
       '--name <name>': 'new name of the key',

@@ -42,7 +42,7 @@ const flags = {
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
 };
 
-/** Settings that a schedule may lack. */
+/** Settings that --clear can remove from a schedule. */
 const clearable = ['description', 'timeout', 'user', 'cwd', 'env', 'notify'];
 
 export function addSchedules(program: Command): void {
@@ -147,8 +147,8 @@ function addRuns(schedules: Command): void {
 }
 
 /**
- * Returns a function that returns the name of a run's machine. If the run has no single machine, the function returns
- * the tags of the schedule.
+ * Returns a function that describes where a run takes place: the name of its machine or, if the run is on several
+ * machines, the tags of its schedule.
  */
 async function machineOrTags(client: Farhand, runs: readonly Run[]): Promise<(run: Run) => string> {
   const byTags = runs.some(({ machine_id }) => machine_id === null);
@@ -172,7 +172,10 @@ function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
   return path === undefined ? {} : { on_change: { path, recursive, settle } };
 }
 
-/** Events that are not named stay as they are; a new schedule has none of them. */
+/**
+ * Converts --notify-failure and --notify-success to a field of a request. Without its flag, an event keeps its setting;
+ * in a new schedule it is off.
+ */
 function notifyOf({ notifyFailure: on_failure, notifySuccess: on_success }: Item): Item {
   return on_failure === undefined && on_success === undefined ? {} : { notify: { on_failure, on_success } };
 }

@@ -219,7 +219,10 @@ async function drive(
 }
 
 interface Typing {
-  /** Takes each piece of the terminal's output. Once the local input has ended, sends Ctrl-D again at each prompt. */
+  /**
+   * Must be called with each piece of the terminal's output. Once the local input has ended, sends Ctrl-D again after
+   * each piece that may end with a prompt.
+   */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }
@@ -262,7 +265,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
   if (!observe || stdin.isTTY) stdin.on('data', take).resume();
   return {
     // Ctrl-D is meant for the shell, but a program that the shell runs may read it first. Ctrl-D is therefore sent
-    // again after each new prompt.
+    // again after output that does not end with a line feed, because such output may be a prompt of the shell.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;
@@ -278,7 +281,7 @@ const endings = {
   detached: 'this client was detached',
   forbidden: 'the API key may no longer use this session',
   fell_behind: 'this client read the output too slowly, or the machine accepted no input for 25 s',
-  stopping: 'the broker is stopping, or another one takes the machine over',
+  stopping: 'the broker is stopping, or another broker takes over the machine',
 };
 
 /** Returns the exit code for an ending, and prints its reason or how to attach again. */

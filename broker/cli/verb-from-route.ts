@@ -187,8 +187,8 @@ function routeOf(noun: string, operation: string): Route {
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /**
- * Returns an object with the fields of a route's body. In a packaged program the table of routes has only
- * the names of these fields (scripts/package/routes-as-plain-data.ts).
+ * Returns an object whose keys are the fields of a route's body. In a packaged program, `body` is such an object
+ * instead of a zod schema (scripts/package/routes-as-plain-data.ts).
  */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
   return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;

@@ -54,7 +54,7 @@ export async function createProgram(noun?: string): Promise<Command> {
 
 /** Makes a usage error point to the help of its own verb. */
 function pointToHelp(command: Command, path: string): void {
-  // Options of the command to run are often written without the --.
+  // Users often forget the "--" of `farhand exec`. Options of their command are then parsed as options of farhand.
   const hint =
     path === 'farhand exec' ? 'Put the command after "--", as in: farhand exec web-1 -- uname -a\n' : '';
   command.showHelpAfterError(`${hint}See ${path} --help.`);

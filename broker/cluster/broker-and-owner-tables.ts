@@ -62,7 +62,7 @@ export const readingTasks = 'SELECT name FROM tasks WHERE broker_id = $1';
 /** `ms` is the number of milliseconds until each lease ends. */
 export const readingBrokers =
   'SELECT id, url, directory_id, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
-/** Reads the id of the oldest transaction in progress. */
+/** Reads the id of the oldest transaction in progress. Rows of later commits have at least this id in `changed`. */
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';
@@ -74,7 +74,8 @@ export const readingOwner = 'SELECT broker_id FROM owners WHERE machine_id = ?';
 
 /**
  * Lists the brokers that share a database, with the seconds until their leases end and the machines that they own.
- * Leaves out a lease that ended over an hour ago. Leaves out any ended lease if one with the same URL is valid.
+ * Leaves out brokers whose lease ended over an hour ago. Also leaves out an ended lease if a valid lease has the same
+ * URL, because that broker was started again.
  */
 export const listingBrokers = `SELECT id, url, directory_id, (extract(epoch FROM lease_until) * 1000)::float8 AS until_ms,
   (extract(epoch FROM lease_until - clock_timestamp()))::float8 AS seconds,

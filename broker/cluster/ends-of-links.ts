@@ -1,4 +1,4 @@
-// When a link between this broker and a machine ends, stores this in the database.
+// Stores in the database that a link between this broker and a machine has ended.
 import { nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';

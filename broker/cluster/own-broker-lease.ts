@@ -41,7 +41,7 @@ export class Lease {
   }
 
   /**
-   * True if this lease was valid for the last `leaseMs` milliseconds. In this time, every running broker could renew
+   * True if this lease was valid for the last `leaseMs` milliseconds, so that every running broker had time to renew
    * its own lease. Only then does this broker claim the machines and tasks of brokers with an expired lease.
    */
   get isSteady(): boolean {

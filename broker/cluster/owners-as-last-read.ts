@@ -28,7 +28,7 @@ export class OwnersAsLastRead {
   readonly #directoryId: string;
   readonly #log: Logger;
   readonly #startedAt = monotonic();
-  /** Ids of the brokers whose data directory was logged as a copy of this broker's. */
+  /** Ids of brokers that run on a copy of this broker's data directory. They are stored so that each is logged once. */
   readonly #copies = new Set<string>();
   #owners = new Map<string, Owner>();
   /** All brokers, with the monotonic time at which each broker's lease ends. */
@@ -39,7 +39,7 @@ export class OwnersAsLastRead {
   #living = '';
   /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
-  /** The value of `#connection.connects` at the last read. */
+  /** The value of `#connection.connects` at the last read. If this value has changed, read() reads everything again. */
   #connects = 0;
 
   constructor(
@@ -118,9 +118,10 @@ export class OwnersAsLastRead {
   }
 
   /**
-   * Reads what has changed since the last read. Reads everything if the connection was opened again, because the
-   * database may then be a copy that lacks the last commits. Returns the machines with a new owner or link, or without
-   * an owner now, or all after such a read. Also returns whether brokers have started or ended.
+   * Reads the changes since the last read. If the connection was opened again, reads everything, because the database
+   * may then be a copy that lacks the last commits. `machineIds` are the machines with a new owner or link. If
+   * everything was read, they are all machines that have an owner or had one before. `brokersChanged` is true if
+   * brokers have started or ended.
    */
   async read(): Promise<{ machineIds: readonly string[]; brokersChanged: boolean }> {
     const at = monotonic();
@@ -137,8 +138,8 @@ export class OwnersAsLastRead {
     this.#findCopies();
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The id of the oldest transaction in progress is read before the owners. A change that is committed only after
-    // this read has this id or a larger one. The next call starts from this id, so it finds the change.
+    // The id of the oldest transaction in progress is read before the owners. A change that is committed after the read
+    // of the owners has this id or a larger one. The next call finds this change, because it starts from this id.
     const [horizon] = await this.#connection.query(readingHorizon);
     const rows = await this.#connection.query(readingOwners, [isNew ? '0' : this.#horizon]);
     this.#horizon = String(horizon?.xid);

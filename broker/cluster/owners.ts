@@ -23,7 +23,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Drops the open work and the link of a machine that this broker lost. The agent reconnects within `spreadMs`. */
+  /** Drops the open work and link of a machine that this broker no longer owns. Its agent reconnects in `spreadMs`. */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -298,8 +298,8 @@ export class Cluster implements Owners {
 
   /** Claims machines without a living owner. */
   async #claim(): Promise<void> {
-    // After a failure of the database, other brokers first get time to renew their expired leases. Their machines are
-    // claimed only once the lease of this broker is steady.
+    // After a failure of the database, other brokers need time to renew their expired leases. This broker therefore
+    // claims their machines only when its own lease has been valid for `leaseMs` milliseconds.
     const { isSteady } = this.#lease;
     const free = [...this.#state.machines.keys()].filter((id) => this.#owners.isFree(id, isSteady));
     if (free.length === 0) return;

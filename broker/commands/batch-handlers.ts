@@ -39,8 +39,8 @@ type BatchParams = Omit<CommandParams, 'queue_for'> &
 /** Data that the caller of start() stores together with a batch. */
 interface BatchHooks {
   /**
-   * Ids of objects created with the batch, for the audit log. A client that repeats its request with the same
-   * idempotency key gets the first of these objects.
+   * Ids of objects that are created with the batch, for the audit log. The first id is also stored with the idempotency
+   * key: a repeated request can then be answered with the object of this id.
    */
   made?: Readonly<Record<string, string>>;
   /** Adds writes to the transaction that completes the batch. */

@@ -22,8 +22,8 @@ export class BatchFollower {
 
   /**
    * Removes abandoned batches, and notes which batches are still incomplete. Call this before this broker takes over
-   * machines. When it takes over a machine, it loads the machine's commands, but skips those of incomplete batches. If
-   * this call came later, and such a batch was completed in between, its commands would never be loaded.
+   * machines. The takeover of a machine skips commands of incomplete batches. read() loads these commands later, but
+   * only of batches that were noted here or are newer. A later call could miss a batch that was completed meanwhile.
    */
   static async open(store: CommandStore, scheduler: Scheduler): Promise<BatchFollower> {
     await store.batches.removeIncomplete(now() - brokenMs);

@@ -321,15 +321,15 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * Returns columns that have an index. If a list filters by several of them, it uses only the index of the first one. So
- * the columns that leave the fewest rows come first.
+ * Returns columns that have an index, the most selective first. A list that filters by several of them uses only the
+ * index of the first one.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // For failures (such as `timeout`), `status` is left out, so that the index commands_failed can find rows by machine
-  // and status together.
+  // For failures (such as `timeout`), `status` is left out. pageOfRows() then does not hide the status from SQLite,
+  // which can use the index commands_failed for machine and status together.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

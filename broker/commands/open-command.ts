@@ -144,7 +144,7 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // At all brokers together, the batch has no free slot, or too many commands failed. The command stays queued.
+      // Counted over all brokers, the batch has no free slot, or too many commands failed. The command stays queued.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
@@ -258,7 +258,7 @@ export class OpenCommand {
     } else if (exit) {
       const end = endOf(exit, this.record, link.journalId);
       if (end.status === 'expired') return end; // The command never ran, so it may be queued again.
-      // If the machine has lost output before the exit, readers see a gap.
+      // If the machine has lost output before the exit, skip() records a gap, which readers then see.
       const { stdout, stderr } = this.output;
       if (exit.stdout_bytes > stdout.end) await stdout.skip(exit.stdout_bytes);
       if (exit.stderr_bytes > stderr.end) await stderr.skip(exit.stderr_bytes);

@@ -206,7 +206,7 @@ async function* parts(
       if (output.stopped)
         throw new AppError(
           'unavailable',
-          'this broker no longer reads this output; continue later from the last offset',
+          'this broker is stopping, or another broker is now responsible for the machine: read on from the last offset',
         );
       if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }

@@ -105,7 +105,7 @@ export function commandWith(saved: SavedCommand, values: ParameterValues): Comma
   const unknown = Object.keys(values).find((name) => !parameters.some((one) => one.name === name));
   if (unknown !== undefined) throw refused(unknown, `is no parameter of ${saved.name}`);
   const time: PatternTime = { left: patternMs };
-  // The name of a parameter can be that of a property that every object has, such as `constructor`.
+  // A Map, because a parameter can have the name of a property that every object inherits, such as `constructor`.
   const given = new Map(Object.entries(values));
   const texts = new Map(parameters.map((one) => [one.name, textOf(one, given.get(one.name), time)]));
   const args = argv.flatMap((argument) => {

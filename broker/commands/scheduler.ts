@@ -78,7 +78,7 @@ export class Scheduler {
     return this.#load({ machineIds });
   }
 
-  /** Another broker has stored these batches. Loads their open commands for machines of this broker. */
+  /** Loads the open commands of these batches, which another broker has stored, for machines of this broker. */
   adoptBatches(batchIds: readonly string[]): Promise<void> {
     return this.#load({ batchIds });
   }

@@ -18,7 +18,7 @@ export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
   readonly changed: Wake;
-  /** True once the broker is stopping. More output arrives only after its next start. */
+  /** True once the broker is stopping, or another broker owns the machine. Readers must not wait for more output. */
   stopped = false;
   readonly #disk: OutputDirectory;
   #reported = false;
@@ -109,7 +109,7 @@ export class Output {
     for (const stream of streams) this[stream].release();
   }
 
-  /** Wakes readers and requests that wait for the end of the command, because the broker stops. */
+  /** Wakes all waiting readers and requests. Call it when the broker stops or another broker owns the machine. */
   stop(): void {
     this.stopped = true;
     this.release();

@@ -84,7 +84,7 @@ export function clientWithEtag(report: (etag: string | null) => void): Farhand {
 
 /** Returns an error's message for the user. The broker's messages name the next step. */
 export function messageOf(error: unknown): string {
-  // With another status, a proxy has answered, and the error's own message says so.
+  // Status 0 means that nothing answered. With another status, a proxy answered, and the error's message says so.
   if (error instanceof FarhandError && error.code === 'no_answer' && error.status === 0)
     return 'The broker does not answer. Check that it runs, then try again.';
   return error instanceof Error ? error.message : String(error);

@@ -9,10 +9,10 @@ export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 /** The key of this login; undefined while it is unknown, null if there is no login. */
 export const me = signal<Me | null | undefined>(undefined);
 
-/** Milliseconds from a login to the request for other brokers. The first page is loaded before this request. */
+/** Delay, in milliseconds, of the request for the list of brokers. Meanwhile the first page is loaded. */
 const othersMs = 2_000;
 
-/** True if the broker shares its database with others, as far as the key may know. */
+/** True if the broker shares its database with others. False while this is unknown, or if the key lacks admin. */
 export const hasOthers = signal(false);
 
 /**
@@ -49,7 +49,7 @@ export async function identify(): Promise<void> {
   }
 }
 
-/** Without an answer, the menu leaves out the page of brokers. */
+/** Sets `hasOthers`. If the broker does not answer, the menu leaves out the page of brokers. */
 async function findOthers(): Promise<void> {
   hasOthers.value = await client.brokers.list({ limit: 1 }).then(
     ({ total }) => total > 0,

@@ -11,7 +11,7 @@ const isSafariOverHttp = (): boolean =>
   location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
 
 function refuse(error: unknown): never {
-  // The broker's own text is for programs, which send the key in a header.
+  // The broker's messages are for programs that send the key in a header. Users of this page get another text.
   const isUnknown = error instanceof FarhandError && error.code === 'unauthorized';
   throw isUnknown ? new Error('The broker does not know this key, or it was revoked or has expired.') : error;
 }

@@ -12,7 +12,7 @@ export interface MenuItem {
   key: string;
   pattern: string;
   needs: Scope | undefined;
-  /** True if the item is left out unless several brokers share a database. */
+  /** True if the menu contains the item only while several brokers share a database. */
   needsOthers?: boolean;
 }
 

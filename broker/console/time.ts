@@ -1,4 +1,4 @@
-// Timers, and the formatting of times and sizes. Pages read the time only from here.
+// Timers, and the formatting of times and sizes. Pages call now() instead of Date.now().
 import { signal } from '@preact/signals';
 
 export const now = (): number => Date.now();

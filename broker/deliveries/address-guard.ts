@@ -10,8 +10,8 @@ type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Network = [Address, number];
 
 /**
- * The error for a forbidden address. Its message contains the host of the URL, but never an address that a
- * name resolved to.
+ * The error for a forbidden address. Its message contains the host of the URL, but no address that a name resolves to:
+ * clients must not be able to look up internal addresses.
  */
 export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';

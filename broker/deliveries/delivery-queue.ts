@@ -106,8 +106,8 @@ export class DeliveryQueue<R extends Receiver> {
     const all = [...receivers.all()];
     const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
-    // A due time that was stored while the clock was ahead can be far in the future. No delivery therefore waits
-    // longer than the longest possible delay.
+    // A due time that was stored while the clock was ahead can be far in the future, so due times are limited to the
+    // longest possible delay. The factor 2 is for Retry-After (see #waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
       const begin = (): void => void this.#limitDue(id, longest);

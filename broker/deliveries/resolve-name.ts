@@ -1,5 +1,5 @@
-// Resolves host names of webhooks without Node's thread pool. If a name server does not answer, file operations and
-// other webhooks are therefore not delayed.
+// Resolves host names of webhooks without Node's thread pool, which file operations also use. A name server that does
+// not answer therefore delays neither file operations nor other webhooks.
 import { promises as dns } from 'node:dns';
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';

@@ -129,7 +129,8 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
     ...(entry.mode & 0o1000 && { sticky: true }),
     owner: entry.owner,
     group: entry.group,
-    // A file system may store times that ISO 8601 cannot express. They become the nearest one that it can.
+    // A file system may store times that ISO 8601 cannot express. Such a time becomes the
+    // nearest time that ISO 8601 can express.
     modified_at: iso(Math.min(latestInstant, Math.max(-latestInstant, entry.modified_at_ms))),
     ...(entry.link_target && { link_target: text(entry.link_target) }),
     ...(isSpecial(entry.special) && { special: entry.special }),

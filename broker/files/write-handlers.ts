@@ -164,7 +164,7 @@ async function store(
     .get(machine_id)
     .stub.writeFile(upload(open, chunks, commit), options)
     .catch((error: unknown) => {
-      // A client that sends If-None-Match expects the error of a condition (RFC 9110 section 13.1.2).
+      // With If-None-Match, an existing file means that the condition is false: 412 (RFC 9110 section 13.1.2).
       const isOld =
         if_none_match !== undefined && error instanceof AppError && error.code === 'already_exists';
       throw isOld ? new AppError('precondition_failed', error.message, error.details) : error;

@@ -67,8 +67,8 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
 /**
- * What opens a call: the field `start` or `open` of a stream's first message, or the whole message of an rpc with a
- * single request.
+ * The part of the first message that opens a call. If the requests are a stream, this is the field `start` or `open`,
+ * otherwise the whole message.
  */
 type Opening<M extends Method> =
   Received<M> extends { start?: infer S }
@@ -122,8 +122,8 @@ export function partsOf({ params, query, headers }: Route, message: object): Par
 export class Call<M extends Method = Method> {
   readonly requestId: string;
   /**
-   * Fires when the client goes away, stalls or sends an invalid message, when a message cannot be handled, when the key
-   * loses the rights, when the broker stops, and when the call ends.
+   * Fires when the call ends, the broker stops or the key loses the rights. Also fires when the client goes away,
+   * stalls or sends an invalid message, and when a message cannot be handled.
    */
   readonly gone = new AbortController();
   /**

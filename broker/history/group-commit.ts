@@ -128,8 +128,8 @@ export class GroupCommit {
   }
 
   /**
-   * Commits a group of a single change. It needs no savepoint. Its COMMIT does not wait for the answers to its last
-   * writes, but on PostgreSQL for the id of the transaction.
+   * Commits a group of a single change, which needs no savepoint. COMMIT is sent without a wait for the answers to the
+   * last writes, which saves a round trip.
    */
   async #commitOne(member: Pending): Promise<void> {
     const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);

@@ -15,7 +15,7 @@ const schemaVersion = 1;
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
-/** What may be missing from history.db without an error. */
+/** Missing data of history.db that causes no error. */
 interface Accepted {
   /** history.db may be missing or empty: no broker has run here yet, or the user accepts the loss (--new-history). */
   isNew?: boolean;
@@ -45,8 +45,8 @@ export function openHistory(
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // - secure_delete overwrites deleted rows, because they may contain secrets, such as the environment of a command.
   // - recursive_triggers also overwrites rows that INSERT OR REPLACE replaces.
-  // - temp_store keeps the old content of changed pages in memory, not in a file: some 25 pages for each change in a
-  //   group commit.
+  // - temp_store: each change in a group commit has a savepoint, for which SQLite saves the old content of some 25
+  //   pages. MEMORY avoids a file for these pages.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );

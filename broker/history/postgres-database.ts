@@ -46,7 +46,7 @@ export class PostgresDatabase implements Database {
   readonly committed: RowReader;
   readonly #pool: Pool;
   readonly #committedPool: Pool;
-  /** The value of `writer.disconnects` when each connection was opened. */
+  /** The value of `writer.disconnects` when each connection was opened. #connect() closes outdated connections. */
   readonly #disconnectsAtOpening = new WeakMap<PoolClient, number>();
 
   private constructor(address: PostgresAddress, writer: PostgresSession, log: Logger) {

@@ -87,7 +87,10 @@ export class PostgresSession implements Writer {
   #number = 0;
   /** Number of the last transaction that is known to be committed. */
   #committed = 0;
-  /** A random text for each connection. A transaction of an earlier connection can no longer commit. */
+  /**
+   * A random text for each connection, also stored in the table `writers`. A transaction of an earlier connection can
+   * no longer commit, because the table then has another text.
+   */
   #session = '';
   /** Number of times that the connection was lost. */
   disconnects = 0;
@@ -102,8 +105,8 @@ export class PostgresSession implements Writer {
   /** Id of this broker's row in the table `writers`. */
   readonly #writerId: string;
   /**
-   * The query after BEGIN. It stores the number of the transaction. On an earlier connection of this broker it fails,
-   * because it divides by zero.
+   * The query after BEGIN. It stores the number of the transaction. On an earlier connection of this broker, `session`
+   * in the table differs, so the query divides by zero and fails.
    * If brokers share the database, it also takes `commitLock` and notifies the other brokers. The query is prepared,
    * which saves 0.1 ms of each transaction.
    */
@@ -173,7 +176,7 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
     this.#number += 1;
-    // If these queries fail, so do the statements after them, and they report the error.
+    // Errors of these queries are ignored: the statements after them then fail too, and report the error.
     client.query('BEGIN').catch(() => {});
     const values = [this.#writerId, this.#number, this.#session];
     client.query({ ...this.#startOfTransaction, values }).catch(() => {});
@@ -228,8 +231,8 @@ export class PostgresSession implements Writer {
   }
 
   /**
-   * Makes all transactions of earlier connections fail that have not committed yet, and waits for one that is
-   * committing. Returns the number of the last committed transaction; undefined if this broker's row is missing.
+   * Makes all uncommitted transactions of earlier connections fail, and waits for one that is just committing. Returns
+   * the number of the last committed transaction; undefined if this broker's row is missing.
    */
   async #fence(client: Client): Promise<number | undefined> {
     const session = randomBytes(8).toString('hex');
@@ -317,7 +320,7 @@ export class PostgresSession implements Writer {
 class CommitsLostError extends StartError {
   constructor(name: string) {
     super(
-      `${name} has lost changes that it had confirmed, so this broker ends: started again, it reads what the database has now. Was a standby promoted that did not have all changes?`,
+      `${name} has lost changes that it had confirmed, so this broker ends. After a restart, it uses the data that the database has now. Check whether a standby was promoted that lacked these changes`,
       1,
     );
   }

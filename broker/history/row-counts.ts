@@ -1,6 +1,6 @@
 // Counts rows in the background and stores the counts, so that a list can get its exact total without a scan of the
-// table. The query for that total adds up stored counts. Besides, it counts only the newest rows, and the rows near
-// `since` and `until`.
+// table. The query for that total adds up stored counts. It counts rows only where the stored counts do not suffice:
+// the newest rows, and the rows near `since` and `until`.
 //
 // Transactions that write must run one after another (see commitLock). Rows then become visible in the order of their
 // numbers, and do not change while they are counted.
@@ -36,8 +36,8 @@ export interface Bounds {
  */
 export const sequencesPerMs = 1_000;
 /**
- * The counts are per quarter of an hour. If `since` or `until` of a list is inside a quarter, the query counts the
- * quarter's rows before that time, because the stored count includes all rows of the quarter.
+ * The counts are per quarter of an hour. A stored count includes all rows of its quarter. If `since` or `until` of a
+ * list is inside a quarter, the query therefore counts the rows of that quarter before that time.
  */
 const quarterMs = 900_000;
 /** Maximum number of rows that one step counts. A step takes some 3 ms. */

@@ -22,7 +22,7 @@ export class SqliteDatabase implements Database {
   readonly name = 'history.db';
   readonly isReady = true;
   readonly isRemote = false;
-  /** Reads need no other connection, because they take microseconds. */
+  /** Reads of committed rows use the same connection, because they take only microseconds. */
   readonly committed = this;
   readonly #database: DatabaseSync;
   readonly #file: string;

@@ -66,8 +66,8 @@ export class OrderedTable {
   }
 
   /**
-   * Adds a row, numbered above all earlier rows. Resolves with false if the table has the row already. Calls `added`
-   * for a new row, before the hooks of the commit.
+   * Adds a row, numbered above all earlier rows. Resolves with false if the table has the row already. For a new row,
+   * calls `added` before the functions that were passed to committed().
    */
   async add(
     transaction: HistoryTransaction,

@@ -104,7 +104,7 @@ export function serviceHandlers(
     },
     docs(_input, caller) {
       const nonce = newNonce();
-      // Redoc's style contains its icons as a font in a data: URL.
+      // The policy allows fonts in data: URLs, because Redoc's stylesheet contains its icons as such a font.
       caller.headers.set('Content-Security-Policy', pagePolicy(nonce, "'self' data:"));
       return { type: 'text/html', body: pageWith(nonce) };
     },

@@ -22,8 +22,8 @@ const maxMs = 300_000;
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
 /**
- * Maximum number of fields of a JSON body. The largest schema allows 256 fields, for the variables of a command. The
- * rest is spare.
+ * Maximum number of fields of a JSON body. The largest schema allows 256 fields for the variables of a command. The
+ * others are a reserve for the remaining fields of such a body.
  */
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
@@ -142,8 +142,9 @@ export async function* bytesOf(
 }
 
 /**
- * Reads a form with one part called `file`. If the fields before that part are `sufficient`, the promise resolves when
- * the part begins. Otherwise the whole file is first spooled to disk, so that the fields after it are read too.
+ * Reads a form with one part called `file`. If `sufficient` returns true for the fields before that part, the promise
+ * resolves when the part begins. Otherwise the whole file is first spooled to disk, so that the fields after it are
+ * read too.
  */
 export async function readForm(
   request: IncomingMessage,
@@ -271,7 +272,7 @@ function parserOf({ headers }: IncomingMessage): BusboyInstance {
     return new Busboy({
       headers: { ...headers, 'content-type': type },
       limits: { ...limits, files: 1 },
-      // A part called file is the file even if it has no file name.
+      // The part called `file` counts as the file, even if it has no file name.
       isPartAFile: (name, _type, fileName) => name === 'file' || fileName !== undefined,
     });
   } catch (error) {
@@ -316,7 +317,7 @@ export async function createSpool(directory: string) {
         }
         if (spooledBytes + chunk.length > maxSpooled) {
           const message =
-            'the broker has no room for another file that comes before the form field "path": send "path" before the file, or in the query';
+            'other uploads use up the broker’s disk quota for files that come before the form field "path": send "path" before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         spooledBytes += chunk.length;

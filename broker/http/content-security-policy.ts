@@ -2,8 +2,8 @@
 import { randomBytes } from 'node:crypto';
 
 /**
- * Returns a policy with these rules: only the broker's own files are loaded, inline styles need the nonce,
- * and no text becomes markup.
+ * Returns a policy with these rules: only the broker's own files are loaded, and inline styles need the nonce. Scripts
+ * can turn text into HTML or code only through a Trusted Types policy.
  */
 export function pagePolicy(nonce: string, fonts = "'self'"): string {
   return [

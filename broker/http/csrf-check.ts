@@ -39,7 +39,10 @@ const forwarding = [
   'x-real-ip',
 ];
 
-/** True if the request came through a proxy that is not trusted. Its client may then be on any machine. */
+/**
+ * True if the request came through a proxy that is not trusted. The client's address is then unknown, so the client may
+ * be on any machine.
+ */
 export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean {
   return hasForwarding(request) && !proxies.trusts(peerOf(request));
 }

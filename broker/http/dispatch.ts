@@ -79,7 +79,7 @@ export function dispatcher(
     let admitted = false;
     const act = async (parsed: unknown, caller: Caller): Promise<void> => {
       admitted = true;
-      // Each part of a route is an object schema, so the parsed parts form one object.
+      // The cast is safe: the schema of every part of a request is an object, so the parsed parts form one object.
       const input = parsed as Input;
       if (content) {
         const { chunks, fields } = content;
@@ -118,8 +118,8 @@ export function requestIdOf(ctx: Context): string {
 }
 
 /**
- * Returns the parts of a request except its body. The only headers are those that the route defines. `_` in the name of
- * such a header stands for `-`.
+ * Returns the parts of a request except its body. Of the headers, it includes only those that the route defines. The
+ * route writes their names with `_` in place of `-`.
  */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);

@@ -43,12 +43,13 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
 
   return async (ctx, client, parts) => {
     if (client.quota?.refusal) return false;
-    // If the request cannot be read, this broker refuses it and writes its audit record.
+    // If find() fails, for example because of malformed JSON, this broker does not forward the request. It refuses the
+    // request itself, and writes the audit record.
     const { subject, body } = await find(client, parts).catch((): Found => ({}));
     if (!subject) await peers.refresh();
     const elsewhere = subject && peers.elsewhere(subject);
     if (!elsewhere) return false;
-    // The owner also checks the size of a body that this broker has not read.
+    // If this broker has not read the body, the body is streamed to the owner, which then checks the size.
     await elsewhere.forward(ctx.req, ctx.res, { client, requestId: String(ctx.state.requestId), body });
     ctx.respond = false;
     return true;

@@ -76,7 +76,7 @@ const paged = single
     total: z.int().describe('Number of items in all'),
     limit: z.int().describe('Largest number of items in the answer'),
     offset: z.int().describe('Number of items that were skipped before this page'),
-    has_more: z.boolean().describe('Whether items follow'),
+    has_more: z.boolean().describe('Whether more items follow this page'),
   })
   .meta({ id: 'ListMeta' });
 const errorBody = named('Error', {
@@ -340,8 +340,8 @@ export function codesOf(route: Route): Code[] {
 function idsIn(route: Route): Code[] {
   const body = route.body instanceof z.ZodObject ? route.body.shape : {};
   const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
-  // describe() copies an id schema, but the copy shares the check objects of the original. So the check objects show
-  // which kind of id it is.
+  // A route may use a copy of an id schema that describe() has made. The copy has the same check objects as the
+  // original, so these objects identify the kind of id.
   const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
   const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
   const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));

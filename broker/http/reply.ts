@@ -27,7 +27,10 @@ interface Exchange {
  * Longest wait in milliseconds for the first item of a stream. After that, the response headers are sent without it.
  */
 const headMs = 50;
-/** Milliseconds without an event after which a comment is sent, so that no proxy closes the idle connection. */
+/**
+ * If a stream has no event for this number of milliseconds, the client gets a comment line (`beat`). Otherwise a proxy
+ * could close the idle connection.
+ */
 const quietMs = 15_000;
 const beat = ':\n\n';
 const pieceBytes = 64 * 1024;
@@ -86,15 +89,15 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
 type GrowingParts = Omit<GrowingReply<Record<string, unknown>, string>, 'meta'> & { meta?: object };
 
 /**
- * Splits a reply if its array is too long to be checked in one turn of the event loop. Returns its other fields and
- * slices of the array; undefined if the reply needs no split.
+ * Splits a reply whose array is too long to be checked in one turn of the event loop. Returns the array in slices, and
+ * the other fields of the reply; undefined if no split is needed.
  */
 function longReply(
   { grows = '', parts }: Route,
   reply: unknown,
 ): (GrowingParts & { count: number }) | undefined {
   if (!parts) return undefined;
-  // The cast is safe: a route with parts answers an object, and `grows` is the name of an array in it.
+  // The cast is safe: a route with `parts` replies with an object, and `grows` is the name of an array in that object.
   const { [grows]: items, ...head } = reply as Record<string, unknown> & { [grows: string]: unknown[] };
   const count = items?.length ?? 0;
   return items && count > mostItems ? { head, items: slicesOf(items), count } : undefined;
@@ -254,7 +257,7 @@ async function send(
 ): Promise<void> {
   const { res } = ctx;
   const { status, headers, length, quiet = false } = reply;
-  // The headers of a `quiet` stream wait only a moment for its first chunk.
+  // The first chunk of a `quiet` stream may come late, so its headers wait for that chunk only `headMs` milliseconds.
   const ready = chunks && (await begun(chunks, length, quiet ? headMs : Number.POSITIVE_INFINITY));
   ctx.status = status;
   ctx.set(headers);

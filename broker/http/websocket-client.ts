@@ -34,13 +34,13 @@ const stuckMs = 25_000;
 
 const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
   ended: 'the session ended',
-  stopping: 'the broker is stopping, or another one takes the machine over; attach again',
+  stopping: 'the broker is stopping, or another broker takes over the machine; attach again',
   detached: 'this client was detached; the session goes on',
   forbidden: 'this key is no longer allowed to attach to the session',
   fell_behind: 'this client read too slowly; attach again',
 };
 
-/** A client of a session that is connected by a WebSocket. */
+/** A terminal client of a session; the client is connected through a WebSocket. */
 export class WebSocketClient implements ClientPort {
   readonly actions: AsyncIterable<Action>;
   readonly #ws: WebSocket;

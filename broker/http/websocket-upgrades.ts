@@ -69,7 +69,7 @@ export class WebSocketUpgrades {
 
   /**
    * Checks a request to open a WebSocket. If it returns true, forward() or take() must be called in the same turn
-   * of the event loop.
+   * of the event loop: later, the limits and rights that were checked may have changed.
    */
   admits(request: IncomingMessage): boolean {
     const session = sessionOf(request);

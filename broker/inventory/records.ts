@@ -24,7 +24,7 @@ export interface Collected {
 /** The parts of an inventory that each item of GET /inventory contains. */
 export type Summary = Pick<Listed, 'collected_at' | 'facts' | 'updates'>;
 
-/** A package of a machine, with the rule by which its version is compared. */
+/** A package on a machine. `package_format` decides by which rule its version is compared with others. */
 export interface FoundPackage {
   machine_id: string;
   package_format: PackageFormat | undefined;

@@ -264,9 +264,10 @@ function assertNotMore(key: Key, own: Key): void {
 }
 
 /**
- * Returns the ids of objects that stop when a key is revoked: the key's enabled schedules that the caller may see, and
- * its enabled webhooks and alert channels. Its queued commands and logins end too, but are not returned. Also returns the ids of the saved commands that were last changed with
- * this key. Other keys can still run these commands, so the user should check them.
+ * Returns the ids of the objects that stop when a key is revoked: the key's enabled schedules that the caller may see,
+ * and its enabled webhooks and alert channels. The key's queued commands and logins end too, but their ids are not
+ * returned. Also returns the ids of the saved commands that were last changed with the key. Other keys can still run
+ * these commands, so the user should check them.
  */
 function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
   const { schedules, webhooks, alert_channels, saved_commands } = declared;
@@ -286,7 +287,7 @@ function stoppedWith({ id }: Key, declared: Declared, caller: Caller) {
   };
 }
 
-/** Stores the limits of a removed key with its schedules, so that their machines stay the same. */
+/** Stores the limits of a removed key in its schedules with tags, so that they still select the same machines. */
 function fixMachines({ id, machine_ids, tags }: Key, transaction: StateTransaction): void {
   const own = transaction.all('schedules').filter((one) => one.tags !== null && one.requested_by === id);
   for (const one of own) transaction.put('schedules', { ...one, key_limits: { machine_ids, tags } });
@@ -359,7 +360,8 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // The error is ignored: the history logs it, and a later use of the key is written again.
+      // The error is ignored: the history logs it. Later uses of the key are written again, and the next start
+      // deletes the rows of removed keys.
       .catch(() => {});
   }
 }

@@ -16,8 +16,8 @@ const machineLines = 30;
 const machineHellos = 60;
 const minute = 60_000;
 /**
- * Maximum number of machines that a limiter counts. It is infinite, because only machines that have joined are
- * counted.
+ * Maximum number of machines that a limiter counts. It is infinite: only machines that have joined are counted, so
+ * unknown clients cannot fill the memory.
  */
 const unlimited = Number.POSITIVE_INFINITY;
 

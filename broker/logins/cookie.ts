@@ -3,8 +3,8 @@
 
 const name = '__Host-farhand';
 /**
- * Allows only blanks and tabs before the name of the cookie. For a browser, any other white space there is a part of
- * the name. The name then does not begin with `__Host-`, so a neighbouring host could set such a cookie.
+ * Allows only blanks and tabs before the name of the cookie. A browser counts any other white space there as a part of
+ * the name. Such a name does not begin with `__Host-`, so another subdomain could set a cookie with it.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

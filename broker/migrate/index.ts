@@ -40,7 +40,8 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
     return print(helpText(`${name} migrate`, purpose, helpTable).trimEnd());
   }
   const { to: target, ...given } = readSettings(settingsTable, { argv: withSettingsOf(name, argv), env });
-  // No other broker may use the data meanwhile. A broker that stores its data in files refuses these settings.
+  // The settings for several brokers are removed: no other broker may use the data during the migration, and a broker
+  // that stores its data in files refuses them.
   const settings = { ...given, peer_listen: undefined, peer_url: undefined };
   if (target === undefined)
     throw new UsageError('--to is missing: set it to postgres://USER@HOST/DATABASE, or to files');

@@ -38,7 +38,7 @@ export function installLineFor(
     return missingLine('the broker has no public address; start it with --public-url https://HOST:8420');
   if (protocol !== 'https:' && !isLoopback(hostname))
     return missingLine(
-      `${url} is not encrypted, so others could replace the agent; start the broker with --tls, or with an https --public-url`,
+      `${url} is not encrypted, so others on the network could replace the downloaded agent; start the broker with --tls, or with an https --public-url`,
     );
   const secured = protocol === 'https:' ? ` --proto '=https'` : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';

@@ -28,7 +28,7 @@ export type Recorder = ReturnType<typeof createAuditRecorder>;
 const mostRefusals = 60;
 /**
  * Maximum number of log lines per minute about requests that were answered with `unavailable`, and whose record could
- * not be written. While the database is away, each request would add a line.
+ * not be written. Without this limit, every request would add a line while the database cannot be reached.
  */
 const mostUnrecorded = 10;
 const minute = 60_000;
@@ -44,7 +44,7 @@ export function createAuditRecorder(
   });
   const unrecorded = new UnrecordedLog(log);
 
-  /** Adds the audit rows of a request, one for each machine. `before` is the number of its earlier rows. */
+  /** Adds audit rows of a request, one for each machine. Their ids are numbered from `before`, the rows it has already. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
   }

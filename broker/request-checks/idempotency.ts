@@ -133,8 +133,8 @@ export class Idempotency {
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // This request could not be stored, so it does not run. If an earlier request with this Idempotency-Key is
-      // running, the id stays in #underWay for that request.
+      // This request was refused or could not be stored, so it does not run. Only the request that added the id to
+      // #underWay removes it: an earlier request with the same Idempotency-Key may still be running.
       if (isNew) this.#underWay.delete(id);
       throw error;
     });

@@ -18,7 +18,7 @@ export interface RawInput {
 export interface FoundId {
   noun: IdNoun;
   id: string;
-  /** True for an id in a list. Ids outside lists are the subject of the request. */
+  /** True if the id is in an array, such as `machine_ids`. Any other id names the object that the request is about. */
   listed: boolean;
   /** True if the id is a filter of a list or of an event stream. Such an id may identify a removed object. */
   filters: boolean;

@@ -37,7 +37,10 @@ export interface Quota {
 
 export type Rates = ReturnType<typeof createRateLimits>;
 
-/** Runs one SQL statement, with values for `$1` and so on. Times and counts in its result are numbers. */
+/**
+ * Runs one SQL statement with `values` for `$1`, `$2` and so on, and returns the rows. Times and counts in the rows are
+ * numbers, not texts.
+ */
 export type CountTogether = (text: string, values: (string | number | null)[]) => Promise<object[]>;
 
 export interface RateSettings {
@@ -98,7 +101,10 @@ function limiter(points: number): RateLimiterMemory {
   return new RateLimiterMemory({ points, duration: windowSeconds });
 }
 
-/** Counts the requests of a key at all brokers. While the database does not answer, this broker counts for itself. */
+/**
+ * Counts the requests of a key at all brokers. While the database does not answer, this broker counts only the requests
+ * that it gets itself.
+ */
 function sharedLimiter(points: number, countTogether: CountTogether): RateLimiterPostgres {
   const query = async ({ text, values }: { text: string; values: (string | number | null)[] }) => ({
     rows: await countTogether(text, values),

@@ -144,7 +144,7 @@ export class Schedules {
         paramsOf(after, transaction.before);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // This check comes last. A caller who is not allowed to use the machine then gets the error about the machine.
+        // This check comes last, so that a caller who is not allowed to use the machine gets the error about that.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -278,7 +278,7 @@ export class Schedules {
     throw new AppError('conflict', message, { schedule_id: schedule.id });
   }
 
-  /** Returns future due times that have already run. These schedules ran them while the clock was ahead. */
+  /** Returns the future due times for which these schedules have already run, because the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
       schedules.map(({ id }) => id),
@@ -322,7 +322,7 @@ export class Schedules {
   }
 }
 
-/** Throws validation_failed for parameters without a saved command that has them. */
+/** Throws validation_failed if a schedule has parameters but no saved command, because only saved commands use them. */
 function assertUseOfParameters({
   saved_command_id = null,
   parameters = null,

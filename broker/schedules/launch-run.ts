@@ -96,7 +96,7 @@ export class Launcher {
   }
 
   /**
-   * True if all of these runs may have ended, but their machines have not reported it yet. This holds for runs from
+   * True if all of these runs may have ended without a report from their machines. This is possible for runs from
    * before this broker started or took over the machine, until the machine has had time to report.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {

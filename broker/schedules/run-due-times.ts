@@ -223,7 +223,7 @@ export class DueTimes {
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** Stores one row for all missed due times up to `until`. The row has the time of the last one that did not run. */
+  /** Stores one row for all missed due times up to `until`. Its time is the last due time that had no run. */
   async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
@@ -257,7 +257,10 @@ export class DueTimes {
 const overlapping = 'the previous run had not ended';
 const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/** Returns the end of a row's `reason`: which due times share the row. Returns '' if there is only one due time. */
+/**
+ * Returns the end of a row's `reason`: how many due times the row stands for, and their period. Returns '' if there is
+ * only one.
+ */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';

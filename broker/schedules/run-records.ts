@@ -103,7 +103,7 @@ export class ScheduleRecords {
     if (at !== null) putMark({ schedule_id, machine_id, at }, transaction);
   }
 
-  /** Stores runs without a command. If `notify` has on_failure, the last one causes an event, unless it is skipped. */
+  /** Stores runs without a command. The last one, unless skipped, causes an event if `notify` has on_failure. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);

@@ -59,7 +59,10 @@ export class TrackedSchedules {
     this.#cancelRetry();
   }
 
-  /** Calls `watcher` after the schedules or this broker's part of them change. Call the returned function to stop. */
+  /**
+   * Calls `watcher` after a change of the schedules, machines or keys, and after this broker has taken over machines.
+   * Call the returned function to stop.
+   */
   watch(watcher: () => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);

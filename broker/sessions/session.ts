@@ -379,7 +379,8 @@ function refusalOf(error: unknown, unopened: boolean, session: Session, link: Li
   if (!(error instanceof AppError)) return undefined;
   // The terminal may exist in spite of these errors, so the call is repeated.
   const unsure = ['machine_offline', 'machine_timeout'];
-  // If the terminal was not open yet, it does not exist after `unavailable`. An open terminal may still exist.
+  // After `unavailable`, a terminal that was not open yet does not exist. A terminal that was open may still exist, so
+  // the call for it is repeated.
   if (!unopened) unsure.push('unavailable');
   if (unsure.includes(error.code)) return undefined;
   return unopened ? { reason: `${error.code}: ${error.message}` } : lostOn(session, link);

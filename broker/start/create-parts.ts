@@ -261,7 +261,7 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     brokers: {
       async list(input) {
         if (!cluster) return { items: [], total: 0 };
-        // A single broker does not load the code of several.
+        // This code is loaded only here, because a single broker does not need it.
         const { listBrokers } = await import('../cluster/list-brokers.ts');
         return listBrokers(input, history, cluster.brokerId);
       },

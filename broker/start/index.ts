@@ -41,7 +41,10 @@ export interface Broker {
   socket: string;
   /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
-  /** True if the broker serves requests, and can read its files. A database server may be away. */
+  /**
+   * True if the broker serves requests and its history.db answers. A database server does not have to answer, because
+   * a restart of the broker would not help.
+   */
   alive(): Promise<boolean>;
   /** Never resolves. Rejects if the broker must end, because its database has lost changes. */
   failed: Promise<never>;

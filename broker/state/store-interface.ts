@@ -15,7 +15,7 @@ export interface Edited {
 /** The documents after a commit. */
 export interface Version {
   declared: Declared;
-  /** A later commit has a higher generation, unless the connection was lost in between. */
+  /** A later commit has a higher generation, unless the database was disconnected in between (see `disconnects`). */
   generation: number;
   /**
    * Number of times that the connection to the database had been lost when the documents were read. After a loss, the

@@ -10,7 +10,7 @@ const chunkBytes = 256 * 1024;
 
 /**
  * The progress of a machine. `busy`: the machine has the package, and waits until its running commands and terminals
- * have ended. `commands` is the number of both.
+ * have ended. `commands` is the number of commands and terminals together.
  */
 export type Progress = { is: 'staged' } | { is: 'busy'; commands: number } | { is: 'switching' };
 

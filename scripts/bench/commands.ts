@@ -105,7 +105,7 @@ function flags(): { runs: number; kept: number; only: Part[] } {
   return { runs: Math.floor(runs), kept: Math.floor(kept), only };
 }
 
-// ---- Asking, in turns
+// ---- Running the ways in turn
 
 /** Runs commands in a small process, as `ask` describes. Returns the measurements of this process. */
 async function measureInProcess<T>(ask: Ask): Promise<T> {

@@ -54,7 +54,7 @@ interface Side {
   client: Client;
   machine: string;
   typist: Typist;
-  /** Two paths on the machine of this side: a file to download, and the target of uploads. */
+  /** `large` and `copy` are paths on the machine: a file to download, and the target of uploads. */
   large: string;
   copy: string;
 }

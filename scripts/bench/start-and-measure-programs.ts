@@ -265,7 +265,7 @@ export async function timed(count: number, once: () => Promise<unknown>): Promis
   return times.sort((a, b) => a - b);
 }
 
-/** Returns the value of a sorted list below which this share of the list lies. */
+/** Returns a quantile of a sorted list. `share` is from 0 to 1; 0.5 returns the median. */
 export const at = (sorted: number[], share: number): number =>
   sorted[Math.floor(sorted.length * share)] ?? Number.NaN;
 

@@ -92,7 +92,7 @@ Description: ${programs[name].summary}
 `;
 }
 
-/** Returns the maintainer scripts. They leave a unit alone that starts the program of another installation. */
+/** Returns the maintainer scripts. They do not change a systemd unit that starts a program of another installation. */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
   // During an upgrade, root's upgrade unit restarts the service itself, because it watches how the new version starts.

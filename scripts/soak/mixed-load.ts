@@ -17,16 +17,16 @@ export interface LoadSettings extends Access {
 export interface Load {
   /** The file to which every command of a real machine appends a line, the command's marker. */
   counter: string;
-  /** Commands of real machines that a broker has accepted: their markers, by the id of the command. */
+  /** The marker of each command on a real machine that a broker has accepted, by the command's id. */
   commands: Map<string, string>;
   /**
-   * Batches on all real machines that a broker has accepted: the marker that each command of the batch appends to
-   * `counter`, by the id of the batch.
+   * For each batch on all real machines that a broker has accepted, by its id: the marker that its commands append to
+   * `counter`.
    */
   batches: Map<string, string>;
   /** Ids of the commands of simulated machines that a broker has accepted. */
   simulatedCommands: string[];
-  /** Batches of simulated machines that a broker has accepted: the number of machines, by the id of the batch. */
+  /** The number of machines of each accepted batch on simulated machines, by the batch's id. */
   simulatedBatches: Map<string, number>;
   /** Names of keys that were created. */
   keys: string[];

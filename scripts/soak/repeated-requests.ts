@@ -36,7 +36,8 @@ export async function insist(
       const answer = await fetch(`${url}/api/v1${path}`, { method: 'POST', headers, body: text, signal });
       const received = (await answer.json()) as Answer['body'];
       const underWay = answer.status === 409 && received.error?.details.under_way === true;
-      // A broker refuses a request on a connection that was opened ahead of time and sent nothing for 15 s.
+      // fetch may open a connection before it needs one. If the connection sends nothing for 15 s, the broker refuses
+      // its first request.
       const isLate = received.error?.message.includes('send the request again') ?? false;
       if (answer.status !== 503 && answer.status !== 500 && !underWay && !isLate)
         return { status: answer.status, body: received };

@@ -10,14 +10,14 @@ export const brokers = {
   list: build('list', 'GET', '/brokers', 'admin', {
     summary: 'List the brokers that share this broker’s database',
     description:
-      'A broker owns the machines that are linked to it, and machines that were claimed from a broker that has stopped. The list is empty for a broker without `--peer-listen`.',
+      'A broker owns the machines whose agents are connected to it, and the machines that it has taken over from stopped brokers. The list is empty for a broker without `--peer-listen`.',
     query: paging(sort),
     reply: named('Broker', {
       id: z.string().describe('Id of the broker; a restart changes it'),
       url: z.string().describe('URL at which other brokers reach this one'),
       status: z.enum(['online', 'offline']).describe('`online` while the broker’s lease is valid'),
       lease_until: timestamp.describe(
-        'End of the lease, which a running broker renews every 2 seconds, by the clock of the database',
+        'End of the lease, by the clock of the database. A running broker renews its lease every 2 seconds',
       ),
       machines: z.number().describe('Number of machines that the broker owns'),
       linked: z.number().describe('Number of these machines whose agents are connected'),

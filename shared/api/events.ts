@@ -72,7 +72,7 @@ export const eventTypes = [
 ] as const;
 export type EventType = (typeof eventTypes)[number];
 
-/** Event types of the log that are about a webhook or a channel. */
+/** Event types about a webhook or an alert channel. A key needs webhooks:read to read them. */
 const aboutReceivers: readonly EventType[] = ['webhook.disabled', 'alert.notified'];
 
 /** The event types that a key with these scopes may read. */

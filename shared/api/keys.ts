@@ -127,7 +127,7 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .describe(
-          'Ids of the enabled schedules of the revoked key that the key of this request may see. The broker no longer starts them automatically. To reactivate a schedule, change it in a request with another key. If the schedule has `tags`, this request must contain its machines (`tags` or `machine_id`) and its command (`command` or `saved_command_id`), even if they stay the same',
+          'Ids of the revoked key’s enabled schedules. Schedules that the key of this request may not see are left out. The broker no longer starts them automatically. To reactivate a schedule, change it in a request with another key. If the schedule has `tags`, this request must contain its machines (`tags` or `machine_id`) and its command (`command` or `saved_command_id`), even if they stay the same',
         ),
       webhooks: z
         .array(webhookId)

@@ -151,7 +151,8 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     : never;
 
 /**
- * A transaction of state.json or history.db. Entries that are appended to it are committed together with its change.
+ * A transaction of state.json or history.db. The appended entries are committed together with the other changes of the
+ * transaction.
  */
 export interface Journal {
   append(entry: { kind: string }): void;
@@ -187,8 +188,8 @@ export interface Caller extends Rights {
   signal: AbortSignal;
   headers: Headers;
   /**
-   * Returns the caller’s rights at the start of this state transaction. One commit can contain several transactions,
-   * and an earlier one may have removed rights that the caller still has in the last committed state.
+   * Returns the caller’s rights at the start of this state transaction. The caller's own methods answer from the last
+   * committed state, but an earlier transaction of the same commit may have removed rights.
    */
   during(change: Journal): Rights;
   /**
@@ -197,7 +198,7 @@ export interface Caller extends Rights {
    */
   commit(
     journal: Journal,
-    /** Ids of created objects. A repeated request gets the first of them. */
+    /** Ids of created objects. The first is stored with the idempotency key: a repeated request finds this object. */
     made?: Readonly<Record<string, string>>,
     /** Affected machines that the request does not name. */
     machines?: readonly MachineId[],

@@ -99,9 +99,9 @@ export interface Route<
    */
   idempotency?: 'replay' | 'secret';
   /**
-   * Name of the operation that answers a repeated request when the first answer cannot be sent again; default: `get`.
-   * The first answer cannot be sent if it was not stored, for example because it was too long, or if the key may no
-   * longer use all machines of the created object. The operation belongs to the same noun.
+   * Name of the operation, of the same noun, that answers a repeated request instead of the stored first answer;
+   * default: `get`. It is used if the first answer was not stored, for example because it was too long. It is also used
+   * if the key may no longer use all machines of the created object.
    */
   again?: string;
   /** Maximum number of bytes of a body; default 1 MiB. */

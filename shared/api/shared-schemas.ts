@@ -27,7 +27,7 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
 }
 
 /**
- * Adds checks to the schema of a body with a text and an `encoding`. The text is in the field that `name` names. It
+ * Adds checks to the schema of a body that has an `encoding` and a text. `name`: name of the text's field. The text
  * must be base64 if `encoding` is base64, and well-formed Unicode otherwise.
  */
 export function encoded<N extends string, T extends z.ZodType<Record<N | 'encoding', string>>>(

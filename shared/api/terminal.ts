@@ -76,7 +76,7 @@ A message is at most 1 MiB. Any other message closes the WebSocket with 1008; th
 | close code | reason |
 |---|---|
 | 1000 | the session ended |
-| 1001 | the broker stops, or another one takes the machine over |
+| 1001 | the broker stops, or another broker takes over the machine |
 | 1008 | a wrong message |
 | 4001 | detached |
 | 4003 | the key lost the right |

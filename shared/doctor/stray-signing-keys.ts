@@ -77,7 +77,10 @@ async function isSigningKey(path: string): Promise<boolean> {
 /** Length of an Ed25519 public key in PEM. Public keys of other kinds are longer. */
 const publicKeyBytes = 120;
 
-/** True if the public key beside an encrypted key is of Ed25519, or is missing. */
+/**
+ * True if an encrypted private key may be of Ed25519. Its own type is unreadable, so the size of the public key beside
+ * it (PATH.pub) decides. Without that file, returns true.
+ */
 async function mayBeEd25519(path: string): Promise<boolean> {
   const file = `${path}.pub`;
   return !existsSync(file) || (await stat(file)).size <= publicKeyBytes;

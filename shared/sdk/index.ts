@@ -151,7 +151,7 @@ function events(to: Connection, route: Route) {
         resumes: to.retries > 0 && 'last_event_id' in route.headers,
         last: route.lastEvent,
         onConnection,
-        // follow() retries by itself.
+        // No retries here, because follow() itself repeats a failed attempt to reconnect.
         connect: (after) =>
           open({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),
       };

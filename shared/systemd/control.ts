@@ -113,7 +113,7 @@ export async function lastLines(name: string, count: number): Promise<string[]> 
 
 /**
  * Returns the last 10 lines that a service has logged since the time `since` (ms since 1970). If the first error line
- * since that time is not one of these lines, returns it before them, and a line `…` in between.
+ * since then is not among them, it comes first, followed by a line `…`.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

@@ -132,7 +132,8 @@ async function putFiles(
   const directory = lstatSync(dataOf(service), { throwIfNoEntry: false });
   if (!directory) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
   undo.push(() => restore(service.name, before.active));
-  // At its first start, systemd gives the directory to the service's account, which the undo may remove.
+  // When systemd first starts the service, it makes the service's account the owner of the directory. This step
+  // restores the old owner, because the undo may remove that account.
   if (directory) undo.push(() => takeOver(service.name, dataOf(service), directory));
   await takeOver(service.name, dataOf(service), account);
   const put: Put = async (file, content) => {

@@ -177,7 +177,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     start = Buffer.concat([start, next.value]);
   }
   // gunzip may finish before its input ends. pipeline() then calls return() on the input, which would close `iterator`.
-  // `rest` has no return(), so `iterator` stays open and the loop below can read what is left.
+  // `rest` has no return(), so `iterator` stays open, and the loop at the end can drop the remaining input.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;

@@ -159,7 +159,7 @@ test('calls are answered while the log cannot be written, and the missing lines 
 test('more lines than the disk takes at once are written in order', async () => {
   const directory = temporaryFolder('many');
   const lines = await Lines.open(directory, 'x', quiet);
-  // Adds all lines in one turn of the event loop. The second batch is then full while the first is being written.
+  // All lines are added in one turn of the event loop, so the second batch fills up while the first is being written.
   const many = Array.from({ length: 300 }, (_, count) => ({ count, pad: 'x'.repeat(3_000) }));
   for (const line of many) lines.add(line);
   await lines.close();

@@ -43,7 +43,7 @@ describe('the semaphore', () => {
     new Semaphore(atOnce, (waiting) =>
       waiting < mostWaiting ? undefined : new AppError('unavailable', 'full'),
     );
-  /** Runs work in the semaphore until the test ends it. */
+  /** Occupies a slot of the semaphore until the test calls `end`. */
   function working(semaphore: Semaphore, signal = never()) {
     const { promise, resolve } = Promise.withResolvers<void>();
     let started = false;

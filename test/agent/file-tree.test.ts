@@ -56,7 +56,7 @@ const log = createLogger('test', 'silent');
 
 let disk: Disk;
 let base: string;
-/** The only allowed root in most tests. It is not the home. The directory `outside` is beside it. */
+/** The only allowed root in most tests. The home directory is below it, and the directory `outside` is beside it. */
 let root: string;
 let outside: string;
 let forbidden: string;
@@ -100,7 +100,7 @@ function makeDeep(at: string, levels: number, name = 'd'): void {
 function swap(name: string, target: string): ChildProcess {
   return disk.program(`
     const [name, target] = ${JSON.stringify([name, target])};
-    // Fails if the tested operation created or removed the same name in the meantime.
+    // Ignores errors: the tested operation may have created or removed the same name in the meantime.
     const tried = (work) => { try { work(); } catch {} };
     console.log('ready');
     for (const end = Date.now() + 1000; Date.now() < end; ) {

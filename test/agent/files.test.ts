@@ -1013,7 +1013,8 @@ describe('writing', () => {
     const left = Buffer.from(path('disk/.farhand-left')).toString('base64url');
     writeFileSync(join(data, 'temporary.journal'), `+${left}\n`);
     const start = () => createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
-    // A symlink replaces the parent directory. The start must not follow it, so it cannot remove the file.
+    // A symlink replaces the parent directory. A start must not follow the symlink, so the first start cannot remove
+    // the file.
     renameSync(path('disk'), path('away'));
     symlinkSync('away', path('disk'));
     await start();
@@ -1053,7 +1054,8 @@ describe('writing', () => {
       mkdirSync(data);
       disk.mountTmpfs(data, '64k');
       const lineOf = (name: string): string => `+${Buffer.from(name).toString('base64url')}`;
-      // This name is too long to be removed, so it stays in the journal. Its line leaves 20 bytes of the first page.
+      // The agent cannot remove a file with so long a name, so this line stays in the journal. It leaves 20 bytes of
+      // the first page.
       writeFileSync(journal, `${lineOf(`/${'x'.repeat(3_040)}/.farhand-left`)}\n`);
       const own = await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
       expect(() => writeFileSync(join(data, 'fill'), Buffer.alloc(1_000_000))).toThrow('ENOSPC');

@@ -337,8 +337,8 @@ test('an entry that could not be written is not part of a later write for anothe
 });
 
 /**
- * Creates the files that an agent of version 0.1.0 left when it was killed during cmd_ran. Only promises-0, a file of
- * its spawner, contains that id.
+ * Creates the files of an agent of version 0.1.0 that was killed while the command cmd_ran was running. The id of this
+ * command is only in promises-0, a file of the agent's spawner.
  */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
@@ -352,7 +352,8 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   const directory = join(home, 'agent');
   await leave010(directory);
   expect(await readFile(join(directory, 'journal'), 'utf8')).not.toContain('cmd_ran');
-  // The files are old. With the usual limit of a day the agent would discard the ids, and they could run again.
+  // The files are old: with the usual limit of a day, the agent would forget these ids and run a command with such an
+  // id again.
   const limits = { seenMs: Number.MAX_SAFE_INTEGER };
   for (let round = 0; round < 2; round++) {
     await open(limits);
@@ -810,7 +811,8 @@ test('a slow follower gets every byte of a fast process, through a window much s
   const events = start('cat bytes');
   const slow: AsyncIterator<Answer> = {
     async next() {
-      // A short pause, in which an unthrottled process would overtake the follower.
+      // Takes a few milliseconds. In this time, a command that does not wait for its follower would write beyond the
+      // window.
       await readFile(join(home, 'bytes'));
       return events.next();
     },
@@ -830,8 +832,8 @@ test('a follower that stopped reading stalls a process only for the stall timeou
     [Symbol.asyncIterator]();
   await dead.next();
   await first.return?.();
-  // Standard error appears when the command has written all of its output. By then, bytes that the follower has not
-  // read are deleted.
+  // The file of standard error appears once the command has written all of its standard output. By then the agent has
+  // deleted bytes that the follower has not read.
   await waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
   const { gaps, exits } = await hear(dead);
   expect(gaps).toHaveLength(1);
@@ -1042,10 +1044,7 @@ test('stopping kills processes, ends their followers and refuses new ones; a res
   expect(again.exits).toMatchObject([lost]);
 });
 
-/**
- * Writes a program that starts another agent's process table on the same directory. `body` may use `processes`, `spec`
- * and `call`.
- */
+/** Writes a program that acts as another agent on the same directory. `body` may use `processes`, `spec` and `call`. */
 async function fixture(body: string): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));

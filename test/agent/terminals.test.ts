@@ -418,7 +418,8 @@ test.skipIf(process.getuid?.() !== 0)(
     await viewer.sees(/pts.\d+\r/);
     const [path = ''] = /\/dev\/pts\/\d+/.exec(viewer.text()) ?? [];
     const seconds = unusual();
-    // Another file system of terminals numbers them from 0, so the last of these programs has the same path.
+    // A new instance of devpts, the file system of terminals, counts its terminals from 0. So the last program has the
+    // same path.
     const script = `mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts
       mount --bind /dev/pts/ptmx /dev/ptmx
       for n in $(seq 0 ${path.replace('/dev/pts/', '')}); do script -qfc 'exec sleep ${seconds}' /dev/null & done
@@ -484,7 +485,8 @@ test('output waits for a client with a lost link, but only for a limited time af
   viewer.lose();
   keeper.leave();
   await viewer.ended.catch(() => {});
-  // The broker is away for longer than `heldMs`, and the output still waits for the client.
+  // The broker is away for longer than `heldMs`. This time does not count, so the output must still wait for the
+  // client.
   await new Promise((resolve) => setTimeout(resolve, 400));
   await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
   bench.keep(id);
@@ -627,14 +629,14 @@ async function otherFilesOf(pid: number | 'self'): Promise<string[]> {
 
 test('no program inherits a file of the agent, not even through a spawner that started later', async () => {
   await (await startBench()).open().started();
-  // The second spawner starts while the terminal is open.
+  // The second spawner starts while this terminal is open, so it could inherit the terminal's files.
   const bench = await startBench();
   const parent = async (pid: number): Promise<number> =>
     Number(/PPid:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]);
   for (let round = 0; round < 2; round++) {
     const keeper = bench.open(sh('exec sleep 60'));
     const pid = await keeper.started();
-    // A program that has just started still loads its libraries.
+    // Tries again, because a program that has just started has the files of its libraries open.
     await waitFor(async () => {
       expect(await readlink(`/proc/${pid}/exe`)).toContain('sleep');
       expect(await otherFilesOf(pid)).toEqual([]);

@@ -162,7 +162,7 @@ test('clients without a key that request assets and do not read cost little memo
   const before = process.memoryUsage().arrayBuffers;
   await Promise.all(Array.from({ length: 60 }, answered));
   const grown = process.memoryUsage().arrayBuffers - before;
-  // If each request read the file into memory again, they would need 370 MB.
+  // Requests that each read the file into memory would need 370 MB together.
   expect(grown).toBeLessThan(40 * 2 ** 20);
   expect(await (await fetch(`${system.url}/console/assets/main-ABCD1234.js`)).text()).toBe(script);
 });

@@ -163,7 +163,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
       .filter(({ noun }) => onMachine[noun])
       .flatMap(({ at, noun }) =>
         limits.flatMap((by) => {
-          // A route that every key may use names no machine, so `access` is a scope here.
+          // `access` is a scope here: a route that every key may use has no id of a machine in its request.
           const params = { key: keyOf(route.access, by), ids: here };
           const refused = { route, expected: '403 forbidden' };
           const foreign = { swap: { at, id: there[noun] } };

@@ -163,7 +163,8 @@ test('create_parents after the file is refused, never ignored', async () => {
 });
 
 test('a path_encoding after the file is refused, never ignored', async () => {
-  // Read as text, this path would be relative to the home, so the home is a folder of the test.
+  // Until the path_encoding arrives, this path is relative to the home. The upload begins there, so the test sets the
+  // home.
   const home = temporaryFolder('home');
   vi.stubEnv('HOME', home);
   onTestFinished(() => void vi.unstubAllEnvs());

@@ -22,7 +22,7 @@ vi.setConfig({ testTimeout: 60_000 });
 interface Sent {
   method: string;
   target: string;
-  /** Names and values by turns, with repetitions. */
+  /** Names and values alternate. A name may occur several times. */
   headers: string[];
   body?: string | undefined;
 }

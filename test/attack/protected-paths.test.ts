@@ -499,7 +499,7 @@ describe('files of the kernel about the agent', () => {
       }
     }
     expect(open).toEqual([]);
-    // The /proc files of other processes are ordinary files, except their memory.
+    // The /proc files of other processes can be read like ordinary files, except the file with their memory.
     const other = await bystander(folder, '/dev/null');
     expect((await system.call('GET', `${files}/content?path=/proc/${other}/cmdline`)).status).toBe(200);
     expect((await system.call('GET', `${files}/content?path=/proc/${other}/mem`)).status).not.toBe(200);
@@ -651,7 +651,7 @@ test('a file call after a second without calls needs a few dozen system calls to
   clock.leap(1_500);
   const afterQuiet = await once();
   expect(afterQuiet).toBeGreaterThan(busy);
-  // Checking each path and its parents separately would need four hundred.
+  // About four hundred file system calls would be needed to check each path and its parents separately.
   expect(afterQuiet - busy).toBeLessThan(100);
 });
 

@@ -58,7 +58,8 @@ test('a single slow reader gets every byte of more than the window, because the 
     hash.update(piece);
     seen += piece.length;
     if (seen < next) continue;
-    // Reads on only after the command has stopped writing. By then the broker has not yet cut the stalled reader.
+    // Pauses until the command stops writing, because the command waits for this reader. The broker does not cut the
+    // reader so soon.
     next += 40 * 2 ** 20;
     let before = -1;
     await soon(async () => {

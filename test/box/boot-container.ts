@@ -140,7 +140,8 @@ class Box implements Container {
     for (const directory of [upper, work, this.root]) mkdirSync(directory);
     const layers = `lowerdir=${base},upperdir=${upper},workdir=${work}`;
     const mounted = await execute('mount', ['-t', 'overlay', 'overlay', '-o', layers, this.root]);
-    // An overlay cannot be mounted on an overlay, such as the file system of a container. Then copies the base system.
+    // An overlay cannot be mounted on another overlay, which many containers have as their file system. The base system
+    // is then copied.
     if (mounted.code !== 0) await execute('cp', ['-a', `${base}/.`, this.root]);
     mkdirSync(this.#cgroup);
     return await this.#boot();

@@ -227,7 +227,7 @@ describe('an agent', () => {
     const stuck = Promise.withResolvers<never>();
     const stopping = new AbortController();
     const asked = Promise.withResolvers<void>();
-    // The agent uses only these options until it sends its hello.
+    // These options are enough: the agent uses no others before it sends its hello.
     const options = {
       brokers: await BrokerAddresses.open(temporaryFolder('agent'), [system.grpc], quiet),
       identity,

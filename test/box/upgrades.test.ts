@@ -18,7 +18,10 @@ const box = containerOfFile();
 const broker = onePerFile(upgradingBroker);
 const [owner, successor, stranger] = [makeSigner(), makeSigner(), makeSigner()];
 
-/** Shell lines to insert at the start of a launcher. `--config*` matches only starts of the service. */
+/**
+ * Shell lines to insert at the start of a launcher. `--config*` matches only when the service starts the program, not
+ * other calls.
+ */
 const launchers = {
   good: '',
   crashing: 'case "$*" in --config*) exit 3 ;; esac',

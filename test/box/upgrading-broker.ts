@@ -17,7 +17,10 @@ import { temporaryFolder } from '../start-farhand.ts';
 export interface Staged {
   /** Kinds of the answers: staged, waiting, switching. */
   answers: string[];
-  /** Reason or code of the error. Its message if root refused the package; "link lost" if the link ended first. */
+  /**
+   * How the call ended: `ok`, `link lost`, or the reason or code of the error. If root refused the package, the error's
+   * message.
+   */
   end: string;
 }
 

@@ -70,7 +70,7 @@ describe('the log of a program', () => {
   test('delays no other work while its reader is slow, and loses no line', async () => {
     const source = `import { createLogger } from './shared/logger.ts';
       const log = createLogger('x', 'info');
-      // Node makes a pipe non-blocking when it creates process.stderr.
+      // Creating process.stderr makes the pipe non-blocking: a write to the full pipe then fails instead of waiting.
       process.stderr;
       for (let n = 0; n < 5_000; n += 1) log.info({ n, text: 'x'.repeat(100) }, 'line');
       console.log('done');`;

@@ -26,7 +26,7 @@ const mains = {
   broker: shippedProgram('farhand-broker'),
   agent: shippedProgram('farhand-agent'),
   cli: shippedProgram('farhand'),
-  /** The same from a checkout, where it advises how to start an agent from the checkout. */
+  /** The CLI as it runs from a checkout. There it advises how to start an agent from the checkout. */
   cliSource: join(import.meta.dirname, '../../broker/cli/main.ts'),
 };
 

@@ -80,8 +80,8 @@ test('a request is answered although its owner stalls for 10 seconds, the length
   const running = () => owner.client.commands.list({ status: 'running' });
   await waitFor(async () => expect((await running()).items).toHaveLength(1));
   proxy.stall();
-  // In the first five seconds the front broker starts to check its connection. That check must not give up in the five
-  // seconds after that.
+  // In the first five seconds the front broker begins to check its connection to the owner. The check must then wait
+  // for another five seconds without giving up.
   for (const ms of [5_000, 5_000]) clock.leap(ms);
   proxy.resume();
   open();

@@ -64,7 +64,9 @@ export async function startTwoBrokers(tuning: Tuning = {}) {
       owners.urls.set('owner', `https://${proxy.address}`);
       return proxy;
     },
-    /** Makes each broker wait for this promise before it has loaded the open work of its machines. */
+    /**
+     * Makes each broker behave as if it were still loading the open work of its machines until this promise resolves.
+     */
     loadWork: (loading: Promise<void>) => void Object.assign(owners.work, { loading }),
     /** Sets which broker owns the machine. The answer may differ for each broker that asks. */
     own: (as: (seenBy: Name) => Name) => void owners.moved.set(agent.machineId, as),

@@ -54,13 +54,13 @@ browserTest('a rule about disks names the file system that it watches', async ()
   await page.getByLabel('Name', { exact: true }).fill('full');
   await page.getByLabel('Open an alert when').selectOption('disk');
   await page.getByText('the rule would open no alert now').waitFor();
-  await page.getByLabel('Mount point, or * for the fullest').fill('/srv');
+  await page.getByLabel('Mount point, or * for the fullest file system').fill('/srv');
   await page.getByText('the rule would').waitFor({ state: 'detached' });
   await page.getByRole('button', { name: 'Create' }).click();
   const row = page.getByRole('row', { name: /full/ });
   await row.getByText('disk at /srv over 90 % for 5 min, until 81 %').waitFor();
   await page.getByRole('button', { name: 'Change full' }).click();
-  await page.getByLabel('Mount point, or * for the fullest').fill('*');
+  await page.getByLabel('Mount point, or * for the fullest file system').fill('*');
   await page.getByRole('button', { name: 'Save' }).click();
   await row.getByText('any disk over 90 % for 5 min, until 81 %').waitFor();
   expect((await system.client.alertRules.list()).items).toMatchObject([{ kind: 'disk', mount: '*' }]);

@@ -110,7 +110,7 @@ async function runAndCancel(window: ConsolePage): Promise<void> {
     await page.keyboard.press('Enter');
     await page.getByRole('button', { name: `Leave out ${name}` }).waitFor();
   }
-  // Before the field "Command" comes a choice of the same name.
+  // Two elements are named "Command": first a choice, and then the field. The test needs the field.
   await tabTo(window, 'Command');
   await page.keyboard.press('Tab');
   await tabTo(window, 'Command');

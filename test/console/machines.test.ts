@@ -66,7 +66,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
   const types = new Map<string, string>();
   const sizes: Record<string, number> = {};
   client.on('Network.responseReceived', ({ requestId, type, response }) => {
-    // The menu asks for other brokers when the page has been loaded.
+    // Leaves out the menu's request for other brokers, which is sent only after the page has loaded.
     if (!response.url.includes('/brokers?')) types.set(requestId, type);
   });
   client.on('Network.loadingFinished', ({ requestId, encodedDataLength }) => {

@@ -35,7 +35,7 @@ test('after kill -9 of an agent its machine is offline at once, an event is reco
   await once(first, 'exit');
   await expect
     .poll(async () => (await system.client.machines.get({ machine_id })).status, {
-      // Waiting for the machine's silence would take 45 s.
+      // The broker notices the closed connection at once. It would notice the machine's silence only after 45 s.
       timeout: 10_000,
       interval: 5,
     })

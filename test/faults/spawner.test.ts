@@ -183,7 +183,8 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const limits = await readFile('/proc/self/limits', 'utf8');
     const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
     const set = 'prlimit --pid "$0" --nofile="$1":';
-    // The limiter sets the low limit, and later the old limit again, because no new process can start in between.
+    // While the limit is low, this process can start no other one. So a single child sets the low limit and later
+    // restores the old one.
     const limiter = spawn('sh', [
       '-c',
       `${set.replace('$1', '5')}; echo; read -r _; ${set}`,

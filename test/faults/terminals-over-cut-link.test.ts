@@ -125,7 +125,7 @@ test('output does not wait for a client that detached while the machine was link
     await keeper.next();
     const enough = (bytes: number): boolean => bytes >= 100_000;
     await attach(stub(), { id, client_id: 'c', taking: false, into: [], enough });
-    // If the output waited for the client, that would take 5 s.
+    // The timeout is less than 5 s, the time for which output waits for a client that has lost its link.
     await waitFor(() => readFile(done), { timeout: 4_500 });
     await keeper.return?.(undefined);
   }

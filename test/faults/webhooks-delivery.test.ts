@@ -462,7 +462,8 @@ describe('a webhook that is narrowed', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('command.failed');
     await system.happen('machine.online');
-    // Waits until both first attempts have ended. The broker checks a running attempt again only when its retry is due.
+    // Waits until both first attempts have ended: a delivery with a running attempt would be checked again only at its
+    // retry, in an hour.
     await waitFor(async () => {
       const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
@@ -860,8 +861,8 @@ test('webhooks that have overdue deliveries at a start begin one after another',
   for (let n = 0; n < 80; n += 1) await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(80);
-  // All 80 failures are stored before the next step makes all deliveries due at once. The broker would attempt again
-  // a delivery that became due earlier.
+  // Waits until all 80 failures are stored, and then makes all deliveries due in one step. A delivery that became due
+  // earlier would be attempted again before the broker is closed.
   await waitFor(async () => {
     const failed = await system.history.all('SELECT id FROM webhook_deliveries WHERE tries = 1');
     expect(failed).toHaveLength(80);

@@ -12,7 +12,10 @@ import { copyOf, createServer, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const times = { quietMs: 1_000, longestMs: 5_000, startMs: 0, downMs: 3_600_000 };
-/** Enough for the lease of 10 s to end, and for the other broker to have held its own lease without a break. */
+/**
+ * Enough for the lease of the killed broker to end (10 s), and for the other broker to hold its own lease for 10 s
+ * without a break.
+ */
 const patient = { timeout: 40_000, interval: 50 };
 const rounds = Number(process.env.ROUNDS ?? 3);
 

@@ -27,7 +27,7 @@ const refused = (exitCode: number, part: string | RegExp) => ({
   message: expect.stringMatching(part),
 });
 
-/** Starts a fake server that answers each query with one row of one value, like PostgreSQL of this version. */
+/** Starts a fake PostgreSQL server, which answers each query with one row of one value: this version. */
 async function pretend(version: string): Promise<number> {
   const message = (type: string, body: Buffer): Buffer => {
     const head = Buffer.from(`${type}0000`);

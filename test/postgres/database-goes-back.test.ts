@@ -162,8 +162,8 @@ withPostgres('a database that goes back', () => {
     await goBack();
     await expect.poll(seen).toEqual(['key_revoked-later']);
     await expect.poll(() => cluster.owns('mach_1')).toBe(false);
-    // The database reaches the generations again that this broker has seen before. The history of broker_b does not
-    // write, because it has lost changes.
+    // New changes bring the database to generation numbers that this broker has seen before. The history of broker_b
+    // cannot write them, because it has lost changes.
     await expect.poll(() => succeeds(put(here, 'kept'))).toBe(true);
     const third = new State(await PostgresStore.open(await openHistory(url, 'broker_c')));
     for (const name of ['x', 'y', 'z']) await put(third, name);

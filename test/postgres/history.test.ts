@@ -115,7 +115,7 @@ withPostgres('a write', () => {
       );
     await query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
     await query('SELECT pg_reload_conf()');
-    // The process that makes checkpoints decides that commits have to wait.
+    // PostgreSQL's checkpointer decides whether commits wait. After a checkpoint, it has read the new setting.
     await query('CHECKPOINT');
     const written = history.write((transaction) => note(transaction, 'a'));
     await expect.poll(async () => (await waiting()).length).toBe(1);

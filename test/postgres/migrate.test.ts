@@ -22,7 +22,7 @@ async function run(...argv: string[]): Promise<string[]> {
 }
 
 const toDatabase = (dataDir: string, url: string) => run('--data-dir', dataDir, '--to', url);
-/** Migrates with a setting for several brokers, which is ignored. */
+/** Also passes --peer-listen, a setting for several brokers, which the migration must ignore. */
 const toFiles = (dataDir: string, url: string) =>
   run('--data-dir', dataDir, '--database-url', url, '--peer-listen', '127.0.0.1:0', '--to', 'files');
 

@@ -102,7 +102,8 @@ withPostgres('output of a command that ended at another broker', () => {
     await move();
     const stored = (system: typeof one) => readdirSync(join(system.dataDir, 'output'));
     await run(two, long.command);
-    // The limit is 4 MiB for each broker. Both together exceed 4 MiB, but neither does.
+    // The limit of 4 MiB applies to each broker. The outputs of both together exceed it, but those of neither broker
+    // alone do.
     expect(stored(one)).toEqual([old]);
     const last = await run(two, long.command);
     await soon(() => stored(two)).toEqual([last]);
@@ -141,7 +142,8 @@ withPostgres('output of a command that ended at another broker', () => {
     await histories[0]?.prune();
     expect(await count()).toBe(0);
     await soon(() => readdirSync(join(one.dataDir, 'output'))).toEqual([]);
-    // Another broker removes a command if the broker with its output has not done that for a day.
+    // Normally the broker that has the output removes the command. If it has not done so for a day, another broker
+    // does.
     const other = await run(two, long.command);
     await query(
       `UPDATE commands SET output_directory = 'gone', created_at = 0, finished_at = 0 WHERE id = '${other}'`,

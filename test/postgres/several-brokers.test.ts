@@ -76,8 +76,8 @@ const waitingFor = (table: string): string =>
   `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%${table}%'`;
 
 /**
- * Returns the PostgreSQL processes of the connections over which this number of brokers listens for notifications. They
- * are found by their query on `owners`, which is usually the last one on such a connection.
+ * Waits until `count` brokers listen for notifications. Returns the PostgreSQL processes of their connections, which
+ * are found by the query on `owners` that usually came last.
  */
 async function listeners(database: string, count: number): Promise<Set<number>> {
   const { query } = await server();
@@ -261,8 +261,8 @@ withPostgres('two brokers', () => {
     onTestFinished(() => blocker.end());
     await blocker.query('BEGIN; LOCK TABLE commands IN ACCESS EXCLUSIVE MODE');
     const lists = Array.from({ length: 8 }, () => two.call('GET', '/commands'));
-    // Four of these statements are on the second broker, which has only four connections for reading. A fifth is on the
-    // first broker, which reads the commands of batches.
+    // Four of these statements are reads of the second broker, which has only four connections for reading. The fifth
+    // is from the first broker, which reads the commands of batches.
     await soon(async () => (await query(waitingFor('commands'), database)).length).toBeGreaterThanOrEqual(5);
     await one.client.keys.remove({ key_id });
     await expectRefused(atTwo, 1_000);

@@ -26,8 +26,9 @@ export interface TreeDirectory {
   path: Bytes;
   stats: fs.BigIntStats;
   /**
-   * Path of the nearest directory, this one included, that existed before this run. Its group (if it is setgid) and its
-   * default ACL are those that new files below it inherit, because directories inherit them too.
+   * Path of this directory if it existed before this run, otherwise of its nearest ancestor that did. The directories
+   * that this run created below that one have inherited its default ACL, and its group if it is setgid. So new files in
+   * all of them inherit the same.
    */
   inheritsFrom: Bytes;
 }
@@ -108,8 +109,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Opens or creates a directory that has an entry in the archive. If this run created it, it gets the mode of the entry
-   * now and the time at the end. A directory that existed before keeps its own.
+   * Opens or creates a directory that has an entry in the archive. A directory that this run created gets the mode of
+   * the entry now, and its time in finish(). An older directory retains its own mode.
    */
   async describe(path: Bytes, attributes: Attributes): Promise<void> {
     const directory = await this.directory(path, true, attributes.mode);
@@ -120,8 +121,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Gives the top directory its default mode, if this run created it and the archive has no entry for it so far. It was
-   * private until the first entry, because that is usually its own.
+   * Gives the top directory its default mode, if this run created it and the archive has no entry for it so far. The
+   * directory is private until the first entry arrives, because that is usually the entry of this directory itself.
    */
   async describeTop(): Promise<void> {
     const top = this.#remembered.get('');
@@ -209,8 +210,9 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 }
 
 /**
- * Gives a created directory its mode, whatever the umask is. Its owner can fill it, and an inherited setgid bit stays. An
- * interrupted extraction leaves this mode.
+ * Sets the mode of a created directory, whatever the umask is. Adds all permissions of the owner, so that the agent
+ * can create files in the directory, and preserves an inherited setgid bit. seal() sets the exact mode, unless the
+ * extraction is interrupted.
  */
 async function setMode({ pinned }: TreeDirectory, mode: number): Promise<void> {
   const now = Number((await pinned.stat()).mode) & 0o7777;

@@ -29,8 +29,8 @@ interface ExtractorOptions {
   journal: Journal;
   overwrite: boolean;
   /**
-   * True if the archive becomes a new directory. Its symlinks may then lead anywhere, because no entry is placed
-   * through a symlink.
+   * True if the archive becomes a new directory as a whole. The symlinks in the archive may then lead outside that
+   * directory, which is safe because no entry is placed through a symlink.
    */
   whole: boolean;
 }
@@ -46,7 +46,7 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** Private directories for temporary files, by `inheritsFrom` of the directories that these are for. */
+  /** Private directories for temporary files. The key is `inheritsFrom` of the directories that get these files. */
   readonly #temporary = new Map<Bytes, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
@@ -102,7 +102,7 @@ export class Extractor implements AsyncDisposable {
       throw entryFault(
         'invalid_path',
         entry.name,
-        'has the path of the destination directory itself, but is not a directory',
+        'has the path of the destination directory itself, so it must be a directory; remove it from the archive',
       );
     // The link's target is checked first, so that an invalid link leaves no new parent directory behind.
     const { kind, target = '' } = entry;
@@ -232,8 +232,8 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Returns a free path for a temporary file, in a private directory. The file inherits group and default ACL as a file
-   * created in `directory` does, and can be renamed to it: both are on one mount.
+   * Returns a free path for a temporary file, in a private directory. The file inherits the same group and default ACL
+   * as a file that is created in `directory`. It can be renamed into `directory`, because both are on one mount.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let temporary = this.#temporary.get(directory.inheritsFrom)?.temporary;

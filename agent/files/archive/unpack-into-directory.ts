@@ -42,7 +42,7 @@ async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { found, at } = entry;
   if (found && !found.stats.isDirectory()) throw fault('not_a_directory', entry.path, 'is not a directory');
   if (found) return fill(job, found.at);
-  // Its first entry decides whether it stays private (see Tree.describeTop).
+  // The directory is private until the first entry of the archive arrives (see Tree.describeTop).
   await fs.mkdir(at, 0o700);
   try {
     return await fill(job, at);

@@ -90,8 +90,8 @@ export class Flushes implements AsyncDisposable {
 
 /** Returns a time for Node's utimes(), exact to less than a microsecond. */
 export function seconds(ns: bigint): string {
-  // Half a microsecond is added to most times in whole milliseconds (subtracted from a negative time). As seconds, they
-  // have no exact floating point number, and rounding could move them into the neighboring millisecond.
+  // Most times in whole milliseconds have no exact floating point number of seconds, and rounding could move them into
+  // the neighboring millisecond. To prevent this, half a microsecond is added (subtracted from a negative time).
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
   const halfMicrosecond = ns < 0n ? -500n : 500n;
   // The result is a string, because Node replaces a negative number by the present time.
@@ -108,7 +108,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
     throw fault(
       'permission_denied',
       path,
-      'cannot keep its owner and group: the agent may not set them, which as a rule only an agent that runs as root may',
+      'cannot keep its owner and group: the agent has no permission to set them; usually this needs an agent that runs as root',
     );
   }
 }

@@ -153,8 +153,8 @@ export class Journal {
   }
 
   /**
-   * Opens the journal for each line, so that nothing has to be closed at the end. Ends a cut line first, because a line
-   * that is joined to it would be lost.
+   * Opens the journal for each line, so that nothing has to be closed at the end. If the last append failed, it may
+   * have left a part of a line. A newline then comes first, because a line joined to that part would be unreadable.
    */
   async #append(line: string, flush: boolean): Promise<void> {
     const text = this.#isCut ? `\n${line}` : line;
@@ -180,9 +180,9 @@ export class Journal {
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
-  // The last piece is dropped: it is empty, or a line that a crash cut off. No such line is needed. The name of a "+"
-  // line is not used yet. The directory of a "*" line is still empty, and an earlier line has its name. Without a "-"
-  // line, the agent removes the file a second time, which does no harm.
+  // The text after the last newline is dropped: it is empty, or a line that a crash cut off. No such line is needed.
+  // For a cut "+" line, no file has been created yet. For a cut "*" line, the directory is still empty, and an earlier
+  // "+" line has its name. For a cut "-" line, the agent removes the file a second time, which does no harm.
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
     const left = Buffer.from(path, 'base64url').toString('latin1');

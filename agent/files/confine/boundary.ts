@@ -71,7 +71,8 @@ export class Boundary {
   readonly unconfined: boolean;
 
   private constructor(roots: Bytes[], spelled: Bytes[], inodes: ProtectedInodes, processes: () => number[]) {
-    // A root inside another root is dropped: a request could replace it by writing in the outer root.
+    // A root inside another root is dropped, because the outer root covers it. A request that writes in the outer root
+    // could also make the inner path lead to another directory.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
     this.#protected = inodes;
@@ -199,7 +200,8 @@ function isBehind(
   { chain, name }: Pick<Survey, 'chain' | 'name'>,
   self: string | undefined,
 ): boolean {
-  // The inode matches the file itself or a directory above it, even through a hard link or bind mount.
+  // True if the file itself or a directory above it is protected. Inodes are compared, so that a hard link or bind
+  // mount of a protected path is found too.
   if (inode.self !== undefined && (inode.self === self || chain.includes(inode.self))) return true;
   return name !== undefined && inode.name === name && inode.parent === chain[0];
 }

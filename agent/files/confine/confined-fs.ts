@@ -142,8 +142,8 @@ const namesAtOnce = 256;
  * Yields names in the order of the file system, in batches. readdir() would read all names into memory first.
  */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
-  // If a file system reports no file types, Node reads the stats of every name, and needs the exact bytes of the name
-  // for this. So the encoding is 'buffer', which Node's types lack.
+  // If a file system reports no file types, Node calls lstat() for every name, which needs the exact bytes of the name.
+  // Only the encoding 'buffer' provides them. The cast is needed because Node's type definitions lack this encoding.
   const options = { bufferSize: namesAtOnce, encoding: 'buffer' as 'latin1' };
   const entries: AsyncIterable<Dirent<string | Buffer>> = await fs.opendir(at, options);
   let batch: Named[] = [];

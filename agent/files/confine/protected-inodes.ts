@@ -51,7 +51,8 @@ export class ProtectedInodes {
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
-    // True for a path whose parent directory was missing. If `name` is given, the path must also contain it.
+    // True for a path whose parent directory was missing, and may exist by now. If `name` is given, only the paths that
+    // have this name as one of their parts are read.
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);

@@ -223,7 +223,10 @@ export class Confinement {
     return new PathEntry(trail, this.boundary, directory, name, found && stats && { at: found.at, stats });
   }
 
-  /** Follows a symlink. The kernel resolves its path; ".." is never removed lexically. */
+  /**
+   * Follows a symlink. The kernel resolves the directories in its target. The text "a/.." is never shortened here,
+   * because `a` may be a symlink.
+   */
   async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
     trail.hops += 1;
     if (trail.hops > longestTrail)

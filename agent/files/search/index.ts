@@ -134,7 +134,7 @@ async function* batchesOf(job: Job): Batches {
   if (matches.length > 0) yield { matches: { matches } };
 }
 
-/** Takes a slot only while a batch is read. So a search whose client stops reading does not delay other searches. */
+/** Has a slot only while it produces a batch. So a search whose client stops reading does not delay other searches. */
 async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {

@@ -6,8 +6,8 @@ const chunkBytes = 64 * 1024;
 /** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
 /**
- * Maximum number of bytes of an unfinished line in memory. If there are more, they are searched and only the last of
- * them stay. The limit leaves enough space for a hit that spans two chunks, and for the text around the hit.
+ * If more bytes than this of an unfinished line are in memory, they are searched, and only the last `overlap + lead`
+ * bytes stay. The number must be larger than that sum, so that the line really becomes shorter.
  */
 const longestTail = 64 * 1024;
 const longestText = 1024;

@@ -39,8 +39,8 @@ const startMs = 30_000;
 const killForMs = 5_000;
 
 /**
- * Values of the marker variable in the environments of spawners. A forked child has its spawner's value until it
- * executes its program.
+ * Returns the values of the marker variable (FARHAND_COMMAND_ID) in the environments of the spawners. A child that a
+ * spawner forks also has that spawner's value, until it executes its program.
  */
 export function marksOf(journalId: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${journalId}:${nth}`);

@@ -121,7 +121,7 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Removes the held clients after `heldMs` milliseconds. It is called only while the broker keeps the terminal alive,
+   * Removes the held clients after `heldMs` milliseconds. Call this only while the broker keeps the terminal alive,
    * because clients can come back only through the broker.
    */
   #awaitHeld(): void {

@@ -60,8 +60,8 @@ export async function follow(
 }
 
 /**
- * Returns a handler for an error of follow(). For a FarhandError, it throws a StartError. Its message says that `what`
- * was sent but not followed, so that the user does not send it twice. Other errors are thrown unchanged.
+ * Returns a handler for errors of follow(). The handler replaces a FarhandError by a StartError with a message that
+ * `what` was sent but not followed, so that the user does not send it twice. It rethrows other errors.
  */
 export const wasSent =
   (what: string, next: string) =>

@@ -51,8 +51,8 @@ async function get(client: Farhand, source: RemotePath, target: string, signal: 
 }
 
 /**
- * Estimates the bytes of a directory's tar. Returns undefined if the directory has more entries than one search of
- * the machine returns.
+ * Estimates the size of a directory's tar archive, in bytes, by a search on the machine. Returns undefined if the
+ * directory has more than 10,000 entries, the limit of a search.
  */
 async function bytesBelow(
   client: Farhand,

@@ -62,7 +62,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
 /** Links to create and modes of directories to set after all files are written. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
-  /** Modes by path. The root comes first, with a mode that its entry in the archive replaces. */
+  /** Modes by path. The root is first, with mode 0755; if the archive has an entry for the root, its mode is used. */
   modes: Map<tar.Bytes, number>;
 }
 
@@ -86,7 +86,7 @@ export async function extractNew(chunks: AsyncIterable<Buffer>, directory: strin
 async function extract(root: tar.Bytes, chunks: AsyncIterable<Buffer>): Promise<void> {
   const later: Later = { links: [], modes: new Map([[root, 0o755]]) };
   for await (const entry of tar.readTar(chunks)) await extractEntry(root, entry, later);
-  // The parents of all links are created before any link, so that no parent can be a link.
+  // The parents of all links are created before any link. Otherwise mkdir() could follow a link of the archive.
   for (const { path } of later.links) await makeParent(root, path);
   for (const { path, target } of later.links) await symlink(tar.bytes(target), tar.bytes(`${root}/${path}`));
   const mask = process.umask();

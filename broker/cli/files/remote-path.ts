@@ -56,11 +56,11 @@ export function assertDistinct(sources: string[], to: string, toDirectory: boole
     );
 }
 
-/** Returns the last name of a path. Throws for a path that ends in no name, such as `..` or `~`. */
+/** Returns the last component of a path. Throws if it is not a file name, such as `..` or `~`. */
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
   throw new UsageError(
-    `the source ${path} does not end in a file name; use it as the only source, and add its new name to the target`,
+    `the source ${path} does not end in a file name; transfer it alone, to a path that ends in its new name`,
   );
 }

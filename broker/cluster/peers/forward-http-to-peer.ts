@@ -62,7 +62,7 @@ export class PeerClient {
   readonly #log: Logger;
   readonly #owners: Pick<Owners, 'hasEnded'>;
   #agent: Agent;
-  /** Peers that did not answer. */
+  /** Limits the number of warnings about peers that did not answer. */
   readonly #silent: LogLimiter<Peer>;
   /** Requests and WebSockets that have not ended, with the broker that answers them. */
   readonly #open = new Map<ClientRequest | Duplex, Peer>();
@@ -154,14 +154,14 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // Adding this listener starts the flow of data, but only after the next line has called pipeline(). While the
-      // client is slow, pipeline() pauses the answer.
+      // The listener makes `incoming` flow, but only after the current turn of the event loop. pipeline() is called
+      // before that, so no data is lost. While the client is slow, pipeline() pauses `incoming`.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {
       const gone = response.closed && !response.writableFinished;
       if (!response.headersSent) {
-        // The client of a closed connection has caused the error.
+        // If the client has closed the connection, that caused the error, and the peer needs no warning in the log.
         if (!gone && this.#silent.take(peer.url, peer)) this.#log.warn({ err: error, ...peer }, noAnswer);
         throw unanswered(peer, error);
       }
@@ -170,8 +170,8 @@ export class PeerClient {
         this.#log.warn({ err: error, peer: peer.brokerId }, 'a forwarded answer was not sent in full');
     } finally {
       response.off('close', abort);
-      // If the peer has answered before the end of the body, the rest of the body is not sent. The pipe is removed first:
-      // otherwise it would pause the request a moment later, and the broker could not read the rest of the body.
+      // If the peer has answered before the end of the body, the rest of the body is not sent to the peer. This broker
+      // still reads the rest. A pipe to a destroyed stream would pause the request, so the pipe is removed first.
       if (!outgoing.writableFinished) {
         request.unpipe(outgoing);
         outgoing.destroy();
@@ -294,7 +294,7 @@ function headersOf(request: IncomingMessage, { client, requestId, body }: Forwar
   const own: OutgoingHttpHeaders = { ...Object.fromEntries(kept), 'x-request-id': requestId };
   if (client) own[clientHeader] = describeClient(client);
   if (body) {
-    // This broker has asked the client for its body already, so the peer need not do so.
+    // The body has arrived already. Without the header Expect, the peer does not ask for it with "100 Continue".
     delete own.expect;
     own['content-length'] = body.length;
   } else if (headers['transfer-encoding'] !== undefined) own['transfer-encoding'] = 'chunked';

@@ -50,11 +50,11 @@ export function describeClient({ address, key, login_id, secure }: DescribedClie
  */
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
-  // The key is found by its id, so that a new secret of the key does not end the request.
+  // The key is found by its id, which does not change when the key gets a new secret. The request can then go on.
   const { address, key_id, login_id, secure = false } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
-  // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads
-  // again.
+  // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads the
+  // changes of other brokers.
   if (!knowsKey || (login_id !== undefined && !state.logins.has(login_id))) await state.refresh();
   // The casts are safe: currentKey() refuses an unknown key, and the authorization refuses an unknown login.
   const key = currentKey(state, key_id as KeyId);

@@ -66,7 +66,7 @@ export async function listenForPeers(options: PeerPortOptions) {
     socket.destroy();
   };
   server.on('tlsClientError', (error: NodeJS.ErrnoException, socket) => {
-    // A connection that breaks during the handshake says nothing about the certificate.
+    // A connection that breaks during the handshake says nothing about the certificate, so it is not logged as refused.
     if (error.code === 'ECONNRESET') socket.destroy();
     else refuse(socket, error.message);
   });

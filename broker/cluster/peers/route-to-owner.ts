@@ -25,7 +25,7 @@ interface Services {
  */
 const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run'];
 
-/** What a request is about. It decides which broker answers the request. */
+/** The machine that a request is about, and the data that decides which broker answers the request. */
 export interface RequestSubject {
   machine: MachineId;
   /**
@@ -105,7 +105,7 @@ export class Peers {
     return machine && { machine, directory: found?.directory };
   }
 
-  /** Reads the newest documents and looks for the id again: another broker may just have created the object. */
+  /** Reads the changes of other brokers and finds the id again: another broker may just have created the object. */
   async #findNew(noun: IdNoun, id: string): Promise<RequestSubject | undefined> {
     await this.#services.state.refresh();
     return this.#find(noun, id);
@@ -123,8 +123,8 @@ export class Peers {
   }
 
   /**
-   * Reads what other brokers have changed, for a request that any broker can answer. Never rejects: if the database
-   * does not answer, the request is answered with what was read last.
+   * Reads the changes of other brokers, for a request that any broker can answer. Never rejects: if the database does
+   * not answer, the request is answered from the data that was read before.
    */
   async refresh(): Promise<void> {
     await this.#services.state.refresh().catch(() => {});
@@ -156,8 +156,8 @@ export class Peers {
 }
 
 /**
- * Returns functions that refuse a request which another broker has forwarded to this broker. The machine has a newer
- * owner, and a request is not forwarded twice.
+ * Returns functions that refuse a request which another broker has forwarded to this broker. Meanwhile another broker
+ * has become the owner of the machine, and a request is not forwarded twice.
  */
 function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
   const message = 'another broker has become responsible for this machine: try again';

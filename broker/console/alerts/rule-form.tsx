@@ -72,7 +72,7 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
   if (isExpiring(kind))
     return (
       <SelectField
-        label="This long before"
+        label="How long before the expiry"
         value={String(before)}
         options={durations(warnings, before, '')}
         change={(ms) => set({ before: Number(ms) })}
@@ -83,7 +83,7 @@ function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>
   return (
     <div class="fields">
       {kind === 'disk' && (
-        <TextField label="Mount point, or * for the fullest" {...bind('mount')} placeholder="/" />
+        <TextField label="Mount point, or * for the fullest file system" {...bind('mount')} placeholder="/" />
       )}
       {isMeasured(kind) && (
         <>

@@ -22,7 +22,7 @@ function percentOf({ latest }: Status, kind: Measured): number | undefined {
 
 export function RulePreview({ draft }: { draft: Draft }) {
   const { kind, mount } = draft;
-  // The list of machines contains the disk of `/` alone.
+  // A rule about another mount point cannot be tested: the list of machines contains only the disk of `/`.
   if (kind === 'disk' && !['', '/'].includes(mount)) return null;
   if (kind === 'offline') return <Preview draft={draft} />;
   return kind === 'cpu' || kind === 'memory' || kind === 'disk' ? (

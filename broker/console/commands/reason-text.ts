@@ -5,15 +5,15 @@ const texts: Readonly<Record<string, string>> = {
   machine_offline: 'The machine was offline.',
   machine_removed: 'The machine was removed.',
   max_failures: 'Too many machines of the batch had failed.',
-  key_revoked: 'The key that created it was revoked.',
-  no_spec: 'The broker no longer has the command line.',
-  unknown_id: 'The agent did not receive it.',
-  dropped: 'The connection broke before it began.',
+  key_revoked: 'The key that created the command was revoked.',
+  no_spec: 'The command line is no longer stored.',
+  unknown_id: 'The agent did not receive the command.',
+  dropped: 'The connection to the machine broke before the command began.',
   agent_restarted: 'The agent restarted meanwhile.',
-  spawner_died: 'The process of the agent that starts commands ended.',
-  no_report: 'The agent never reported how it ended.',
+  spawner_died: 'The agent’s process that starts commands has ended.',
+  no_report: 'The agent never reported how the command ended.',
   bad_report: 'The report of the agent was invalid.',
-  forgotten: 'The agent no longer has its result.',
+  forgotten: 'The agent no longer has the result of the command.',
 };
 
 /** Returns a reason as a sentence. A reason that is a sentence already is returned as it is. */

@@ -117,7 +117,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
   const bind = binder(draft, set);
   const { name, line, parameters } = draft;
-  // The form keeps parameters that no argument of the saved command used, because schedules may set values for them.
+  // The form keeps parameters that no argument of the stored version uses, because schedules may set values for them.
   const used = namesIn(argvText(saved?.argv ?? []));
   const unused = saved?.parameters.map((one) => one.name).filter((one) => !used.includes(one)) ?? [];
   const names = [...new Set([...namesIn(line), ...unused])];

@@ -190,7 +190,7 @@ export function Editor(props: EditorProps) {
           onClose={() => setLeaving(false)}
           run={() => Promise.resolve(leave())}
         >
-          <p>What you changed in {baseOf(path)} would be lost.</p>
+          <p>Your changes in {baseOf(path)} would be lost.</p>
         </Confirm>
       )}
     </>

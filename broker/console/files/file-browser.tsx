@@ -30,7 +30,7 @@ const searches = [
 
 /** Number of entries that are read at first. The button `More` reads this many more. */
 const mostAtFirst = 1_000;
-/** Maximum number of entries that the broker sends with a limit. A search finds the others. */
+/** Largest `limit` that the broker accepts for a list of entries. A search finds entries beyond it. */
 const mostListed = 10_000;
 
 export function Files({ params: { machine = '', status } }: { params: Params }) {

@@ -15,7 +15,7 @@ const views = [
   ['', 'Table'],
   ['cards', 'Cards'],
 ] as const;
-/** The choice between a table and cards, which the URL contains. */
+/** Reads from the URL whether a table or cards are displayed. Also returns the function that changes it. */
 export const viewChoice = () => choiceIn('view', views);
 
 export function Filters() {

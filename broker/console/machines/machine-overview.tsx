@@ -83,7 +83,7 @@ function Facts({ of }: { of: Detail }) {
   );
 }
 
-/** Number of intervals without a point after which a line has a gap. */
+/** A line has a gap between two points that are more than this number of intervals apart. */
 const gapSteps = 2.5;
 
 function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics; hours: number }) {

@@ -74,7 +74,7 @@ function NoAlerts({ status }: { status: (typeof views)[number][0] }) {
   }
   return (
     <Empty icon={icons.alerts} title={status === 'open' ? 'No alert is open' : 'There was no alert yet'}>
-      <p>Rules watch machines, schedules and expiry dates. What they find appears here at once.</p>
+      <p>Rules watch machines, schedules and expiry dates. The alerts that they open appear here at once.</p>
       <a class="button" href={to('/alerts', 'rules')}>
         Look at the rules
       </a>

@@ -93,7 +93,7 @@ function NotFound({ name, isLimited }: { name: string; isLimited: boolean }) {
 function NoMachines() {
   return (
     <Empty icon={icons.inventory} title="No machine has joined yet">
-      <p>What machines are and what runs on them will be listed here.</p>
+      <p>The systems of your machines and their packages will be listed here.</p>
     </Empty>
   );
 }

@@ -150,7 +150,7 @@ interface MoreOptionsProps {
   options: Options;
   set: (changes: Partial<Options>) => void;
   many: boolean;
-  /** True for a saved command, which has a folder, a user and arguments of its own. */
+  /** True for a saved command. It has its own folder and user and gets no input, so those fields are left out. */
   isSaved: boolean;
 }
 

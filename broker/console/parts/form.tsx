@@ -82,7 +82,7 @@ export function TextField(props: TextProps) {
   );
 }
 
-/** Returns a function that returns the value of a field of a draft, and the function that changes it. */
+/** Returns a function that binds an input to a field of a draft: it returns `value` and `change` for the input. */
 export const binder =
   <D extends object>(draft: D, set: (changes: Partial<D>) => void) =>
   <K extends keyof D>(name: K) => ({

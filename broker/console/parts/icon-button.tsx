@@ -1,4 +1,4 @@
-// A button that shows only an icon. Its label is read aloud.
+// A button that shows only an icon. Screen readers read its label.
 import { Icon, type IconNodes } from './icon.tsx';
 
 interface IconButtonProps {

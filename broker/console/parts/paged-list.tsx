@@ -67,8 +67,8 @@ export function LongList<T extends { id: string }>({
 }
 
 /**
- * Returns a function that updates the further pages of a list after its first page was loaded again. The function adds
- * the items that are no longer on the first page because new items came before them.
+ * Returns a function that updates the further pages of a list after its first page was loaded again. If new items have
+ * pushed older ones off the first page, the function puts these in front of the further pages.
  */
 function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: ListResult<T>) {
   const ids = new Set(now.items.map(({ id }) => id));
@@ -89,7 +89,7 @@ export type Column = string | readonly [title: ComponentChildren, name: string] 
 
 const hidden = 'only-read';
 
-/** The column of buttons. Its title is read aloud, but not displayed. */
+/** The column of buttons. Only screen readers read its title; it is not displayed. */
 export const actions: Column = ['Actions', hidden];
 
 interface ListProps {

@@ -13,7 +13,7 @@ export interface Loaded<T> {
   replace(data: T): void;
 }
 
-/** Milliseconds between two loads that events cause, however many events there are. */
+/** Milliseconds from an event to the load that it causes. Events in this time cause no further load. */
 const restMs = 1_000;
 /**
  * Milliseconds until unavailable data is loaded again. Data may be unavailable because its machine is offline.

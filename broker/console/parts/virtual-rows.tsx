@@ -99,8 +99,8 @@ export function VirtualRows({
       >
         <div class="rows-space" role="presentation" style={{ height: `${count * rowHeight}px` }}>
           {indexes.map((index) => (
-            // Each row is an element of its own, so that the browser paints only the rows that come into
-            // view.
+            // Each row is in an element with `contain: strict` (class row-at), so that the browser paints only the
+            // rows that come into view.
             <div
               key={index}
               class="row-at"

@@ -12,8 +12,9 @@ export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 const secondMs = 1_000;
 
 /**
- * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of the key that
- * last set one of these values, the path to watch, or the environment, user or folder of the command.
+ * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of an API key.
+ * This is the key that last set one of these values, the path to watch, or the environment, user or folder of the
+ * command.
  */
 export interface Subject {
   by: TargetsBy;
@@ -79,7 +80,10 @@ export function subjectInput(
 export const watchInput = ({ trigger, path, recursive, settle }: Rules) =>
   trigger === 'change' ? { on_change: { path, recursive, settle: Number(settle) * secondMs } } : {};
 
-/** Converts the other rules into fields of an API request. `schedule` is the schedule to change, if any. */
+/**
+ * Converts the rules, except the path to watch, into fields of an API request. `schedule` is the schedule to change, if
+ * any.
+ */
 export function rulesInput(rules: Rules, schedule: Detail | undefined) {
   const { trigger, cron, timezone, overlap, catch_up, onFailure } = rules;
   return {

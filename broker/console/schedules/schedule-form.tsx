@@ -178,7 +178,7 @@ function ChangeFields({ rules, set }: RuleFieldsProps) {
           label="Run after this many seconds without a change"
           value={settle}
           change={(text) => set({ settle: text.trim() })}
-          hint="If the changes do not stop, the command runs after ten times the seconds in this field"
+          hint="If the changes do not stop, the command runs after ten times this number of seconds"
           numeric
           required
         />

@@ -97,8 +97,8 @@ function endOf(end: Ending): Phase {
 }
 
 /**
- * Makes one connection and returns the phase after the connection's end. The caller connects again unless that phase is
- * `ended`.
+ * Attaches once. When that fails or the connection ends, returns the phase that follows. If this phase is not `ended`,
+ * the caller attaches again.
  */
 async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {

@@ -131,7 +131,7 @@ function writerOf(terminal: Terminal): Emulator['write'] {
   return (bytes) =>
     new Promise((done) => {
       waiting += bytes.length;
-      // xterm queues pieces, and parses several of them before it draws.
+      // xterm parses several queued pieces before it draws. Therefore done() does not wait for each piece.
       terminal.write(bytes, () => {
         waiting -= bytes.length;
         if (isEnough()) resolve();

@@ -37,7 +37,7 @@ function useTerminal(session: string, mode: Mode) {
       opened = createEmulator(element.current, isDark());
       opened.terminal.focus();
       setEmulator(opened);
-      // The emulator of an observer has the size of the terminal, which the operator's window decides.
+      // Only an operator's window decides the size of the terminal. keepAttached() gives that size to observers.
       if (mode === 'operator') {
         sizes = new ResizeObserver(() => opened?.fit());
         sizes.observe(element.current);

@@ -14,7 +14,7 @@ import { TerminalView } from './terminal-view.tsx';
 
 type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];
 
-/** Milliseconds that a terminal stays open after its machine has lost the link. */
+/** Milliseconds that a terminal stays open after its machine has lost the connection to the broker. */
 const graceMs = 600_000;
 
 export function Terminals({ params: { machine = '', item, status } }: { params: Params }) {

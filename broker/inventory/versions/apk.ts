@@ -3,8 +3,8 @@
 import { compareNumbers } from './deb.ts';
 
 /**
- * Kinds of the parts of a version, from newest to oldest. If two versions differ in the kind of a part, this order
- * decides which version is older. Exception: a pre-release suffix is older than every other kind.
+ * Kinds of the parts of a version. At the first part that differs in kind, the version whose kind comes earlier in this
+ * list is newer. Exception: a version with a pre-release suffix there is older than one with any other kind.
  */
 const kinds = ['first', 'number', 'letter', 'suffix', 'suffix number', 'hash', 'revision', 'end'] as const;
 

@@ -77,7 +77,7 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const before = brokers.map((one) => one.memory());
   const tab = await newTab();
-  /** The requests of each page, which a browser sends at the same time. */
+  /** The API requests of each page. They are repeated later, those of one page at the same time. */
   const asked: string[][] = [];
   tab.page.on('request', (request) => {
     const { pathname, search } = new URL(request.url());

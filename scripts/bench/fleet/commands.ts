@@ -74,7 +74,8 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
       await sleep(pollMs);
     }
   }
-  // The batch has the time of its end, so polls can be rare. At each poll the broker counts the batch's commands.
+  // Rare polls do not falsify the result, because the broker stores when the batch ended. Each poll costs the broker
+  // CPU.
   const seconds = (ended - begun) / 1000;
   const probed = await prober.stop();
   const batches = await Promise.all(made.map(({ id }) => client.batches.list({ id, limit: 1 })));

@@ -10,7 +10,10 @@ import { milliseconds } from './print-figures.ts';
 const changesPerSecond = 5;
 const patches = 40;
 
-/** Filters and sort fields of GET /machines. Except for the first, all answers have the same size. */
+/**
+ * Queries of GET /machines: one without parameters, then filters, sort fields and an offset. All answers are pages of
+ * 20 machines.
+ */
 const selections: [what: string, query: string][] = [
   ['plain', ''],
   ['status=online', 'status=online'],

@@ -259,8 +259,8 @@ export class SimulatedAgent {
   }
 
   /**
-   * Ends the link and plans the next dial: `waitMs` milliseconds later and, if `andBackoff` is true, a random share of
-   * the backoff later.
+   * Ends the link, and plans the next dial in `waitMs` milliseconds. If `andBackoff` is true, a random share of the
+   * backoff is added.
    */
   #lose(reason: string, waitMs = 0, andBackoff = waitMs === 0): void {
     this.#count(reason);

@@ -41,7 +41,10 @@ const ticksPerProgress = 4;
 /** Maximum number of simultaneous enrolments in one process. */
 const enrolWidth = 64;
 const enrolTries = 5;
-/** The multiples of this number, modulo 1, are spread evenly for any count of them. */
+/**
+ * The golden ratio. Its multiples, modulo 1, are spread evenly for any number of agents, and so are the agents'
+ * heartbeats.
+ */
 const goldenShare = 0.618_033_988_75;
 
 const agents: SimulatedAgent[] = [];

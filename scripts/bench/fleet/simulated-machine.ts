@@ -23,7 +23,7 @@ export const served = [
 export const capabilities = ['metrics', 'files:read', 'exec'];
 
 const gibibyte = 1024 ** 3;
-/** The content of each file in the directory, which is as small as many settings files. */
+/** Content of each file in the directory. Its size is typical of small settings files. */
 const content = Buffer.alloc(512, 'setting = value\n');
 const filesInDirectory = 20;
 const directory = '/etc/simulated';
