@@ -1,4 +1,4 @@
-// Flags of Node and environment variables with which an agent needs less memory. They do not slow down its transfers.
+// Node flags and environment variables with which an agent needs less memory. They do not slow down its transfers.
 
 export const agentFlags = [
   '--optimize-for-size',

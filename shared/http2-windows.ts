@@ -51,8 +51,8 @@ const unlimitedBytes = 2 ** 31 - 1;
  */
 const bytesPerMs = 1.28 * mebibyte;
 /**
- * Sum of a peer's windows, as a multiple of the bytes read per round trip. It must be above 2 so that a transfer can
- * become faster, because nghttp2 extends a window only after half of it is read.
+ * The windows of a peer together hold this many times the bytes that are read per round trip. nghttp2 extends a window
+ * only after half of it is read. With a factor of 2, a transfer could therefore never become faster.
  */
 const tripsPerWindow = 6;
 const lookMs = 25;

@@ -4,6 +4,9 @@ import { expect, onTestFinished } from 'vitest';
 import { shipped, shippedProgram } from './bundled-programs.ts';
 import { type TestSystem, temporaryFolder } from './start-farhand.ts';
 
+/** Time limit, in milliseconds, of a test that starts dozens of programs one after another. */
+export const severalProgramsMs = 180_000;
+
 export interface Ending {
   code: number | null;
   signal: NodeJS.Signals | null;

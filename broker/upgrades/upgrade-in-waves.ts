@@ -224,7 +224,7 @@ export class Rollout {
       this.#unanswered.set(machineId, upgradeId);
       this.#log.error(
         { err, machine_id: machineId },
-        'the late outcome of a machine’s upgrade was not stored, because the upgrade could not be read from the history, or is no longer there; the machine’s reason stays no_answer until it reports again',
+        'a machine reported the outcome of its upgrade late, but the record of the upgrade could not be read; the record keeps the reason no_answer until the machine reports again',
       );
     }
   }

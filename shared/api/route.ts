@@ -27,7 +27,7 @@ export type Kind =
   | 'single'
   // A page of objects.
   | 'list'
-  // One object with an array of any length, sent while it is read.
+  // One object with an array of any length. The broker sends elements while it still reads the others.
   | 'growing'
   // A text with its own media type.
   | 'raw'

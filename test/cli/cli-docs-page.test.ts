@@ -7,7 +7,7 @@ import type { Command } from 'commander';
 import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { createProgram } from '../../broker/cli/verb-tree.ts';
-import { createLine } from '../cli-fixture.ts';
+import { createLine, severalProgramsMs } from '../cli-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 
 const page = readFileSync(join(import.meta.dirname, '../../docs/cli.md'), 'utf8');
@@ -15,6 +15,7 @@ const blocks = [...page.matchAll(/```sh\n(.*?)```/gs)].map(([, code = '']) => co
 
 test.skipIf(!loadPtyMaker())(
   'the commands of docs/cli.md succeed and print the expected output (needs the pty library)',
+  { timeout: severalProgramsMs },
   async () => {
     const system = await startFarhand();
     for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });

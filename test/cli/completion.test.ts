@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
-import { createLine } from '../cli-fixture.ts';
+import { createLine, severalProgramsMs } from '../cli-fixture.ts';
 import { lacks, needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
@@ -84,6 +84,7 @@ needs('bash')(
       waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]));
     for (let at = 0; at < cases.length; at += 3) await Promise.all(cases.slice(at, at + 3).map(check));
   },
+  severalProgramsMs,
 );
 
 test.skipIf(lacks('bash') || !loadPtyMaker())(

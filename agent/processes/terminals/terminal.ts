@@ -103,7 +103,7 @@ export class Terminal extends Tracked {
     return client;
   }
 
-  /** Detaches a client. `lost`: true if its link was lost; the client may then attach again, so it is held. */
+  /** Detaches a client. `lost`: true if its link was lost. The client may then attach again and continue in its place. */
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;
@@ -169,8 +169,8 @@ export class Client {
   #parting: Parting | undefined;
 
   /**
-   * `from`: offset of the first byte to send, which the terminal still stores (checked by attach()). `before`: this
-   * client in its previous call.
+   * `from`: offset of the first byte to send. attach() has checked that the terminal still stores it. `before`: the object
+   * of the same client's previous attach call, if there was one.
    */
   constructor(terminal: Terminal, from: number, before: Client | undefined) {
     this.#terminal = terminal;
