@@ -1,20 +1,15 @@
 // The verbs of farhand saved-commands: manage programs with typed parameters, and run them on machines.
 import type { Command } from 'commander';
-import { sleep } from '../../shared/clock.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, type Options, verb } from './declare-verb.ts';
-import { findMachine, findSavedCommand, machineNames } from './find-by-name.ts';
-import { Exit } from './output-and-signals.ts';
-import { clean, print } from './print.ts';
+import { findMachine, findSavedCommand } from './find-by-name.ts';
+import { print } from './print.ts';
 import { printView, routeVerb, viewText } from './verb-from-route.ts';
 
-type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
 type Creation = Parameters<Farhand['savedCommands']['create']>[0];
 type Parameter = NonNullable<NonNullable<Creation>['parameters']>[number];
 
-/** Milliseconds between two requests for the state of a batch. */
-const pollMs = 1_000;
 const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
@@ -107,6 +102,7 @@ function addRun(saved: Command): void {
         'after more than NUMBER failures, start on no further machine (default: no limit)',
       '--detach': 'print the id of the batch, and do not wait for its end',
     },
+    notes: '\nOutput is printed as it comes. Ctrl-C cancels the command on all machines.\n',
   } as const;
   verb(saved, 'run <saved-command>', spec, async (client, text, options) => {
     const { machine, tags, param: parameters, timeout, concurrency, detach, output } = options;
@@ -114,32 +110,14 @@ function addRun(saved: Command): void {
       throw new UsageError('choose the machines either by --machine or by --tags');
     const machine_ids = machine && (await Promise.all(machine.map((one) => findMachine(client, one))));
     const limits = { timeout, concurrency, queue_for: options.queueFor, max_failures: options.maxFailures };
-    let batch: Batch = await client.batches.runSaved({
-      ...{ saved_command_id: await findSavedCommand(client, text), wait: detach ? 0 : 30_000 },
+    const batch = await client.batches.runSaved({
+      ...{ saved_command_id: await findSavedCommand(client, text), wait: 0 },
       ...given({ machine_ids, tags, parameters, ...limits }),
     });
     if (detach) return print(output, batch, () => [batch.id]);
-    while (batch.finished_at === null) {
-      await sleep(pollMs);
-      batch = await client.batches.get({ batch_id: batch.id });
-    }
-    await print(output, batch, () => textOf(batch, client));
-    if (batch.status !== 'completed') throw new Exit(1);
+    const { followBatch } = await import('./exec/many-machines.ts');
+    process.exitCode = await followBatch(client, batch, output === 'json', batch.results.length === 1);
   });
-}
-
-/** Returns the output of all machines. If there are several machines, each line begins with the machine's name. */
-async function textOf({ results }: Batch, client: Farhand): Promise<string> {
-  const nameOf = await machineNames(
-    client,
-    results.map(({ machine_id }) => machine_id),
-  );
-  const lines = results.flatMap(({ machine_id, status, exit_code, stdout, stderr, reason }) => {
-    const ended = status === 'completed' ? [] : [`${status} ${reason ?? exit_code ?? ''}`.trim()];
-    const all = [...`${stdout}${stderr}`.split('\n').filter((line) => line !== ''), ...ended];
-    return results.length === 1 ? all : all.map((line) => `${nameOf(machine_id)}: ${line}`);
-  });
-  return lines.map((line) => clean(line)).join('\n');
 }
 
 /** Parses NAME, NAME:TYPE or NAME:A|B, with ? after NAME and =DEFAULT at the end. */

@@ -1,9 +1,11 @@
 // The verbs farhand saved-commands, up to the commands that run on the machine.
 import { expect, test } from 'vitest';
-import { createLine } from '../cli-fixture.ts';
+import { createLine, severalProgramsMs } from '../cli-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 
-test('saved commands are created, listed, run on machines, used by schedules and removed', async () => {
+test('saved commands are created, listed, run on machines, used by schedules and removed', {
+  timeout: severalProgramsMs,
+}, async () => {
   const system = await startFarhand();
   for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });
   const farhand = createLine(system);
@@ -37,7 +39,7 @@ test('saved commands are created, listed, run on machines, used by schedules and
       .trim()
       .split('\n')
       .toSorted((a, b) => a.localeCompare(b)),
-  ).toEqual(['web-1: two 5', 'web-2: two 5']);
+  ).toEqual(['web-1 | two 5', 'web-2 | two 5']);
 
   const nothing = await farhand('saved-commands update', ['greet']);
   expect([nothing.code, nothing.err]).toEqual([2, expect.stringContaining('say what to change')]);
@@ -73,4 +75,27 @@ test('saved commands are created, listed, run on machines, used by schedules and
   expect([used.code, used.err]).toEqual([1, expect.stringContaining('1 schedule uses this saved command')]);
   await farhand('schedules delete', ['job', '--yes']);
   expect((await farhand('saved-commands delete', ['greet', '--yes'])).code).toBe(0);
+});
+
+test('Ctrl-C cancels a saved command on all machines, after its first output was printed', async () => {
+  const system = await startFarhand();
+  for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });
+  const farhand = createLine(system);
+  await farhand('saved-commands create', ['wait', '--', 'sh', '-c', 'echo began; sleep 600']);
+  const running = farhand.start('saved-commands run', ['wait', '--tags', 'web']);
+  await running.says(/web-1 \| began/);
+  await running.says(/web-2 \| began/);
+  running.child.kill('SIGINT');
+  expect((await running.ended).code).toBe(130);
+  const { items } = await system.client.commands.list();
+  expect(items.map(({ status }) => status)).toEqual(['cancelled', 'cancelled']);
+});
+
+test('a saved command that fails on its only machine exits with 1, and says why on standard error', async () => {
+  const system = await startFarhand();
+  await system.agent({ name: 'web-1' });
+  const farhand = createLine(system);
+  await farhand('saved-commands create', ['fail', '--', 'sh', '-c', 'echo said; exit 3']);
+  const failed = await farhand('saved-commands run', ['fail', '--machine', 'web-1']);
+  expect(failed).toMatchObject({ code: 1, out: 'said\n', err: '  web-1: exit code 3\n' });
 });

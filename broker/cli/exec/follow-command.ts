@@ -103,6 +103,15 @@ export async function writeOutput(stream: OutputStream, bytes: Uint8Array | stri
   });
 }
 
+/** Prints output as the command wrote it. */
+export const plain: Listener = {
+  output: writeOutput,
+  gap: (stream, count) =>
+    hint(
+      `farhand: ${count} bytes of ${stream} were dropped, because the command wrote faster than its output was read`,
+    ),
+};
+
 /** Prints each event of a command as one line of JSON. */
 export function jsonLines(command_id: string, more: Record<string, unknown> = {}): Listener {
   const print = (rest: Record<string, unknown>): Promise<void> =>

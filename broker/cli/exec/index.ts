@@ -57,14 +57,6 @@ function paramsOf(texts: string[], options: one.ExecOptions): { machines: string
   return { machines, params: { command, ...(args.length > 0 && { args }), ...rest } };
 }
 
-const plain: one.Listener = {
-  output: one.writeOutput,
-  gap: (stream, count) =>
-    hint(
-      `farhand: ${count} bytes of ${stream} were dropped, because the command wrote faster than its output was read`,
-    ),
-};
-
 async function runOnOne(
   client: Farhand,
   machine: string,
@@ -85,7 +77,7 @@ async function runOnOne(
   const stop = one.cancelOnSignals(() => client.commands.cancel({ command_id }));
   try {
     const sent = input ? sendInput(client, command_id, over.signal) : undefined;
-    const listener = { ...(output === 'json' ? one.jsonLines(command_id) : plain), heard: silence.heard };
+    const listener = { ...(output === 'json' ? one.jsonLines(command_id) : one.plain), heard: silence.heard };
     const readLater = `farhand commands output ${command_id} --follow`;
     const connection = reportConnection(`command ${command_id} goes on (${readLater})`);
     const end = await one

@@ -20,6 +20,8 @@ const maxInput = 48 * 1024;
 const advice =
   'input for several machines must be UTF-8 of at most 48 KiB; send longer input as a file, and let the command read that file';
 
+type Batch = Awaited<ReturnType<Farhand['batches']['create']>>;
+
 interface Member {
   command_id: string;
   name: string;
@@ -37,52 +39,70 @@ export async function runOnMany(
   const machine_ids = tags ? undefined : await Promise.all(machines.map((text) => findMachine(client, text)));
   const more = given({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...params, ...more, wait: 0 });
-  const { results } = batch;
-  if (detach) {
-    await print(output, batch, () => [batch.id]);
-    return 0;
-  }
+  if (!detach) return followBatch(client, batch, output === 'json');
+  await print(output, batch, () => [batch.id]);
+  return 0;
+}
+
+/**
+ * Prints the output of all machines until the batch ends. Cancels the batch on Ctrl-C. Returns the exit code: 0 if the
+ * command succeeded on all machines. `plain`: prints output without the name of the machine.
+ */
+export async function followBatch(
+  client: Farhand,
+  { id: batch_id, results }: Batch,
+  json: boolean,
+  plain = false,
+): Promise<number> {
   const ids = results.map(({ machine_id }) => machine_id);
   const nameOf = await machineNames(client, ids);
   const members: Member[] = results.map(({ id, machine_id }) => ({
     command_id: id,
     name: nameOf(machine_id),
   }));
-  const stop = one.cancelOnSignals(() => client.batches.cancel({ batch_id: batch.id }));
+  const stop = one.cancelOnSignals(() => client.batches.cancel({ batch_id }));
   try {
-    const seeLater = `farhand batches get ${batch.id}`;
-    const connection = reportConnection(`batch ${batch.id} goes on (${seeLater})`);
+    const seeLater = `farhand batches get ${batch_id}`;
+    const connection = reportConnection(`batch ${batch_id} goes on (${seeLater})`);
     const next = `do not send it again: ${seeLater} prints its results`;
-    await followAll(client, members, connection, output === 'json').catch(
-      one.wasSent(`batch ${batch.id}`, next),
+    await followAll(client, members, connection, listenersFor(members, json, plain)).catch(
+      one.wasSent(`batch ${batch_id}`, next),
     );
-    if (output !== 'json') summarize(members);
+    if (!json) summarize(members, plain);
     return stop.code() ?? (members.every(({ end }) => end?.status === 'completed') ? 0 : 1);
   } finally {
     stop.forget();
   }
 }
 
+interface MemberListener extends one.Listener {
+  /** Called when the command has ended. */
+  ended?(end: one.End): Promise<void> | void;
+}
+
+/** Returns a function that creates the listener for one machine of a batch. */
+function listenersFor(members: readonly Member[], json: boolean, plain: boolean) {
+  const width = Math.max(...members.map(({ name }) => name.length));
+  return ({ command_id, name: machine }: Member): MemberListener => {
+    if (plain && !json) return one.plain;
+    if (!json) return prefixed(clean(machine).padEnd(width));
+    const ended = (end: one.End): void => printJson({ command_id, machine, ...end });
+    return { ...one.jsonLines(command_id, { machine }), ended };
+  };
+}
+
 async function followAll(
   client: Farhand,
-  members: Member[],
+  members: readonly Member[],
   connection: ConnectionReporter,
-  json: boolean,
+  listenerFor: (member: Member) => MemberListener,
 ): Promise<void> {
-  const width = Math.max(...members.map(({ name }) => name.length));
   const waiting = [...members];
   const work = async (): Promise<void> => {
     for (let member = waiting.shift(); member; member = waiting.shift()) {
-      const { command_id, name } = member;
-      const lines = json ? undefined : prefixed(clean(name).padEnd(width));
-      member.end = await one.follow(
-        client,
-        command_id,
-        lines ?? one.jsonLines(command_id, { machine: name }),
-        connection,
-      );
-      await lines?.flush();
-      if (json) printJson({ command_id, machine: name, ...member.end });
+      const listener = listenerFor(member);
+      member.end = await one.follow(client, member.command_id, listener, connection);
+      await listener.ended?.(member.end);
     }
   };
   await Promise.all(Array.from({ length: followedAtOnce }, work));
@@ -92,7 +112,7 @@ async function followAll(
  * Prints whole lines without control characters, so that a machine cannot imitate the output of another
  * machine.
  */
-function prefixed(name: string): one.Listener & { flush(): Promise<void> } {
+function prefixed(name: string): MemberListener {
   const rest: Record<one.OutputStream, string> = { stdout: '', stderr: '' };
   const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
   const put = async (stream: one.OutputStream, lines: string[]): Promise<void> => {
@@ -110,16 +130,16 @@ function prefixed(name: string): one.Listener & { flush(): Promise<void> } {
       await put(stream, lines);
     },
     gap: (stream, count) => put('stderr', [`[${count} bytes of ${stream} were dropped]`]),
-    async flush() {
+    async ended() {
       for (const stream of ['stdout', 'stderr'] as const) if (rest[stream]) await put(stream, [rest[stream]]);
     },
   };
 }
 
-function summarize(members: Member[]): void {
+function summarize(members: readonly Member[], plain: boolean): void {
   const byStatus = Map.groupBy(members, ({ end }) => end?.status ?? 'lost');
   const counts = [...byStatus].map(([status, { length }]) => `${length} ${status}`);
-  hint(`${counted(members.length)}: ${counts.join(', ')}`);
+  if (!plain) hint(`${counted(members.length)}: ${counts.join(', ')}`);
   for (const { name, end } of members) {
     if (!end || end.status === 'completed') continue;
     hint(`  ${clean(name)}: ${one.explain(end) ?? `exit code ${one.exitCodeOf(end)}`}`);
