@@ -219,6 +219,15 @@ export class ConnectionLimiter {
     return this.#find(peerOf(socket))?.socket;
   }
 
+  /**
+   * Closes a connection that is broken. If a write fails below TLS, Node may lose the error and then stops to read, so it
+   * never reports the end of the connection (github.com/nodejs/node/issues/55804). An empty write to the TCP socket sends
+   * nothing, but fails if the connection is broken.
+   */
+  probe(peer: string): void {
+    this.#find(peer)?.socket.write('');
+  }
+
   /** Closes a connection after a delay, in which last messages can still be sent. */
   closeSoon(peer: string): void {
     after(leavingMs, () => this.#find(peer)?.socket.destroy());

@@ -21,6 +21,7 @@ import type { Machine, State } from '../state/in-memory-state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
+import type { LinkSettings } from './link-settings.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
@@ -46,19 +47,6 @@ export interface LinkServices {
   hellos: TurnLimit;
   log: Logger;
 }
-
-export const defaultSettings = {
-  heartbeatMs: 15_000,
-  silenceMs: 45_000,
-  /**
-   * Maximum number of short streaming calls open at once on one machine; transfers have a separate limit of the same
-   * number.
-   */
-  openCalls: 32,
-  /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
-  callIdleMs: 60_000,
-};
-export type LinkSettings = typeof defaultSettings;
 
 /** Largest message in bytes, in either direction. */
 export const messageBytes = 1024 * 1024 + 64 * 1024;
@@ -208,6 +196,8 @@ class AgentLink {
   readonly #calls: Calls;
   /** Time at which the last message arrived, in milliseconds of `monotonic`. `Heartbeats` reads it. */
   heardAt = monotonic();
+  /** Time since which messages wait to be written, or of the last probe. `Heartbeats` reads it. */
+  unwrittenSince: number | undefined;
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
   #unreadBytes = 0;
@@ -297,6 +287,11 @@ class AgentLink {
     this.#send({ heartbeat: {} });
   }
 
+  probe(): void {
+    this.unwrittenSince = monotonic();
+    this.#services.connections.probe(this.#stream.getPeer());
+  }
+
   silent(): void {
     this.#cut('disconnected the machine, because it was silent for too long');
   }
@@ -355,8 +350,10 @@ class AgentLink {
     // The bytes are counted here, because Node's limit on this stream counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
     this.#unreadBytes += bytes;
+    this.unwrittenSince ??= monotonic();
     this.#stream.write(message, () => {
       this.#unreadBytes -= bytes;
+      if (this.#unreadBytes === 0) this.unwrittenSince = undefined;
     });
     if (this.#unreadBytes > maxUnreadBytes)
       this.#cut('disconnected the machine, because its agent reads the control stream too slowly');

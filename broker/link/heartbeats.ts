@@ -5,8 +5,12 @@ import { every, monotonic } from '../../shared/clock.ts';
 interface Beating {
   /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
+  /** Time since which messages wait to be written to the connection, in milliseconds of `monotonic`. */
+  readonly unwrittenSince: number | undefined;
   /** Called every heartbeat interval. */
   beat(): void;
+  /** Called when messages have waited for a second. Closes the connection if it is broken. */
+  probe(): void;
   /** Called when the link has been silent for too long. The link then removes itself. */
   silent(): void;
 }
@@ -21,6 +25,9 @@ export interface HeartbeatSettings {
  * event loop for 30 ms.
  */
 const checkMs = 250;
+
+/** Milliseconds after which messages that wait to be written may mean that the connection is broken. */
+const unwrittenMs = 1_000;
 
 export class Heartbeats {
   readonly #settings: HeartbeatSettings;
@@ -50,6 +57,7 @@ export class Heartbeats {
     const { heartbeatMs, silenceMs } = this.#settings;
     const now = monotonic();
     for (const [link, dueAt] of this.#dueAt) {
+      if (now - (link.unwrittenSince ?? now) >= unwrittenMs) link.probe();
       if (now - link.heardAt >= silenceMs) link.silent();
       else if (now >= dueAt) {
         // If the whole process was delayed, a single heartbeat is sent for the missed ones.

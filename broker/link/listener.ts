@@ -33,7 +33,6 @@ import { type Authority, renewLeaves } from './certificate-authority.ts';
 import {
   type ConnectStream,
   type LinkServices,
-  type LinkSettings,
   messageBytes,
   serveConnect,
   textOf,
@@ -42,6 +41,7 @@ import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
 import { type Pings, pingConnections } from './keepalive-pings.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
+import type { LinkSettings } from './link-settings.ts';
 
 export interface ListenerOptions {
   host: string;

@@ -20,7 +20,7 @@ import type { AppOptions } from '../http/application.ts';
 import { createSpool } from '../http/body.ts';
 import { consoleDirectory } from '../http/console-files.ts';
 import { createHttpServer } from '../http/server.ts';
-import { defaultSettings } from '../link/control-stream.ts';
+import { defaultSettings } from '../link/link-settings.ts';
 import { backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
