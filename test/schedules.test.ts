@@ -258,6 +258,18 @@ test('an update changes only the fields it names; a disabled schedule has no nex
   expect(moved.next_run).toMatch(/T15:00:00.000Z$/);
 });
 
+test('an update to the present values changes nothing, but the same command sent again takes the schedule over', async () => {
+  const { system, client, make } = await scheduled();
+  const before = await make({ timeout: 9 });
+  const { id: schedule_id, timezone, enabled, name } = before;
+  const other = await system.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
+  const same = await other.client.schedules.update({ schedule_id, timezone, enabled, name, timeout: 9 });
+  expect(same).toEqual(await client.schedules.get({ schedule_id }));
+  expect(same).toMatchObject({ requested_by: before.requested_by, updated_at: before.updated_at });
+  const taken = await other.client.schedules.update({ schedule_id, command: before.command ?? '' });
+  expect(taken.requested_by).not.toBe(before.requested_by);
+});
+
 test('a preview has the next times and the expression in words', async () => {
   const { system, client } = await scheduled();
   const from = '2026-03-07T12:00:00Z';

@@ -18,6 +18,7 @@ import {
   assertMayRead,
   type Changes,
   changedBy,
+  changesNothing,
   decidesRun,
   scheduleOf,
 } from './schedule-from-request.ts';
@@ -133,12 +134,13 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // A request without changes returns here, because it must not replace the key whose rights the schedule uses.
-        // Most changes replace that key with the key of the request.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);
+        // A request without changes returns here, because it must not replace the key whose rights the schedule uses.
+        // Most changes replace that key with the key of the request.
+        if (changesNothing(before, after, changes)) return before;
         this.#assertTrigger(after, transaction, caller);
         assertUseOfParameters(after);
         paramsOf(after, transaction.before);

@@ -162,13 +162,18 @@ export class DueTimes {
   /** Runs one step. Resolves with the milliseconds until the next check if the step had to wait. */
   async #step(tracked: Tracked): Promise<number | undefined> {
     const { schedule, settledUntil } = tracked;
+    const [replaced] = tracked.replaced;
+    if (replaced) {
+      await this.#recordReplaced(tracked, replaced);
+      return;
+    }
     const timetable = this.#tracked.timetableOf(schedule);
     if (!timetable) return;
     const { started, jump } = this.#clock;
     const step = decide({ schedule, timetable, settledUntil, now: now(), started, jump });
     if (!step) return;
     if ('missed' in step) {
-      await this.#recordMissed(tracked, timetable, step.missed);
+      await this.#recordMissed(tracked, timetable, step.missed, notRunning);
       return;
     }
     const { at, trigger } = step;
@@ -177,7 +182,7 @@ export class DueTimes {
     if (!(await this.#ran(tracked, at))) {
       const decision = await this.#decideOverlap(tracked, trigger);
       if (typeof decision === 'number') return decision;
-      if (decision === 'skip') await this.#settle(tracked, 'skipped', trigger, [at], overlapping);
+      if (decision === 'skip') await this.#settle(tracked, overlapping, trigger, [at]);
       else await this.#launcher.byClock(tracked, at, trigger);
     }
     tracked.settledUntil = at;
@@ -202,10 +207,23 @@ export class DueTimes {
     return this.#launcher.mayHaveEnded(open) ? unsureMs : 'skip';
   }
 
-  async #recordMissed(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
+  /** Records some of the due times that a change of the schedule has prevented from running. */
+  async #recordReplaced(tracked: Tracked, { schedule, until }: Tracked['replaced'][number]): Promise<void> {
+    const timetable = schedule.enabled ? this.#tracked.timetableOf(schedule) : undefined;
+    // The clock may have been set back since the change.
+    const end = Math.min(until, now());
+    if (timetable?.times(tracked.settledUntil, 1, end).length)
+      return this.#recordMissed(tracked, timetable, end, changed);
+    tracked.settledUntil = Math.max(tracked.settledUntil, end);
+    tracked.replaced.shift();
+    tracked.missed = 0;
+  }
+
+  /** Records the next due times up to `until`, which do not run. */
+  async #recordMissed(tracked: Tracked, timetable: Timetable, until: number, why: NoRun): Promise<void> {
     const { schedule, settledUntil } = tracked;
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);
-    if (most <= 0) return this.#recordRest(tracked, timetable, until);
+    if (most <= 0) return this.#recordRest(tracked, timetable, until, why);
     const passed = timetable.times(settledUntil, most, until);
     // The rows are subtracted before the read, because checks of other schedules read `#missedRowsLeft` at the same
     // time.
@@ -219,20 +237,20 @@ export class DueTimes {
     const times = passed.filter((at) => !ran.get(schedule.id)?.has(at));
     this.#missedRowsLeft += passed.length - times.length;
     tracked.missed += times.length;
-    await this.#settle(tracked, 'missed', 'cron', times, notRunning);
+    await this.#settle(tracked, why, 'cron', times);
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
   /** Stores one row for all missed due times up to `until`. Its time is the last due time that had no run. */
-  async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
+  async #recordRest(tracked: Tracked, timetable: Timetable, until: number, why: NoRun): Promise<void> {
     const { settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
     while (last !== undefined && (await this.#ran(tracked, last))) {
       last = timetable.last(settledUntil, last - 1);
     }
     if (last !== undefined) {
-      const reason = `${notRunning}${sharing(timetable, settledUntil, last)}`;
-      await this.#settle(tracked, 'missed', 'cron', [last], reason);
+      const reason = `${why.reason}${sharing(timetable, settledUntil, last)}`;
+      await this.#settle(tracked, { ...why, reason }, 'cron', [last]);
     }
     tracked.settledUntil = until;
   }
@@ -244,18 +262,29 @@ export class DueTimes {
 
   #settle(
     on: Tracked,
-    status: 'missed' | 'skipped',
+    { status, reason }: NoRun,
     trigger: ScheduleRun['trigger'],
     times: readonly number[],
-    reason: string,
   ): Promise<void> {
     const runs = times.map((at) => settledRun(newRun(on, trigger, at), status, reason));
     return this.#context.history.write((transaction) => this.#context.records.settle(runs, transaction));
   }
 }
 
-const overlapping = 'the previous run had not ended';
-const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
+/** Status and reason of a due time that does not run. */
+interface NoRun {
+  status: 'missed' | 'skipped';
+  reason: string;
+}
+const overlapping: NoRun = { status: 'skipped', reason: 'the previous run had not ended' };
+const changed: NoRun = {
+  status: 'skipped',
+  reason: 'the schedule was changed or disabled before this time could run',
+};
+const notRunning: NoRun = {
+  status: 'missed',
+  reason: 'the broker was not running or was overloaded at this time, or its clock was set',
+};
 
 /**
  * Returns the end of a row's `reason`: how many due times the row stands for, and their period. Returns '' if there is

@@ -45,6 +45,17 @@ const exposing = ['command', 'saved_command_id', 'parameters', 'user', 'cwd', 'm
 export const decidesRun = (changes: Changes): boolean =>
   ([...exposing, 'on_change', 'env'] as const).some((field) => changes[field] !== undefined);
 
+/**
+ * True if a request changes nothing. A request that sets where or what the schedule runs counts as a change even if the
+ * values are the same, because it gives the schedule the rights of its key.
+ */
+export const changesNothing = (before: Schedule, after: Schedule, changes: Changes): boolean =>
+  !decidesRun(changes) &&
+  // The cast is safe: the fields of a request are fields of a schedule.
+  (Object.keys(changes) as (keyof Changes)[]).every((field) =>
+    isDeepStrictEqual(before[field], after[field]),
+  );
+
 export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;

@@ -28,6 +28,11 @@ export interface Tracked {
   waiting: boolean;
   /** Number of successive missed due times that were recorded. */
   missed: number;
+  /**
+   * Earlier versions of the schedule, each with the time of the change that ended it. Their due times after
+   * `settledUntil` will not run, and are not recorded yet. The oldest version comes first.
+   */
+  replaced: { schedule: Schedule; until: number }[];
 }
 
 /** Milliseconds after which marks that could not be read are read again. */
@@ -156,8 +161,9 @@ export class TrackedSchedules {
     const { schedule, settledUntil, busy } = tracked;
     if (busy) return;
     tracked.waiting = false;
-    tracked.next = schedule.enabled ? this.timetableOf(schedule)?.next(settledUntil) : undefined;
-    tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
+    const from = Math.max(settledUntil, tracked.replaced.at(-1)?.until ?? 0);
+    tracked.next = schedule.enabled ? this.timetableOf(schedule)?.next(from) : undefined;
+    tracked.checkAt = tracked.replaced.length > 0 ? now() : (tracked.next ?? Number.POSITIVE_INFINITY);
   }
 
   /** Starts to run the schedules of these machines, which this broker owns from now on. */
@@ -225,6 +231,7 @@ export class TrackedSchedules {
     const hasMoved = known !== undefined && known.machine_id !== machine_id;
     const tracked = known ?? newlyTracked(schedule, machine_id);
     this.#bySchedule.set(schedule.id, new Map([[machine_id, tracked]]));
+    if (known && !hasMoved) this.#replace(known, schedule);
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
@@ -243,6 +250,7 @@ export class TrackedSchedules {
       const tracked = known ?? newlyTracked(schedule, machine_id);
       after.set(machine_id, tracked);
       if (known?.schedule === schedule) continue;
+      if (known) this.#replace(known, schedule);
       tracked.schedule = schedule;
       const mark = this.#settleFrom(tracked, marks);
       if (!known && mark === undefined) unmarked.push(tracked);
@@ -254,6 +262,14 @@ export class TrackedSchedules {
     return unmarked;
   }
 
+  /** Notes the version of a schedule that a change has ended, if its due times were not all handled before. */
+  #replace(tracked: Tracked, by: Schedule): void {
+    const { schedule, settledUntil, replaced } = tracked;
+    const until = Date.parse(by.since);
+    if (until > (replaced.at(-1)?.until ?? settledUntil) && this.isOwn(tracked))
+      replaced.push({ schedule, until });
+  }
+
   /** Sets `settledUntil` to the schedule's mark, if there is one. Returns the mark. */
   #settleFrom(tracked: Tracked, marks: LatestMarks | undefined): number | undefined {
     const { schedule, machine_id, settledUntil } = tracked;
@@ -261,7 +277,8 @@ export class TrackedSchedules {
     // A machine that has just got the tags of the schedule has no mark. Its due times count from now on.
     const from = mark ?? (schedule.tags && settledUntil === 0 ? now() : settledUntil);
     // A mark from a time when the clock was ahead is in the future, so it is limited to the present time.
-    tracked.settledUntil = Math.min(Math.max(from, Date.parse(schedule.since)), now());
+    const since = tracked.replaced.length > 0 ? 0 : Date.parse(schedule.since);
+    tracked.settledUntil = Math.min(Math.max(from, since), now());
     return mark;
   }
 
@@ -302,7 +319,7 @@ export class TrackedSchedules {
 function newlyTracked(schedule: Schedule, machine_id: MachineId): Tracked {
   return {
     ...{ schedule, machine_id, settledUntil: 0, next: undefined, checkAt: Number.POSITIVE_INFINITY },
-    ...{ loaded: true, busy: false, waiting: false, missed: 0 },
+    ...{ loaded: true, busy: false, waiting: false, missed: 0, replaced: [] },
   };
 }
 

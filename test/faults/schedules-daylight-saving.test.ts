@@ -123,7 +123,7 @@ test('a thousand missed times have a row each, and all others share one row', as
   );
 });
 
-test('a change of the name does not affect due times; a change of cron drops the due times that still wait', async () => {
+test('a change of the name does not affect due times; after a change of cron the due times that still wait are skipped', async () => {
   const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
   const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });
@@ -140,7 +140,34 @@ test('a change of the name does not affect due times; a change of cron drops the
   await client.schedules.update({ schedule_id, cron: '30 * * * *' });
   open();
   await bench.until('12:05:00');
-  expect(await bench.fates(schedule_id)).toEqual(['12:01 catch_up completed', '12:02 catch_up completed']);
+  expect(await bench.fates(schedule_id)).toEqual([
+    ...['12:01 catch_up completed', '12:02 catch_up completed', '12:03 cron skipped'],
+  ]);
+  const [row] = (await client.schedules.history({ schedule_id, status: 'skipped' })).items;
+  expect(row?.stderr).toContain('the schedule was changed');
+});
+
+test('after a schedule is disabled the due times that still wait are skipped, and later ones have no row', async () => {
+  const bench = await systemAt('12:00:30');
+  const { wait, open } = gate();
+  const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });
+  await bench.down();
+  bench.clock.set(bench.at('12:03:40'));
+  await bench.up();
+  const { client } = bench.system;
+  await expect
+    .poll(async () => (await client.schedules.history({ schedule_id })).items.map(({ status }) => status))
+    .toEqual(['running']);
+  await client.schedules.update({ schedule_id, enabled: false });
+  open();
+  await bench.until('12:05:00');
+  expect(await bench.fates(schedule_id)).toEqual([
+    ...['12:01 catch_up completed', '12:02 cron skipped', '12:03 cron skipped'],
+  ]);
+  await client.schedules.update({ schedule_id, enabled: true });
+  open();
+  await bench.until('12:06:30');
+  expect((await bench.fates(schedule_id)).slice(3)).toEqual(['12:06 cron completed']);
 });
 
 test('while a run has not ended the next time is skipped, or runs in parallel if overlap allows it', async () => {
