@@ -63,7 +63,8 @@ test('a rule about disks watches the mount point that it names, and * the fulles
   await one.report({ disks: { '/srv': ['xfs', 20] } });
   await expect.poll(alerts).toMatchObject([{ status: 'resolved', reason: 'recovered' }]);
 
-  await client.alertRules.update({ rule_id, mount: '*' });
+  const changed = await client.alertRules.update({ rule_id, mount: '*' });
+  expect(await client.alertRules.update({ rule_id })).toEqual(changed);
   await one.report({ disks: { '/mnt': ['nfs4', 99], '/srv': ['xfs', 20] } });
   expect(await alerts()).toHaveLength(1);
   await one.report({ disk: 91, disks: { '/mnt': ['nfs4', 99], '/srv': ['xfs', 97] } });

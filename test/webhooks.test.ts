@@ -121,6 +121,8 @@ test('a new secret with characters other than printable ASCII is refused, and th
   const { status, body } = await system.call('PATCH', `/webhooks/${id}`, { body: { secret: '🔑' } });
   expect([status, body.error.details.issues[0].path]).toEqual([422, 'secret']);
   expect((await system.client.webhooks.update({ webhook_id: id, secret: 'new ~!' })).id).toBe(id);
+  const now = await system.client.webhooks.get({ webhook_id: id });
+  expect(await system.client.webhooks.update({ webhook_id: id })).toEqual(now);
 });
 
 test('a POST repeated with its Idempotency-Key creates one webhook', async () => {

@@ -180,6 +180,7 @@ export class ChannelHandlers implements Routes {
     const { receivers, rightsOf } = this.#parts;
     const editor = { key_id: caller.key_id, ...caller.during(transaction) };
     const before = this.#find(id, editor, transaction.before);
+    if (Object.keys(input).every((name) => name === 'channel_id')) return before;
     const old = receivers.sealedOf(before);
     const sealed = {
       url: url ?? old?.url ?? before.url,

@@ -59,6 +59,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     update: ({ rule_id, ...changes }, caller) =>
       state.change((transaction) => {
         const before = find(rule_id, caller, transaction.before);
+        if (Object.keys(given(changes)).length === 0) return before;
         const recover = recoverAfter(before, changes);
         const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);

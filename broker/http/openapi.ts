@@ -254,9 +254,10 @@ function successes(route: Route): ZodOpenApiResponsesObject {
     ...(ranges && {
       '206': { ...answer, description: 'The range', headers: headersNamed([...names, 'Content-Range']) },
     }),
-    ...('if_none_match' in route.headers && {
-      '304': { description: 'Not modified', headers: headersNamed(['X-Request-Id', 'ETag']) },
-    }),
+    ...('if_none_match' in route.headers &&
+      route.method === 'GET' && {
+        '304': { description: 'Not modified', headers: headersNamed(['X-Request-Id', 'ETag']) },
+      }),
   };
 }
 
@@ -265,8 +266,9 @@ function contentOf(route: Route) {
   const { kind, reply, listMeta, types = [] } = route;
   if (kind === 'socket') return { description: 'The WebSocket is open' };
   if (kind === 'raw' || kind === 'bytes') {
-    const schema = kind === 'raw' ? ({ type: 'string' } as const) : binary;
-    const content = Object.fromEntries(types.map((type) => [type, { schema }]));
+    const text = { type: 'string' } as const;
+    const schemaOf = (type: string) => (kind === 'bytes' ? binary : type === 'application/json' ? {} : text);
+    const content = Object.fromEntries(types.map((type) => [type, { schema: schemaOf(type) }]));
     return { description: kind === 'raw' ? 'The text' : 'The bytes', content };
   }
   if (kind === 'lines') {
@@ -283,7 +285,7 @@ function contentOf(route: Route) {
     kind === 'list'
       ? z.object({
           data: z.array(reply).describe('The items'),
-          meta: (listMeta ? paged.and(listMeta) : paged).describe('The page'),
+          meta: (listMeta ? paged.extend(listMeta.shape) : paged).describe('The page'),
         })
       : z.object({
           data: reply.describe('The result'),

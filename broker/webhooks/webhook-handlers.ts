@@ -223,6 +223,7 @@ export class WebhookHandlers implements Routes {
     const { rightsOf, vault } = this.#parts;
     const editor = { key_id: caller.key_id, ...caller.during(transaction) };
     const before = this.#find(id, editor, transaction.before);
+    if (Object.keys(input).every((name) => name === 'webhook_id')) return before;
     const webhook: Webhook = {
       ...before,
       url: params.url ?? before.url,

@@ -33,7 +33,7 @@ const channel = named('AlertChannel', {
     .nullable()
     .describe('The latest attempt to send an alert through the channel; null: there was none'),
   created_at: timestamp.describe('Time of creation'),
-  updated_at: timestamp.describe('Time of the last change'),
+  updated_at: timestamp.describe('Time of the last change by a request'),
 });
 
 const isAddress = (value: string): boolean => URL.canParse(value) && new URL(value).hostname !== '';

@@ -66,7 +66,7 @@ const rule = named('AlertRule', {
   channel_ids: z.array(z.string()).nullable().describe(described.channel_ids),
   enabled: z.boolean().describe(described.enabled),
   created_at: timestamp.describe('Time of creation'),
-  updated_at: timestamp.describe('Time of the last change'),
+  updated_at: timestamp.describe('Time of the last change by a request'),
 });
 
 const threshold = z.number().min(0).max(1_000_000);

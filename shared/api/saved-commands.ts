@@ -68,7 +68,7 @@ const savedCommand = named('SavedCommand', {
   timeout: z.number().nullable().describe('Milliseconds after which the command is killed'),
   updated_by: z.string().describe('Id of the API key that changed it last'),
   created_at: timestamp.describe('Time of creation'),
-  updated_at: timestamp.describe('Time of the last change'),
+  updated_at: timestamp.describe('Time of the last change by a request'),
 });
 
 const fields = {

@@ -103,7 +103,7 @@ const detailed = listed
       .describe(
         'Id of the API key whose rights the schedule has. With `machine_id`, this is the key that last changed the schedule. With `tags`, it is the key that last set `tags`, `command`, `saved_command_id`, `parameters`, `env`, `user`, `cwd` or `on_change`',
       ),
-    updated_at: timestamp.describe('Time of the last change'),
+    updated_at: timestamp.describe('Time of the last change by a request'),
   })
   .meta({ id: 'ScheduleDetail' });
 

@@ -102,7 +102,7 @@ const webhook = named('Webhook', {
       'The latest attempt to deliver an event; null: there was none, or the key may not read that event',
     ),
   created_at: timestamp.describe('Time of creation'),
-  updated_at: timestamp.describe('Time of the last change'),
+  updated_at: timestamp.describe('Time of the last change by a request'),
 });
 
 export const webhooks = {
