@@ -185,7 +185,8 @@ function CurrentPage() {
         </Page>
       );
     }
-    return <Current key={pattern} params={params} />;
+    // A page about another object starts anew, so that it never has data or buttons of the object before.
+    return <Current key={`${pattern} ${Object.values(params)[0] ?? ''}`} params={params} />;
   }
   return (
     <Page title="Not found">

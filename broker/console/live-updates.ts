@@ -24,6 +24,12 @@ const followed = signal<ReadonlyMap<string, number>>(new Map());
 const topics = computed(() =>
   [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','),
 );
+/**
+ * True while the tab is in the foreground, and for a while after. A browser opens at most six HTTP/1.1 connections to a
+ * host, for all of its tabs together, so a tab in the background has no stream.
+ */
+const visible = signal(true);
+const hiddenMs = 10_000;
 const retryMs = 2_000;
 const settleMs = 40;
 
@@ -93,11 +99,29 @@ function opened(): void {
   openedBefore = true;
 }
 
+function watchVisibility(): () => void {
+  let cancel = (): void => {};
+  const look = (): void => {
+    cancel();
+    if (document.visibilityState === 'visible') visible.value = true;
+    else
+      cancel = after(hiddenMs, () => {
+        visible.value = false;
+      });
+  };
+  document.addEventListener('visibilitychange', look);
+  return () => {
+    cancel();
+    document.removeEventListener('visibilitychange', look);
+  };
+}
+
 /** Follows the stream until the returned function is called. */
 export function startLive(): () => void {
-  return effect(() => {
+  const stopWatching = watchVisibility();
+  const stopFollowing = effect(() => {
     const of = topics.value;
-    if (of === '') return undefined;
+    if (of === '' || !visible.value) return undefined;
     const stop = new AbortController();
     // The stream is opened a moment later, because a new page adds its topics one after another.
     const cancel = after(settleMs, () => void follow(of, stop.signal));
@@ -107,4 +131,8 @@ export function startLive(): () => void {
       connected.value = false;
     };
   });
+  return () => {
+    stopWatching();
+    stopFollowing();
+  };
 }

@@ -20,9 +20,44 @@ const here = (): Place => ({
 
 export const place = signal<Place>(here());
 export const path = computed(() => place.value.path);
+
+type Guard = (leave: () => void) => void;
+let guard: Guard | undefined;
+/** The URL of the page that is displayed, without the origin. */
+let address = location.pathname + location.search;
+
+/**
+ * Calls `ask` instead of opening another page, such as while a text is not saved. The page is opened when `ask` calls
+ * its argument. Call the returned function to end this.
+ */
+export function guardLeaving(ask: Guard): () => void {
+  guard = ask;
+  return () => {
+    if (guard === ask) guard = undefined;
+  };
+}
+
+/** Asks the guard, if there is one, and then calls `leave`. Returns true if there is a guard. */
+function isGuarded(leave: () => void): boolean {
+  const ask = guard;
+  ask?.(() => {
+    guard = undefined;
+    leave();
+  });
+  return ask !== undefined;
+}
+
 addEventListener('popstate', () => {
-  place.value = here();
+  const next = location.pathname + location.search;
+  // Back and Forward have changed the URL already, so the URL of the displayed page is restored.
+  if (isGuarded(() => go(next))) history.pushState(null, '', address);
+  else show();
 });
+
+function show(): void {
+  address = location.pathname + location.search;
+  place.value = here();
+}
 
 /** Returns the path of a page for links. `to('/machines', id)` encodes the id. */
 export function to(page: string, ...parts: readonly string[]): string {
@@ -30,10 +65,11 @@ export function to(page: string, ...parts: readonly string[]): string {
 }
 
 /** Opens the page at a path that `to` returned. */
-export function go(address: string, { replace = false } = {}): void {
-  if (replace) history.replaceState(null, '', address);
-  else history.pushState(null, '', address);
-  place.value = here();
+export function go(to: string, { replace = false } = {}): void {
+  if (isGuarded(() => go(to, { replace }))) return;
+  if (replace) history.replaceState(null, '', to);
+  else history.pushState(null, '', to);
+  show();
   if (!replace) scrollTo(0, 0);
 }
 

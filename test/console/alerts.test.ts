@@ -145,3 +145,28 @@ browserTest('a key that may only read sees alerts and rules, and no buttons or c
   expect(await row.getByRole('button').count()).toBe(0);
   expect(faults).toEqual([]);
 });
+
+browserTest(
+  'a value at which alerts end follows the limit if it is the default, and can be emptied',
+  async () => {
+    const system = await startWithConsole();
+    const { client } = system;
+    await client.alertRules.create({ name: 'memory', kind: 'memory', above: 90 });
+    const { page, faults, open } = await newLogin(system);
+    await open('/alerts/rules');
+    const change = async (fields: Record<string, string>): Promise<void> => {
+      await page.getByRole('button', { name: 'Change memory' }).click();
+      for (const [label, value] of Object.entries(fields)) await page.getByLabel(label).fill(value);
+      await page.getByRole('button', { name: 'Save' }).click();
+      await page.getByRole('dialog').waitFor({ state: 'detached' });
+    };
+    const recover = async () => (await client.alertRules.list()).items[0]?.recover;
+    await change({ 'Above, in %': '70' });
+    await expect.poll(recover).toBe(63);
+    await change({ 'Resolve at, in %': '50' });
+    await expect.poll(recover).toBe(50);
+    await change({ 'Resolve at, in %': '' });
+    await expect.poll(recover).toBe(63);
+    expect(faults).toEqual([]);
+  },
+);

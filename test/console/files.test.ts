@@ -104,3 +104,47 @@ browserTest('a file that somebody else saved is not replaced before the differen
   expect(readFileSync(file, 'utf8')).toBe('port: 80\r\nname: x\r\nmine: 123');
   expect(faults).toEqual([]);
 });
+
+browserTest(
+  'the editor asks before an unsaved text is left, also one that was typed during a save',
+  async () => {
+    const folder = temporaryFolder('files');
+    const file = join(folder, 'app.yaml');
+    writeFileSync(file, 'one');
+    const { page, faults } = await newFolderPage(folder);
+    const saves = Promise.withResolvers<void>();
+    await page.route('**/files/content', async (route) => {
+      await saves.promise;
+      await route.continue();
+    });
+    await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
+    await page.locator('.cm-content').click();
+    await page.keyboard.press('Control+End');
+    await page.keyboard.type(' two');
+    await page.keyboard.press('Control+s');
+    await page.keyboard.type(' three');
+    saves.resolve();
+    await page.getByText('app.yaml is saved').waitFor();
+    expect(readFileSync(file, 'utf8')).toBe('one two');
+    await page.getByText('not saved').waitFor();
+
+    const question = page.getByRole('dialog', { name: 'Leave without saving?' });
+    const stay = question.getByRole('button', { name: 'Cancel' });
+    await page.getByRole('link', { name: 'Commands' }).last().click();
+    await question.waitFor();
+    await stay.click();
+    await page.goBack();
+    await question.waitFor();
+    await stay.click();
+    await page.locator('.cm-content').click();
+    await page.keyboard.press('Control+s');
+    await expect.poll(() => readFileSync(file, 'utf8')).toBe('one two three');
+    await page.getByText('not saved').waitFor({ state: 'detached' });
+    await page.keyboard.type('!');
+    await page.getByRole('button', { name: 'Back' }).click();
+    await question.getByRole('button', { name: 'Leave' }).click();
+    await page.locator('.drop-zone').waitFor();
+    expect(readFileSync(file, 'utf8')).toBe('one two three');
+    expect(faults).toEqual([]);
+  },
+);

@@ -127,3 +127,53 @@ browserTest('after a restart of the broker the page is live again by itself', as
   await system.agent({ name: 'web-2' });
   await page.getByRole('link', { name: 'web-2' }).waitFor();
 });
+
+browserTest(
+  'the page of a machine that does not exist has nothing of the machine before, and Run takes only the machine of its link',
+  async () => {
+    const system = await fleet();
+    const { items } = await system.client.machines.list({ sort: 'name' });
+    const [db, , web] = items;
+    const { page, faults, load } = await newLogin(system);
+    await page.getByLabel('Select web-1').check();
+    await page.getByRole('link', { name: 'db-1' }).click();
+    await page.getByRole('heading', { name: 'db-1', level: 1 }).waitFor();
+    await page.getByRole('link', { name: 'Run', exact: true }).last().click();
+    await page.getByRole('heading', { name: 'Run a command' }).waitFor();
+    await page.getByRole('button', { name: 'Run', exact: true }).waitFor();
+    expect(new URL(page.url()).searchParams.get('machine')).toBe(db?.id);
+    await page.getByText('web-1').waitFor({ state: 'detached' });
+
+    await load(`/machines/${web?.id}`);
+    await page.route(`**/api/v1/machines/${db?.id}`, (route) =>
+      route.fulfill({
+        status: 404,
+        json: { error: { code: 'machine_not_found', message: 'gone', details: {} } },
+      }),
+    );
+    await page.evaluate(`history.pushState(null, '', '/console/machines/${db?.id}')`);
+    await page.evaluate(`dispatchEvent(new PopStateEvent('popstate'))`);
+    await page.getByRole('heading', { name: 'Machine', level: 1 }).waitFor();
+    expect(await page.getByRole('button', { name: 'Remove' }).count()).toBe(0);
+    expect(faults).toEqual([]);
+  },
+);
+
+browserTest(
+  'a tab in the background has no live stream, and reads everything again in the foreground',
+  async () => {
+    const system = await startWithConsole();
+    const { page, faults } = await newLogin(system);
+    const setVisibility = (state: string) =>
+      page.evaluate(`Object.defineProperty(document, 'visibilityState', { value: '${state}', configurable: true });
+      document.dispatchEvent(new Event('visibilitychange'))`);
+    await page.getByText('No machine has joined yet').waitFor();
+    const ended = page.waitForEvent('requestfailed', (request) => request.url().includes('/live'));
+    await setVisibility('hidden');
+    await ended;
+    await system.agent({ name: 'web-1' });
+    await setVisibility('visible');
+    await page.getByRole('link', { name: 'web-1' }).waitFor();
+    expect(faults).toEqual([]);
+  },
+);

@@ -41,11 +41,16 @@ export function draftOf(rule: Rule | undefined): Draft {
 /** Creates the rule, or changes the given one. Rejects with the broker's reason. */
 export async function saveRule(draft: Draft, rule: Rule | undefined): Promise<void> {
   const { name, kind, above, recover, mount, lasting, before, repeat, limits, channels } = draft;
+  // A value that the user did not change is left out: if it is the default, it follows `above`.
+  const isNew = recover !== String(rule?.recover ?? '');
   const input = {
     name,
     repeat_every: repeat || null,
     channel_ids: channels && [...channels],
-    ...(isMeasured(kind) && { above: Number(above), ...(recover !== '' && { recover: Number(recover) }) }),
+    ...(isMeasured(kind) && {
+      above: Number(above),
+      ...(isNew && { recover: recover === '' ? null : Number(recover) }),
+    }),
     ...(kind === 'disk' && { mount: mount || null }),
     ...(isExpiring(kind) ? { before } : toLimited(limits)),
     ...(kind !== 'schedule' && !isExpiring(kind) && { for: lasting }),

@@ -10,7 +10,7 @@ import { Empty, Show } from '../parts/page.tsx';
 import { Confirm } from '../parts/small-components.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, setQuery } from '../router.ts';
+import { guardLeaving, type Params, setQuery } from '../router.ts';
 import type { CodeEditor } from './code-editor.ts';
 import { diffOf } from './diff.ts';
 
@@ -90,8 +90,10 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
   const [changed, setChanged] = useState(false);
   const [theirs, setTheirs] = useState<Version | undefined>(undefined);
   const write = async (condition: string | undefined): Promise<void> => {
-    known.current = await saveFile(machine, path, editor.current?.text() ?? '', condition);
-    setChanged(false);
+    const saved = editor.current?.text() ?? '';
+    known.current = await saveFile(machine, path, saved, condition);
+    // The user may have typed since the save began.
+    setChanged(editor.current?.text() !== saved);
     setTheirs(undefined);
     say(`${baseOf(path)} is saved`);
   };
@@ -145,18 +147,22 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
 export function Editor(props: EditorProps) {
   const { path } = props;
   const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
-  const [leaving, setLeaving] = useState(false);
+  /** Opens the page that the user wants to leave to; undefined while the user stays. */
+  const [leave, setLeave] = useState<(() => void) | undefined>(undefined);
   useEffect(() => {
     if (!changed) return undefined;
     const warn = (event: BeforeUnloadEvent): void => event.preventDefault();
     addEventListener('beforeunload', warn);
-    return () => removeEventListener('beforeunload', warn);
+    const endGuard = guardLeaving((open) => setLeave(() => open));
+    return () => {
+      removeEventListener('beforeunload', warn);
+      endGuard();
+    };
   }, [changed]);
-  const leave = (): void => setQuery({ edit: '' });
   return (
     <>
       <div class="editor-bar">
-        <button type="button" class="quiet" onClick={() => (changed ? setLeaving(true) : leave())}>
+        <button type="button" class="quiet" onClick={() => setQuery({ edit: '' })}>
           <Icon of={icons.left} />
           Back
         </button>
@@ -183,11 +189,11 @@ export function Editor(props: EditorProps) {
         />
       )}
       <div class="editor" ref={element} />
-      {leaving && (
+      {leave && (
         <Confirm
           title="Leave without saving?"
           action="Leave"
-          onClose={() => setLeaving(false)}
+          onClose={() => setLeave(undefined)}
           run={() => Promise.resolve(leave())}
         >
           <p>Your changes in {baseOf(path)} would be lost.</p>

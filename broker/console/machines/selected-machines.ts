@@ -26,6 +26,12 @@ export function selectAll(machines: readonly Selected[]): void {
   ]);
 }
 
+/** Selects these machines instead of those that were selected before. */
+export function selectOnly(ids: readonly string[]): void {
+  const before = selected.value;
+  selected.value = new Map(ids.map((id) => [id, before.get(id) ?? { id, name: '' }]));
+}
+
 type Filter = Pick<NonNullable<Parameters<typeof client.machines.list>[0]>, 'search' | 'tags' | 'status'>;
 
 /** Number of machines in one request, the maximum that the broker allows. */

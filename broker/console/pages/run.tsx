@@ -12,7 +12,7 @@ import {
 } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { learnNames } from '../machines/names.ts';
-import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
+import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
 import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
 import { binder, CheckField, Form, TextField } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
@@ -105,7 +105,7 @@ export function Run() {
   const set = (changes: Partial<Options>): void => setOptions((before) => ({ ...before, ...changes }));
   const named = query.get('machine');
   useEffect(() => {
-    for (const id of named?.split(',') ?? []) if (!selected.value.has(id)) toggle({ id, name: '' });
+    if (named) selectOnly(named.split(','));
   }, [named]);
   const ids = [...selected.value.keys()];
   const wantedTags = by === 'tags' ? tagsOf(tags) : [];

@@ -14,8 +14,9 @@ import { Ago, State, Tabs, Tags } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
+import { rulesOf, subjectOf } from '../schedules/schedule-draft.ts';
 import { ScheduleForm } from '../schedules/schedule-form.tsx';
-import { When } from '../schedules/schedule-list.tsx';
+import { mayWrite, useRunNow, When } from '../schedules/schedule-list.tsx';
 import { durationText } from '../time.ts';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
@@ -39,26 +40,25 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
     ({ data }) => data.schedule_id === schedule,
   );
   const { data, reload } = loaded;
+  const mayChange = mayWrite();
   const tabs = [
     { name: 'history', text: 'History', href: to('/schedules', schedule) },
-    { name: 'settings', text: 'Settings', href: to('/schedules', schedule, 'settings') },
+    ...(mayChange
+      ? [{ name: 'settings', text: 'Settings', href: to('/schedules', schedule, 'settings') }]
+      : []),
   ];
   return (
     <Page
       title={data?.name ?? 'Schedule'}
       above={[{ text: 'Schedules', href: to('/schedules') }]}
       beside={data && <State of={data.enabled ? 'online' : 'off'} text={data.enabled ? 'on' : 'off'} />}
-      actions={
-        data &&
-        may('schedules:write') &&
-        may('commands:execute') && <Actions schedule={data} reload={reload} />
-      }
+      actions={data && mayChange && <Actions schedule={data} reload={reload} />}
     >
       <Tabs label="Schedule" tabs={tabs} current={tab} />
       <Show of={loaded}>
         {(detail) =>
-          tab === 'settings' ? (
-            <ScheduleForm key={detail.updated_at} schedule={detail} reload={reload} />
+          tab === 'settings' && mayChange ? (
+            <ScheduleForm key={formKey(detail)} schedule={detail} reload={reload} />
           ) : (
             <>
               <Coming schedule={detail} />
@@ -71,8 +71,12 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
   );
 }
 
+/** Changes only if a field of the form changes, so that turning the schedule off does not drop what the user has typed. */
+const formKey = (detail: Detail): string => JSON.stringify([detail.name, subjectOf(detail), rulesOf(detail)]);
+
 function Actions({ schedule, reload }: { schedule: Detail; reload: () => void }) {
   const { id, name, enabled } = schedule;
+  const run = useRunNow(schedule, reload);
   return (
     <>
       <button
@@ -83,13 +87,7 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
       >
         {enabled ? 'Turn off' : 'Turn on'}
       </button>
-      <button
-        type="button"
-        class="primary"
-        onClick={() =>
-          void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
-        }
-      >
+      <button type="button" class="primary" disabled={run.busy} onClick={run.click}>
         <Icon of={icons.play} />
         Run now
       </button>

@@ -26,7 +26,7 @@ const colorOf = (name: string): string =>
 
 const height = 150;
 
-function optionsOf({ color, format, most, span }: ChartProps, width: number): uPlot.Options {
+function optionsOf({ values, color, format, most, span }: ChartProps, width: number): uPlot.Options {
   const axis = {
     stroke: colorOf('--muted'),
     grid: { stroke: colorOf('--line'), width: 1 },
@@ -52,7 +52,8 @@ function optionsOf({ color, format, most, span }: ChartProps, width: number): uP
         stroke: colorOf(color),
         width: 1.5,
         fill: `color-mix(in srgb, ${colorOf(color)} 9%, transparent)`,
-        points: { show: false },
+        // A line needs two values. A value with a gap on both sides is drawn as a dot.
+        points: { show: false, size: 5, filter: () => lonely(values) },
       },
     ],
   };
@@ -97,6 +98,12 @@ export function Chart(props: ChartProps) {
       />
     </figure>
   );
+}
+
+/** Returns the indexes of values that have no value before and after them. */
+function lonely(values: ChartProps['values']): number[] {
+  const isGap = (index: number): boolean => (values[index] ?? null) === null;
+  return [...values.keys()].filter((index) => !isGap(index) && isGap(index - 1) && isGap(index + 1));
 }
 
 /** Returns the value at one time as text, such as `14:05  12 %`. */

@@ -108,6 +108,21 @@ export interface Tab {
   icon?: IconNodes | undefined;
 }
 
+/** Milliseconds in which a second click, such as that of a double-click, does not repeat an action. */
+const clickMs = 600;
+
+/** Returns a button's click handler, which does nothing while the action runs, and whether the action runs. */
+export function useClick(action: () => Promise<unknown>): { busy: boolean; click: () => void } {
+  const [busy, setBusy] = useState(false);
+  const click = (): void => {
+    if (busy) return;
+    setBusy(true);
+    const pause = new Promise<void>((resolve) => after(clickMs, resolve));
+    void Promise.all([action(), pause]).finally(() => setBusy(false));
+  };
+  return { busy, click };
+}
+
 export function Tabs({ label, tabs, current }: { label: string; tabs: readonly Tab[]; current: string }) {
   const element = useRef<HTMLElement>(null);
   // Scrolls the selected tab into view, because on a phone not all tabs fit the screen.

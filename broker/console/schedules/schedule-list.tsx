@@ -5,7 +5,7 @@ import { nameOf } from '../machines/names.ts';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { actions, List } from '../parts/paged-list.tsx';
-import { Ago, State, Tags } from '../parts/small-components.tsx';
+import { Ago, State, Tags, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../router.ts';
 
@@ -13,6 +13,12 @@ type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][numbe
 
 /** True if the key may create, change and run schedules. */
 export const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
+
+/** Returns the click handler of a button that runs a schedule now. */
+export function useRunNow({ id, name }: Pick<Schedule, 'id' | 'name'>, reload: () => void) {
+  const start = () => client.schedules.run({ schedule_id: id });
+  return useClick(() => attempt(start, `${name} is started`).then(reload));
+}
 
 interface ScheduleListProps {
   items: readonly Schedule[];
@@ -62,6 +68,7 @@ interface RowProps {
 
 function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
   const { id, name, machine_id, tags, on_change, enabled, next_run, last_run } = schedule;
+  const run = useRunNow(schedule, reload);
   return (
     <tr>
       <td class="wide">
@@ -87,9 +94,8 @@ function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
             icon={icons.play}
             label={`Run ${name} now`}
             title="Run now"
-            press={() =>
-              void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
-            }
+            disabled={run.busy}
+            press={run.click}
           />
         )}
       </td>
