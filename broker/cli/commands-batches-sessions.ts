@@ -57,6 +57,7 @@ export function addCommands(program: Command): void {
   routeVerb(commands, 'signal', 'commands', 'signal', {
     examples: ['--signal SIGHUP'],
     flags: { '--signal <name>': 'signal to send, such as SIGINT' },
+    required: ['signal'],
   });
 }
 

@@ -28,7 +28,7 @@ export function addAuth(program: Command): void {
     about: 'create an API key and print it once',
     examples: [
       '--data-dir /var/lib/farhand-broker',
-      '--name deploy --scopes commands:execute,files:write --tags web --expires-in 90d',
+      '--name deploy --scopes machines:read,commands:execute,commands:read --tags web --expires-in 90d',
     ],
     flags: {
       '--name <name>': 'name of the key (default: cli)',

@@ -347,6 +347,14 @@ describe('farhand files, in edge cases', () => {
     await waitFor(() => expect(readdirSync(there)).toEqual([]));
   });
 
+  test('refuses a named pipe, because no signal would end the wait for its writer', async () => {
+    const { farhand, there } = await startScene();
+    const pipe = join(temporaryFolder('pipe'), 'pipe');
+    spawnSync('mkfifo', [pipe]);
+    const { code, err } = await farhand('files put', [pipe, `web-1:${there}/x`]);
+    expect([code, err]).toEqual([1, expect.stringContaining('with "-" as the source')]);
+  });
+
   test('reads no more of its input after Ctrl-C', async () => {
     const { farhand, there } = await startScene();
     // /dev/zero never ends.

@@ -94,6 +94,9 @@ describe('farhand login', () => {
     });
     const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
     expect(other.out).toMatch(/^scopes +machines:read$/m);
+    // An empty variable must not turn a limited key into the stored one.
+    const empty = await farhand('whoami', [], { env: { FARHAND_API_KEY: '' } });
+    expect([empty.code, empty.out, empty.err]).toEqual([78, '', expect.stringContaining('is empty')]);
     // A key that is stored for one broker is never sent to another.
     const elsewhere = await farhand('whoami', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } });
     expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('there is no API key for')]);

@@ -59,6 +59,12 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   if (from === '-') return putInput(sender, target);
   const stats = await stat(from);
   if (stats.isDirectory()) return putTree(sender, from, target);
+  // Opening a named pipe waits for a writer, and no signal ends this wait.
+  if (stats.isFIFO())
+    throw new StartError(
+      `${from} is a named pipe; send its content as standard input, with "-" as the source`,
+      1,
+    );
   const mode = (stats.mode & 0o777).toString(8).padStart(4, '0');
   const bytes = createReadStream(from, { highWaterMark: 256 * 1024 });
   return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
