@@ -61,6 +61,7 @@ const tables = [
   ${createCounts(counted)}`,
 ];
 
+const mostRemovedNames = 1_000;
 /** Number of rows that a stream reads at a time, which limits the memory for a slow client. */
 const batch = 100;
 
@@ -79,6 +80,8 @@ export class Events {
    * single broker.
    */
   #own: Set<string> | undefined;
+  /** Names of the machines that were removed last, by id: their commands and sessions end after the removal. */
+  readonly #removedNames = new Map<string, string>();
 
   private constructor(history: History, table: OrderedTable) {
     this.#history = history;
@@ -119,10 +122,19 @@ export class Events {
     machine: { id: string; name: string } | undefined,
     data: Event['data'],
   ): void {
-    const about = machine && { machine_id: machine.id, machine_name: machine.name };
+    const machine_name = machine && (machine.name || this.#removedNames.get(machine.id) || '');
+    const about = machine && { machine_id: machine.id, machine_name };
     const event: Event = { id: newId('event'), type, timestamp: iso(now()), data: { ...about, ...data } };
+    this.#noteRemoval(event);
     const entry: EventEntry = { kind: 'event', event, machine_id: machine?.id ?? null };
     journal.append(entry);
+  }
+
+  #noteRemoval({ type, data: { machine_id, machine_name } }: Event): void {
+    if (type !== 'machine.removed') return;
+    this.#removedNames.set(String(machine_id), String(machine_name));
+    const [oldest = ''] = this.#removedNames.keys();
+    if (this.#removedNames.size > mostRemovedNames) this.#removedNames.delete(oldest);
   }
 
   /**
@@ -157,6 +169,7 @@ export class Events {
         this.#heard = Number(row.seq);
         this.#table.advance(this.#heard);
         const event = eventOf(row);
+        this.#noteRemoval(event);
         if (!this.#own?.delete(event.id)) for (const listener of this.#listeners) listener(event);
       }
       if (rows.length > 0) this.#added.wake();

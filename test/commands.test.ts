@@ -417,6 +417,10 @@ test('removing a machine makes its open commands lost', async () => {
   await expect
     .poll(async () => await system.client.commands.get({ command_id: body.data.id }))
     .toMatchObject({ status: 'lost', reason: 'machine_removed' });
+  const { items } = await system.client.events.list({ type: 'command.failed' });
+  const removed = await system.client.events.list({ type: 'machine.removed' });
+  expect(items.map(({ data }) => data.machine_name)).toEqual([removed.items[0]?.data.machine_name]);
+  expect(items[0]?.data.machine_name).not.toBe('');
 });
 
 test.skipIf(!mayMount)(
