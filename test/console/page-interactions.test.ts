@@ -281,6 +281,17 @@ browserTest('a key lists the machines that it reaches, and is changed in place',
     .waitFor();
   const { items } = await system.client.keys.list({ name: 'deploy' });
   expect(items[0]).toMatchObject({ tags: null, scopes: ['files:write'], machine_ids: [expect.any(String)] });
+  // The form sends only what changed in it, so it does not undo a change that came from elsewhere.
+  const key_id = items[0]?.id ?? '';
+  await page.getByRole('button', { name: 'Change deploy' }).click();
+  await system.client.keys.update({ key_id, scopes: ['files:read'] });
+  await page.getByLabel('Name', { exact: true }).fill('deployer');
+  await page.getByRole('button', { name: 'Save' }).click();
+  await page.getByRole('button', { name: 'Change deployer' }).waitFor();
+  expect(await system.client.keys.get({ key_id })).toMatchObject({
+    name: 'deployer',
+    scopes: ['files:read'],
+  });
   expect(faults).toEqual([]);
 });
 

@@ -38,28 +38,33 @@ interface Draft {
 /** Creates or changes a key. Resolves with the secret if the key is new. */
 async function save(
   draft: Draft,
-  id: string | undefined,
+  before: Key | undefined,
 ): Promise<{ name: string; key: string } | undefined> {
-  const { name, scopes, days } = draft;
-  const { tags, machine_ids } = toLimited(draft.limits);
-  const rights = { name, scopes: allScopes.filter((scope) => scopes.has(scope)) };
+  const { name, days, limits } = draft;
+  const { tags, machine_ids } = toLimited(limits);
+  const scopes = sorted(draft.scopes);
   const expires_at = days && days !== asBefore ? new Date(now() + Number(days) * dayMs).toISOString() : null;
-  if (id === undefined)
+  if (before === undefined)
     return client.keys.create({
-      ...rights,
+      name,
+      scopes,
       ...(tags && { tags }),
       ...(machine_ids && { machine_ids }),
       ...(expires_at !== null && { expires_at }),
     });
+  // What the user did not change is left out. Otherwise a right that was taken away meanwhile would be given again.
   await client.keys.update({
-    key_id: id,
-    ...rights,
-    tags,
-    machine_ids,
+    key_id: before.id,
+    ...(name !== before.name && { name }),
+    ...(!isDeepEqual(scopes, sorted(new Set(before.scopes))) && { scopes }),
+    ...(!isDeepEqual(limits, fromLimited(before)) && { tags, machine_ids }),
     ...(days !== asBefore && { expires_at }),
   });
   return undefined;
 }
+
+const sorted = (scopes: ReadonlySet<Scope>): Scope[] => allScopes.filter((scope) => scopes.has(scope));
+const isDeepEqual = (one: unknown, other: unknown): boolean => JSON.stringify(one) === JSON.stringify(other);
 
 export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
   const [draft, setDraft] = useState<Draft>({
@@ -76,7 +81,7 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
       <Form
         submit={apiKey ? 'Save' : 'Create'}
         cancel={close}
-        run={async () => saved(await save(draft, apiKey?.id))}
+        run={async () => saved(await save(draft, apiKey))}
         disabled={!name || scopes.size === 0}
       >
         <TextField label="Name" {...bind('name')} placeholder="deploy" required autoFocus />
