@@ -299,6 +299,12 @@ describe('farhand exec on several machines', () => {
       0,
       ['', 'other-1 | to both', 'web-1   | to both'],
     ]);
+    const unsent = await farhand('exec', ['web-1', 'other-1', '--', 'cat'], { input: 'to both\n' });
+    expect([unsent.code, unsent.out, unsent.err]).toEqual([
+      0,
+      '',
+      expect.stringContaining('add -i to send it'),
+    ]);
     expect([none.code, none.err]).toEqual([
       1,
       expect.stringMatching(/^farhand: .*no machine has all of the tags nosuch .*\n$/),

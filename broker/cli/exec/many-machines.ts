@@ -7,6 +7,7 @@ import { clean, cleanLines, counted, hint, print, printJson } from '../print.ts'
 import { readInput } from '../prompt.ts';
 import * as one from './follow-command.ts';
 import { type ConnectionReporter, reportConnection } from './report-silence.ts';
+import { hasInput } from './send-stdin.ts';
 
 /** Maximum number of commands whose output is read at the same time. Each of them uses a connection. */
 const followedAtOnce = 32;
@@ -36,6 +37,8 @@ export async function runOnMany(
 ): Promise<number> {
   const { tags, concurrency, maxFailures: max_failures, interactive, detach, output } = options;
   const stdin = interactive ? await readInput(maxInput, advice) : undefined;
+  if (!interactive && !detach && hasInput())
+    hint('farhand: standard input is not sent to several machines; add -i to send it');
   const machine_ids = tags ? undefined : await Promise.all(machines.map((text) => findMachine(client, text)));
   const more = given({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...params, ...more, wait: 0 });
