@@ -27,10 +27,10 @@ export interface Where extends Trust {
  */
 export function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
-  // An empty variable is usually a script's failed attempt to get a key. The stored login could have more rights.
-  if (FARHAND_API_KEY === '' && !options.dataDir)
-    throw new StartError('FARHAND_API_KEY is empty: set it to a key, or unset it to use farhand login');
   const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
+  // An empty variable is usually a script's failed attempt to get a key. The stored login could have more rights.
+  if (FARHAND_API_KEY === '' && !dataDir)
+    throw new StartError('FARHAND_API_KEY is empty: set it to a key, or unset it to use farhand login');
   const login = dataDir ? undefined : readLogin();
   const url = brokerUrl(FARHAND_URL || login?.url);
   // A key stored for one broker is never sent to another broker.

@@ -102,7 +102,8 @@ function addRun(saved: Command): void {
         'after more than NUMBER failures, start on no further machine (default: no limit)',
       '--detach': 'print the id of the batch, and do not wait for its end',
     },
-    notes: '\nOutput is printed as it comes. Ctrl-C cancels the command on all machines.\n',
+    notes:
+      '\nOutput is printed as it comes; with -o json, each line is an event or an end, as of farhand exec. Ctrl-C\ncancels the command on all machines.\n',
   } as const;
   verb(saved, 'run <saved-command>', spec, async (client, text, options) => {
     const { machine, tags, param: parameters, timeout, concurrency, detach, output } = options;

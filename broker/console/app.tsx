@@ -13,7 +13,7 @@ import { IconButton } from './parts/icon-button.tsx';
 import * as icons from './parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
-import { go, match, path, to } from './router.ts';
+import { go, leaveFor, match, path, to } from './router.ts';
 import { listenForShortcuts } from './shortcuts.ts';
 import { chooseTheme, isDark } from './theme.ts';
 
@@ -154,7 +154,7 @@ function MenuFoot() {
         icon={icons.logOut}
         label="Log out"
         title="Log out"
-        press={() => void logOut().catch(sayError)}
+        press={() => leaveFor(() => void logOut().catch(sayError))}
       />
     </div>
   );

@@ -109,6 +109,8 @@ function watchVisibility(): () => void {
         visible.value = false;
       });
   };
+  // A tab that was opened in the background gets no event.
+  look();
   document.addEventListener('visibilitychange', look);
   return () => {
     cancel();

@@ -43,8 +43,15 @@ function isGuarded(leave: () => void): boolean {
   ask?.(() => {
     guard = undefined;
     leave();
+    // If the page stays after all, the guard stays too.
+    guard ??= ask;
   });
   return ask !== undefined;
+}
+
+/** Calls `run`, which leaves the page, unless the guard asks first and the user stays. */
+export function leaveFor(run: () => void): void {
+  if (!isGuarded(run)) run();
 }
 
 addEventListener('popstate', () => {

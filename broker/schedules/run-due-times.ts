@@ -121,7 +121,7 @@ export class DueTimes {
     for (const tracked of this.#tracked.all()) {
       const isAhead = tracked.settledUntil > corrected;
       if (isAhead) tracked.settledUntil = corrected;
-      if (isAhead || tracked.waiting) this.#tracked.plan(tracked);
+      if (isAhead || tracked.waiting || tracked.replaced.length > 0) this.#tracked.plan(tracked);
       else tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
     }
   }
@@ -154,7 +154,8 @@ export class DueTimes {
     });
     tracked.busy = false;
     this.#tracked.plan(tracked);
-    if (wait === undefined || tracked.next === undefined) return;
+    const isDone = tracked.next === undefined && tracked.replaced.length === 0;
+    if (wait === undefined || isDone) return;
     tracked.waiting = true;
     tracked.checkAt = now() + wait;
   }

@@ -174,7 +174,7 @@ export class TrackedSchedules {
 
   /** Reads, for each schedule, the last due time that another broker has handled. */
   async #load(some: readonly Tracked[]): Promise<void> {
-    for (const tracked of some) tracked.loaded = false;
+    for (const tracked of some) Object.assign(tracked, { loaded: false, replaced: [] });
     const marks = latestOf(
       await this.#context.records.marksOf([...new Set(some.map(({ schedule }) => schedule.id))]),
     );
@@ -231,7 +231,7 @@ export class TrackedSchedules {
     const hasMoved = known !== undefined && known.machine_id !== machine_id;
     const tracked = known ?? newlyTracked(schedule, machine_id);
     this.#bySchedule.set(schedule.id, new Map([[machine_id, tracked]]));
-    if (known && !hasMoved) this.#replace(known, schedule);
+    if (known) this.#replace(known, schedule);
     Object.assign(tracked, { schedule, machine_id });
     this.#settleFrom(tracked, marks);
     this.plan(tracked);
@@ -266,8 +266,8 @@ export class TrackedSchedules {
   #replace(tracked: Tracked, by: Schedule): void {
     const { schedule, settledUntil, replaced } = tracked;
     const until = Date.parse(by.since);
-    if (until > (replaced.at(-1)?.until ?? settledUntil) && this.isOwn(tracked))
-      replaced.push({ schedule, until });
+    if (!this.isOwn(tracked)) tracked.replaced = [];
+    else if (until > (replaced.at(-1)?.until ?? settledUntil)) replaced.push({ schedule, until });
   }
 
   /** Sets `settledUntil` to the schedule's mark, if there is one. Returns the mark. */

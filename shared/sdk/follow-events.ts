@@ -1,6 +1,6 @@
 // Follows a stream of server-sent events: reconnects after a loss, and resumes after the last received event.
 import { backoff } from '../backoff.ts';
-import { sleep } from '../clock.ts';
+import { monotonic, sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
 import { FarhandError, noAnswer } from './error.ts';
 import { chunksOf, eventsOf } from './parse-lines-and-sse.ts';
@@ -20,6 +20,8 @@ export interface FollowOptions {
 
 /** Milliseconds without data after which a connection counts as lost. The broker sends a comment every 15 s. */
 const silenceMs = 45_000;
+/** Milliseconds after which a connection counts as a success. */
+const settledMs = 5_000;
 
 /** Yields the events of a response, and of the responses after each reconnect. */
 export async function* follow(
@@ -28,6 +30,7 @@ export async function* follow(
 ): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = options;
   const pause = backoff();
+  let openedAt = monotonic();
   // The header has the id with which to resume if the connection breaks before the first event.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
@@ -47,8 +50,11 @@ export async function* follow(
     // For a stream that resumes, a response that ends without the event `last` counts as a lost connection.
     if (!resumes) return;
     options.onConnection?.(false);
+    // A connection that was open for a while counts as a success, even if no event came.
+    if (monotonic() - openedAt > settledMs) pause.reset();
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();
+    openedAt = monotonic();
   }
 }
 
