@@ -401,7 +401,7 @@ describe('in tmux, farhand shell', () => {
   });
 
   test.skipIf(lacks('tmux', 'vim')).each([
-    ['the broker stops', 'stop', /the broker is stopping, or another one .*; the session stays open/],
+    ['the broker stops', 'stop', /the broker is stopping, or another broker .*; the session stays open/],
     ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
   ])('restores the terminal when %s and the user leaves (needs tmux, vim)', async (_what, how, received) => {

@@ -158,8 +158,12 @@ browserTest('a terminal lists who is in it, and a phone has Ctrl, Esc and arrows
   await page.keyboard.type('c');
   await page.locator('.xterm-rows').getByText('^C').waitFor();
   for (const name of ['Escape', 'Tab', 'Up', 'Left']) await page.getByRole('button', { name }).waitFor();
-  await page.getByRole('button', { name: 'Up', exact: true }).click();
-  await expect.poll(() => page.locator('.xterm-rows').getByText(/cat/).count()).toBeGreaterThan(1);
+  // Up is pressed until the shell has its prompt and finds the line again.
+  const linesWithCat = async () => {
+    await page.getByRole('button', { name: 'Up', exact: true }).click();
+    return page.locator('.xterm-rows').getByText(/cat/).count();
+  };
+  await expect.poll(linesWithCat).toBeGreaterThan(1);
   await watcher.page.close();
   await page.getByLabel('1 in this terminal').waitFor();
   expect([...faults, ...watcher.faults]).toEqual([]);
