@@ -44,10 +44,11 @@ test('the bundle for a browser has no import of Node, works without Node, and is
     atob,
     setTimeout,
     clearTimeout,
+    performance,
   } = globalThis;
   const page = createContext({
     ...{ fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket },
-    ...{ TextDecoder, TextEncoder, TransformStream, ReadableStream, crypto, atob, clearTimeout },
+    ...{ TextDecoder, TextEncoder, TransformStream, ReadableStream, crypto, atob, clearTimeout, performance },
     // In a browser setTimeout returns a number.
     setTimeout: (run: () => void, ms: number) => Number(setTimeout(run, ms)),
   });

@@ -60,7 +60,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   const stats = await stat(from);
   if (stats.isDirectory()) return putTree(sender, from, target);
   // Opening a named pipe waits for a writer, and no signal ends this wait. Pipes in /dev/fd have a writer already.
-  if (stats.isFIFO() && !/^\/(dev|proc)\//.test(absolute(from)))
+  if (stats.isFIFO() && !/^\/(dev\/(fd\/|stdin$)|proc\/)/.test(absolute(from)))
     throw new StartError(
       `${from} is a named pipe; send its content as standard input, with "-" as the source`,
       1,
