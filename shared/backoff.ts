@@ -13,18 +13,22 @@ export interface Backoff {
 }
 
 /**
- * Each delay is random, from 0 to a ceiling. The ceiling is the time since the first failure, so a client is back after
- * at most twice the outage. A ceiling that doubled with each attempt would grow to 30 s during an outage of 8 s.
+ * Each delay is random, from 0 to a ceiling. The ceiling doubles with each attempt, but is at most the time since the
+ * first failure. Without this bound, quick refusals during an outage of 8 s would make it 30 s.
  */
 export function backoff(): Backoff {
   let failedAt: number | undefined;
+  let ceiling = firstMs;
   return {
     next() {
       failedAt ??= monotonic();
-      return Math.random() * Math.min(mostMs, Math.max(firstMs, monotonic() - failedAt));
+      const most = Math.min(ceiling, Math.max(firstMs, monotonic() - failedAt));
+      ceiling = Math.min(mostMs, ceiling * 2);
+      return Math.random() * most;
     },
     reset() {
       failedAt = undefined;
+      ceiling = firstMs;
     },
   };
 }

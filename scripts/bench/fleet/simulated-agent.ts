@@ -78,6 +78,7 @@ export class SimulatedAgent {
   #dueAt = 0;
   /** Time of the first failure since the last link, in milliseconds of performance.now(). */
   #failedAt: number | undefined;
+  #ceilingMs = firstCeilingMs;
   #heardAt = 0;
   #beatAt = 0;
   #beatMs = 0;
@@ -239,6 +240,7 @@ export class SimulatedAgent {
     this.#left = [];
     this.#counts.welcomes += 1;
     this.#failedAt = undefined;
+    this.#ceilingMs = firstCeilingMs;
     this.#beatMs = welcome?.heartbeat_ms ?? 0;
     this.#silenceMs = welcome?.silence_ms ?? 0;
     this.#beatAt = performance.now() + this.#beatMs * this.#share;
@@ -268,8 +270,9 @@ export class SimulatedAgent {
     this.#phase = 'waiting';
     const now = performance.now();
     this.#failedAt ??= now;
-    const ceilingMs = Math.min(lastCeilingMs, Math.max(firstCeilingMs, now - this.#failedAt));
-    this.#dueAt = now + waitMs + (andBackoff ? Math.random() * ceilingMs : 0);
+    const mostMs = Math.min(this.#ceilingMs, Math.max(firstCeilingMs, now - this.#failedAt));
+    if (andBackoff) this.#ceilingMs = Math.min(lastCeilingMs, this.#ceilingMs * 2);
+    this.#dueAt = now + waitMs + (andBackoff ? Math.random() * mostMs : 0);
   }
 
   #close(): void {
