@@ -61,6 +61,7 @@ const tables = [
   ${createCounts(counted)}`,
 ];
 
+/** Maximum number of removed machines whose names are in memory. */
 const mostRemovedNames = 1_000;
 /** Number of rows that a stream reads at a time, which limits the memory for a slow client. */
 const batch = 100;

@@ -196,7 +196,7 @@ class AgentLink {
   readonly #calls: Calls;
   /** Time at which the last message arrived, in milliseconds of `monotonic`. `Heartbeats` reads it. */
   heardAt = monotonic();
-  /** Time since which messages wait to be written, or of the last probe. `Heartbeats` reads it. */
+  /** Time of the last write or probe while messages wait to be written. `Heartbeats` reads it. */
   unwrittenSince: number | undefined;
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
@@ -353,7 +353,7 @@ class AgentLink {
     this.unwrittenSince ??= monotonic();
     this.#stream.write(message, () => {
       this.#unreadBytes -= bytes;
-      if (this.#unreadBytes === 0) this.unwrittenSince = undefined;
+      this.unwrittenSince = this.#unreadBytes === 0 ? undefined : monotonic();
     });
     if (this.#unreadBytes > maxUnreadBytes)
       this.#cut('disconnected the machine, because its agent reads the control stream too slowly');

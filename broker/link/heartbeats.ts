@@ -5,7 +5,7 @@ import { every, monotonic } from '../../shared/clock.ts';
 interface Beating {
   /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
-  /** Time since which messages wait to be written to the connection, in milliseconds of `monotonic`. */
+  /** Time since which messages wait and none was written, in milliseconds of `monotonic`; undefined if none waits. */
   readonly unwrittenSince: number | undefined;
   /** Called every heartbeat interval. */
   beat(): void;

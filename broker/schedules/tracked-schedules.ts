@@ -174,7 +174,10 @@ export class TrackedSchedules {
 
   /** Reads, for each schedule, the last due time that another broker has handled. */
   async #load(some: readonly Tracked[]): Promise<void> {
-    for (const tracked of some) Object.assign(tracked, { loaded: false, replaced: [] });
+    for (const tracked of some) {
+      tracked.loaded = false;
+      tracked.replaced = [];
+    }
     const marks = latestOf(
       await this.#context.records.marksOf([...new Set(some.map(({ schedule }) => schedule.id))]),
     );
