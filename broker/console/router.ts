@@ -24,7 +24,7 @@ export const path = computed(() => place.value.path);
 type Guard = (leave: () => void) => void;
 let guard: Guard | undefined;
 /** The URL of the page that is displayed, without the origin. */
-let address = location.pathname + location.search;
+let displayed = location.pathname + location.search;
 
 /**
  * Calls `ask` instead of opening another page, such as while a text is not saved. The page is opened when `ask` calls
@@ -57,12 +57,12 @@ export function leaveFor(run: () => void): void {
 addEventListener('popstate', () => {
   const next = location.pathname + location.search;
   // Back and Forward have changed the URL already, so the URL of the displayed page is restored.
-  if (isGuarded(() => go(next))) history.pushState(null, '', address);
+  if (isGuarded(() => go(next))) history.pushState(null, '', displayed);
   else show();
 });
 
 function show(): void {
-  address = location.pathname + location.search;
+  displayed = location.pathname + location.search;
   place.value = here();
 }
 
@@ -72,10 +72,10 @@ export function to(page: string, ...parts: readonly string[]): string {
 }
 
 /** Opens the page at a path that `to` returned. */
-export function go(to: string, { replace = false } = {}): void {
-  if (isGuarded(() => go(to, { replace }))) return;
-  if (replace) history.replaceState(null, '', to);
-  else history.pushState(null, '', to);
+export function go(address: string, { replace = false } = {}): void {
+  if (isGuarded(() => go(address, { replace }))) return;
+  if (replace) history.replaceState(null, '', address);
+  else history.pushState(null, '', address);
   show();
   if (!replace) scrollTo(0, 0);
 }
