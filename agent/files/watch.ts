@@ -129,7 +129,7 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // So many waiting changes mean that the kernel's event queue may have overflowed. All watches share this queue,
+      // At this number of waiting changes, the kernel's event queue may have overflowed. All watches share this queue,
       // so each watch may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
