@@ -12,6 +12,7 @@ import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { History, Row } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
+import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { ChannelReceivers, Sealed } from './deliver-to-channels.ts';
 
@@ -176,25 +177,25 @@ export class ChannelHandlers implements Routes {
   }
 
   #change(input: Input<Api['alertChannels']['update']>, caller: Caller, transaction: StateTransaction) {
-    const { channel_id: id, secret, url, ...params } = input;
+    const { channel_id: id, ...changes } = input;
+    const { secret, url, ...params } = changes;
     const { receivers, rightsOf } = this.#parts;
     const editor = { key_id: caller.key_id, ...caller.during(transaction) };
     const before = this.#find(id, editor, transaction.before);
-    if (Object.keys(input).every((name) => name === 'channel_id')) return before;
+    if (setsNothing(changes)) return before;
     const old = receivers.sealedOf(before);
     const sealed = {
       url: url ?? old?.url ?? before.url,
       secret: secret === undefined ? (old?.secret ?? null) : secret,
     };
     assertSecretSent(before.type, old, { url, secret });
-    const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
     // A channel sends only alerts that its key may read. The caller's key becomes the key of the channel if the request
     // changes where the alerts go, or if the request enables a channel whose key is revoked or expired.
     const moved = (url !== undefined && url !== old?.url) || params.to !== undefined;
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {
       ...before,
-      ...given,
+      ...setFields(params),
       url: printable(before.type, sealed.url),
       // If the old url and secret cannot be decrypted, they stay as they are until a request sets the url again.
       sealed: old || url !== undefined ? receivers.seal(id, sealed) : before.sealed,

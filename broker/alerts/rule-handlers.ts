@@ -8,6 +8,7 @@ import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
 import { pageOf } from '../paging.ts';
+import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
@@ -38,7 +39,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     create: async ({ name, kind, ...params }, caller) => {
       const at = iso();
       const rule = checked({
-        ...{ id: newId('alertRule') as RuleId, name, kind, ...defaultsOf(kind), ...given(params) },
+        ...{ id: newId('alertRule') as RuleId, name, kind, ...defaultsOf(kind), ...setFields(params) },
         ...{ created_at: at, updated_at: at },
       });
       await state.change((transaction) => {
@@ -59,9 +60,9 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     update: ({ rule_id, ...changes }, caller) =>
       state.change((transaction) => {
         const before = find(rule_id, caller, transaction.before);
-        if (Object.keys(given(changes)).length === 0) return before;
+        if (setsNothing(changes)) return before;
         const recover = recoverAfter(before, changes);
-        const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
+        const rule = checked({ ...before, recover, ...setFields(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);
         assertMayRead(caller, rule, transaction.before);
         transaction.put('alert_rules', rule);
@@ -103,10 +104,6 @@ function recoverAfter({ above: old, recover }: AlertRule, { above }: Changes): n
   if (typeof above !== 'number' || old === null || recover === null) return recover;
   return recover === defaultRecover(old) || recover > above ? null : recover;
 }
-
-/** The fields that a request has set. */
-const given = (params: Changes): Partial<AlertRule> =>
-  Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /** Returns the rule with its defaults. Throws validation_failed for fields that do not fit its kind. */
 function checked(rule: AlertRule): AlertRule {

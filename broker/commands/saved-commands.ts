@@ -8,6 +8,7 @@ import { iso, monotonic } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { pageOf } from '../paging.ts';
+import { setFields } from '../request-checks/set-fields.ts';
 import type { Declared, SavedCommand, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { CommandParams } from './command-record.ts';
 
@@ -55,9 +56,8 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
         const { saved_commands } = transaction.before;
         const before = findSavedCommand(saved_command_id, transaction.before);
         assertMayChange(before, transaction, caller);
-        const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
         const after: SavedCommand = {
-          ...{ ...before, ...given },
+          ...{ ...before, ...setFields(changes) },
           ...(parameters && { parameters: parameters.map(parameterOf) }),
           ...{ updated_by: caller.key_id, updated_at: iso() },
         };

@@ -12,6 +12,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { endLogins } from '../logins/login-validity.ts';
 import { pageOf } from '../paging.ts';
+import { setFields } from '../request-checks/set-fields.ts';
 import type {
   AlertChannel,
   Declared,
@@ -172,12 +173,9 @@ export class Keys {
       login: this.#loginOf(caller),
     }),
     update: async ({ key_id, expires_at, ...changes }, caller) => {
-      const given = Object.entries(changes).filter(([, value]) => value !== undefined);
       const key = await this.#put(caller, (declared) => {
         const before = find(key_id, caller, declared);
-        // The cast is safe: fields of the body have the names and types of the document's fields.
-        const edited = Object.fromEntries(given) as Partial<Key>;
-        return { ...before, ...edited, expires_at: newEnd(before, expires_at) };
+        return { ...before, ...setFields(changes), expires_at: newEnd(before, expires_at) };
       });
       return this.#serialize(key);
     },

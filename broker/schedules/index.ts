@@ -6,6 +6,7 @@ import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
+import { setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
 import { refusal, wordsOf } from './cron.ts';
 import { checkedTimetable } from './due-times.ts';
@@ -134,7 +135,7 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        if (Object.values(changes).every((value) => value === undefined)) return before;
+        if (setsNothing(changes)) return before;
         this.#assertReachesAll(before, transaction, caller);
         const after = changedBy(before, changes, caller);
         if (before.tags) this.#assertKeyIsValid(before, changes, transaction);

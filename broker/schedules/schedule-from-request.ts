@@ -6,6 +6,7 @@ import type { ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { setFields } from '../request-checks/set-fields.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
 
 type Params = Input<Api['schedules']['create']>;
@@ -68,7 +69,7 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   const { name, machine_id = null, tags = null, cron = null, on_change = null } = params;
   const { command = null, saved_command_id = null, parameters = null } = params;
   return {
-    ...{ name, ...defaults, catch_up: defaultCatchUp(on_change !== null), ...given(params) },
+    ...{ name, ...defaults, catch_up: defaultCatchUp(on_change !== null), ...setFields(params) },
     ...{ machine_id, tags, cron, on_change },
     ...{ command, saved_command_id, parameters: saved_command_id && (parameters ?? {}) },
     id: newId('schedule') as ScheduleId,
@@ -76,13 +77,6 @@ export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
     ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
   };
 }
-
-/**
- * Returns the fields that a request has set. Except for `notify`, they have the same names and types as the fields of
- * a stored schedule.
- */
-const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
-  Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
  * Applies the changes of a request. Some changes also set `since` to now. Earlier due times and file changes then start
@@ -96,7 +90,7 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
     ...before,
     // A schedule that changes from times to a path, or back, gets the default of its new kind.
     ...(isOther && hasDefault && { catch_up: defaultCatchUp(before.on_change === null) }),
-    ...given(changes),
+    ...setFields(changes),
     ...(changes.machine_id !== undefined && { tags: null }),
     ...(changes.tags !== undefined && { machine_id: null }),
     ...(changes.cron !== undefined && { on_change: null }),

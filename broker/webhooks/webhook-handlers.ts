@@ -16,6 +16,7 @@ import type { Message } from '../deliveries/signature.ts';
 import { readableOnly } from '../events.ts';
 import type { History } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
+import { setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
 import type { Subscriptions } from './subscriptions.ts';
 
@@ -219,11 +220,12 @@ export class WebhookHandlers implements Routes {
   }
 
   #change(input: Input<Api['webhooks']['update']>, caller: Caller, transaction: StateTransaction): Webhook {
-    const { webhook_id: id, secret, ...params } = input;
+    const { webhook_id: id, ...changes } = input;
+    const { secret, ...params } = changes;
     const { rightsOf, vault } = this.#parts;
     const editor = { key_id: caller.key_id, ...caller.during(transaction) };
     const before = this.#find(id, editor, transaction.before);
-    if (Object.keys(input).every((name) => name === 'webhook_id')) return before;
+    if (setsNothing(changes)) return before;
     const webhook: Webhook = {
       ...before,
       url: params.url ?? before.url,
