@@ -1,5 +1,5 @@
 // Finds the broker to use, and connects to it by URL and key or by the socket file in its data directory.
-import { existsSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -161,7 +161,11 @@ function readLogin(): Login | undefined {
     // The cast is safe: the two required fields are checked below.
     const login = JSON.parse(readFileSync(file, 'utf8')) as Partial<Login> | null;
     const { url, api_key } = login ?? {};
-    if (typeof url === 'string' && typeof api_key === 'string') return { ...login, url, api_key };
+    if (typeof url === 'string' && typeof api_key === 'string') {
+      if (statSync(file).mode & 0o077)
+        hint(`farhand: other users may read the API key: run chmod 600 ${file}`);
+      return { ...login, url, api_key };
+    }
   } catch (error) {
     const code = errnoOf(error);
     if (code === 'ENOENT' || code === 'ENOTDIR') return undefined;

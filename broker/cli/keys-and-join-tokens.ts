@@ -6,16 +6,21 @@ import { quoteForShell } from '../../shared/quote-for-shell.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { packaged } from '../../shared/shipped-files.ts';
 import { list } from './declare-verb.ts';
+import { checkPrinted } from './output-and-signals.ts';
 import { type Format, hint } from './print.ts';
 import { type Given, routeVerb } from './verb-from-route.ts';
 
-/** Prints a new key alone on standard output, so that a script can store it in a file or a variable. */
-const secretOnce = {
+/**
+ * Prints a new key alone on standard output, so that a script can store it in a file or a variable. `nextVerb`: the verb
+ * to use if the key could not be printed.
+ */
+const secretOnce = (nextVerb: string) => ({
   text: ({ key }: { key: string }): string[] => [key],
-  after(_: unknown, format: Format): void {
-    if (format === 'text') hint('Store this key now: it is not printed again.');
+  async after({ id }: { id: string }, format: Format): Promise<void> {
+    const next = `the key is valid but was not printed; run farhand auth ${nextVerb} ${id}`;
+    if ((await checkPrinted(next)) && format === 'text') hint('Store this key now: it is not printed again.');
   },
-};
+});
 
 const limiting = {
   '--machine <list>': 'limit the key to these machines, comma-separated',
@@ -38,7 +43,7 @@ export function addAuth(program: Command): void {
     },
     defaults: { name: 'cli', scopes: ['admin'] },
     input: expiry,
-    ...secretOnce,
+    ...secretOnce('revoke-key'),
     mayCreate: true,
   })
     .options.find(({ long }) => long === '--scopes')
@@ -71,7 +76,7 @@ export function addAuth(program: Command): void {
       '--expires-in <duration>': 'time after which the key expires, such as 90d (default: as before)',
     },
     input: expiry,
-    ...secretOnce,
+    ...secretOnce('rotate-key'),
   });
   routeVerb(auth, 'revoke-key', 'keys', 'remove', {
     about: 'revoke an API key at once, close its streams and cancel its queued commands',
@@ -123,7 +128,8 @@ export function addJoinTokens(program: Command): void {
     },
     text: ({ token }) => [token],
     async after(token, format, client) {
-      if (format === 'json') return;
+      const next = `the token is valid but was not printed; run farhand join-tokens revoke ${token.id}`;
+      if (!(await checkPrinted(next)) || format === 'json') return;
       const machines = token.uses === 1 ? 'one machine' : `${token.uses} machines`;
       const validity = `The token is valid for ${machines} until ${token.expires_at}.`;
       hint(['', validity, ...(await installLines(token, client))].join('\n'));

@@ -77,6 +77,16 @@ export async function copyOut(body: ReadableStream<Uint8Array> | null): Promise<
   if (body) for await (const chunk of body) await write('stdout', chunk);
 }
 
+/**
+ * Waits for the writes in progress to standard output. If one has failed, prints `text` to standard error and returns
+ * false.
+ */
+export async function checkPrinted(text: string): Promise<boolean> {
+  await new Promise<void>((resolve) => process.stdout.write('', () => resolve()));
+  if (lost.aborted) process.stderr.write(`farhand: ${text}\n`);
+  return !lost.aborted;
+}
+
 const isFile: Partial<Record<OutputName, boolean>> = {};
 
 /** Writes short output without waiting. */

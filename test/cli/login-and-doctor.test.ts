@@ -94,6 +94,12 @@ describe('farhand login', () => {
     });
     const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
     expect(other.out).toMatch(/^scopes +machines:read$/m);
+    // Other users must not read the key, for example after a backup was restored with its umask.
+    chmodSync(join(folder, 'config.json'), 0o640);
+    expect((await farhand('whoami')).err).toBe(
+      `farhand: other users may read the API key: run chmod 600 ${folder}/config.json\n`,
+    );
+    chmodSync(join(folder, 'config.json'), 0o600);
     // An empty variable must not turn a limited key into the stored one.
     const empty = await farhand('whoami', [], { env: { FARHAND_API_KEY: '' } });
     expect([empty.code, empty.out, empty.err]).toEqual([78, '', expect.stringContaining('is empty')]);

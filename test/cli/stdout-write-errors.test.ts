@@ -34,6 +34,22 @@ test('a full disk under standard output is a failure with a message', async () =
     expect([code, err]).toEqual([1, 'farhand: standard output: ENOSPC: no space left on device, write\n']);
 });
 
+test.each([
+  [
+    'auth create-key',
+    ['--scopes', 'machines:read'],
+    /^farhand: the key is valid but .* auth revoke-key \S+$/m,
+  ],
+  ['auth create-key', ['-o', 'json'], /^farhand: the key is valid but .* auth revoke-key \S+$/m],
+  ['join-tokens create', [], /^farhand: the token is valid but .* revoke \S+$/m],
+])('%s %j names the secret that it could not print on a full disk', async (verb, args, pattern) => {
+  const { farhand } = await startScene();
+  const { code, err } = await farhand(verb, args, { stdout: opened('/dev/full') });
+  expect([code, err]).toEqual([1, expect.stringMatching(pattern)]);
+  const [, revoke = '', id = ''] = /run farhand ([\w -]+) (\S+)$/m.exec(err) ?? [];
+  expect((await farhand(revoke, [id, '--yes'])).code).toBe(0);
+});
+
 test('output that exceeds the limit of a file’s size is a failure', async () => {
   const { farhand, folder } = await startScene();
   const file = join(folder, 'out');
