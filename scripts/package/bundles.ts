@@ -80,7 +80,6 @@ const shape: BuildOptions = {
 export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
     ...shape,
-    plugins: [oneLanguage, routesAsData],
     entryPoints: {
       ...Object.fromEntries(names.map((name) => [name, entries[name]])),
       ...(names.includes('farhand-agent') && spawner),
