@@ -18,7 +18,8 @@ const tiers = {
 
 /**
  * Tiers whose files share worker processes, one file after another, because their tests break nothing in the process.
- * They start after all other tiers, so a tier with a few long files would leave workers idle at the end.
+ * They start after all other tiers. A tier with a few long files does not belong here, because it would leave workers
+ * idle at the end.
  */
 const sharedProcess = ['default', 'cli'];
 

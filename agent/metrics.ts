@@ -19,11 +19,17 @@ export interface Sources {
 
 /** Maximum number of entries in each list of a report. A report must fit into a message of 64 KiB. */
 const longestList = 64;
-/** Maximum number of characters in a mount path. Mounts with longer paths are left out, for the same reason. */
+/**
+ * Maximum number of characters in a mount path. Mounts with longer paths are left out, so that a report fits into a
+ * message of 64 KiB.
+ */
 const longestMount = 255;
 /** Milliseconds in which a file system must answer. */
 const diskLimit = 1_000;
-/** Shortest time in milliseconds between two measurements. The kernel counts CPU time in ticks of 10 ms. */
+/**
+ * Shortest time in milliseconds between two measurements of CPU usage. A shorter one would be inexact, because the
+ * kernel counts CPU time in ticks of 10 ms.
+ */
 const shortestWindow = 100;
 
 const system: Sources = { read: (path) => readFile(path, 'utf8'), statfs: (mount) => statfs(mount) };
@@ -67,7 +73,8 @@ export class MetricsReader {
   }
 
   /**
-   * Measures the CPU usage since the last measurement, or since this reader was created. Returns the number of cores.
+   * Measures the CPU usage since the last measurement, or since this MetricsReader was created. Returns the number of
+   * cores.
    */
   async #measureCpu(): Promise<number> {
     const before = await this.#cpuTimes;
@@ -144,8 +151,8 @@ const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 const mostSilent = 2;
 
 /**
- * Measures the space of file systems. A file system may hang, for example if its server is down. It is asked again only
- * after it has answered.
+ * Measures the space of file systems. A file system may hang, for example if its server is down. Such a file system is
+ * left out of the reports until it answers.
  */
 class Disks {
   readonly #statfs: Sources['statfs'];
@@ -214,7 +221,8 @@ function mountsOf(text: string): Mount[] {
 }
 
 /**
- * A line of mountinfo: id, parent, device, root, mount, options, optional fields, "-", type, source, options.
+ * Adds the mount of a line of mountinfo. The fields of a line are: id, parent, device, root, mount, options, optional
+ * fields, "-", type, source, options.
  */
 function addMount(mounts: Map<string, Mount>, line: string): void {
   const [left = '', right = ''] = line.split(' - ');

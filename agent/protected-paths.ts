@@ -42,9 +42,9 @@ const everyService = [
 ];
 
 /**
- * Files and directories in the agent's data directory. The list of protected paths contains each of them, and not only
- * that directory. One of them may be mounted from another place in the file system. If only the data directory was
- * protected, a request could use such a file by its path at that other place.
+ * Files and directories in the agent's data directory. Each of them is a protected path of its own, because it may be
+ * mounted from another place in the file system. If only the data directory were protected, a request could use such a
+ * file by its path at that other place.
  */
 const parts = [
   'identity.json',

@@ -33,8 +33,8 @@ export interface Agent {
 type Closers = (() => unknown)[];
 
 /**
- * Starts an agent. The agent joins the broker if needed, and stays linked until it is closed. The first call of
- * `onLinkChange` has the value false. Throws StartError.
+ * Starts an agent. The agent joins the broker if needed, and stays linked until it is closed. The agent first calls
+ * `onLinkChange` with false. Throws StartError.
  */
 export async function startAgent(
   settings: AgentSettings,
@@ -181,7 +181,7 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
   if (everywhere && !shell) {
     log.warn(
-      'this agent runs as root and may write every file, so a request can run any command by a file in /etc/cron.d. Set --root, or run the agent as another user',
+      'this agent runs as root and may write every file, so a request can run any command by writing it to a file in /etc/cron.d. Set --root, or run the agent as another user',
     );
   }
 }

@@ -138,7 +138,7 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 
 /**
  * Throws StartError if the machine has neither a join token nor a broker. Also throws if the token is from another
- * broker than the machine's.
+ * broker than the one that the machine has joined.
  */
 async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));

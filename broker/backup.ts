@@ -23,8 +23,8 @@ export async function createBackups(
   async function copy(): Promise<void> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    // The copy is made between two commits of the state. Each entry for the history is therefore either in the
-    // copied history or in the copied outbox.
+    // The copy is made between two commits of the state. Each entry for the history is therefore in the copied history,
+    // or still in the outbox of the copied state.json.
     const [declared, copyHistory] = await state.between(
       (committed) => [committed, history.snapshot()] as const,
     );

@@ -47,8 +47,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
     /** True if many clients may share an address, because it is loopback or a trusted proxy. */
     isShared: (address: string): boolean => isLoopback(address) || isTrusted(address),
     /**
-     * Returns the address of the client: the last address in X-Forwarded-For that is not a trusted proxy,
-     * otherwise the peer's address.
+     * Returns the address of the client. If the peer is a trusted proxy, this is the last address in X-Forwarded-For
+     * that is not a trusted proxy. Otherwise it is the peer's address.
      */
     clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;

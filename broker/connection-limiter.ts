@@ -28,8 +28,8 @@ export interface LimiterOptions extends ConnectionLimits {
    */
   graceMs?: number;
   /**
-   * True if many clients share this address, as behind a proxy. The connections from any other address may be at most a
-   * quarter of the limit `unauthenticated`.
+   * True if many clients share this address, as behind a proxy. An address that is not shared may have at most a
+   * quarter of the connections that the limit `unauthenticated` allows.
    */
   isShared(address: string): boolean;
 }
@@ -220,7 +220,7 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Closes a connection that is broken. If a write fails below TLS, Node may lose the error and then stops to read, so it
+   * Closes a connection that is broken. If a write fails below TLS, Node may lose the error and stop reading. It then
    * never reports the end of the connection (github.com/nodejs/node/issues/55804). An empty write to the TCP socket sends
    * nothing, but fails if the connection is broken.
    */
@@ -321,8 +321,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Checks a new call. The channel reports the calls of all HTTP/2 servers of this process,
-   * so other ports are skipped.
+   * Checks a new call. The channel reports the calls of all HTTP/2 servers of this process, so calls on other ports are
+   * ignored.
    */
   #checkCall(
     { stream, headers }: { stream: ServerHttp2Stream; headers: IncomingHttpHeaders },

@@ -81,7 +81,10 @@ export class Events {
    * single broker.
    */
   #own: Set<string> | undefined;
-  /** Names of the machines that were removed last, by id: their commands and sessions end after the removal. */
+  /**
+   * Names of the machines that were removed last, by id. The events about the ends of their commands and sessions,
+   * which come after the removal, contain these names.
+   */
   readonly #removedNames = new Map<string, string>();
 
   private constructor(history: History, table: OrderedTable) {

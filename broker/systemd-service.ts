@@ -104,7 +104,7 @@ async function uninstallBroker(from: Invocation): Promise<number> {
   const loss = purge ? ` and deletes ${dataOf(broker)}, of which there is no backup unless you made one` : '';
   if (!yes) throw new UsageError(`uninstall disconnects all agents${loss}; add --yes to confirm`);
   await uninstall(broker, !purge);
-  const stays = `; ${dataOf(broker)}, its settings and its account stay`;
+  const stays = `; ${dataOf(broker)}, the broker’s settings and its account stay`;
   say(`${broker.name} is uninstalled${purge ? ', and only the program itself is left' : stays}.`);
   return 0;
 }

@@ -6,7 +6,7 @@
 //   node scripts/test-report.ts REPORT TITLE REPORT TITLE …
 //                                                 prints failed and skipped tests by name, then the sums of all reports
 //
-// REPORT is a path without ".json". REPORT-again.json, if it exists, is of a second run of the failed files.
+// REPORT is a path without ".json". REPORT-again.json, if it exists, is the report of a second run of the failed files.
 import { existsSync, readFileSync } from 'node:fs';
 import { basename } from 'node:path';
 import { z } from 'zod';
@@ -23,7 +23,7 @@ const reportSchema = z.object({
 });
 type TestFile = z.output<typeof reportSchema>['testResults'][number];
 
-/** The tests that passed in the reports so far, as their file and name. */
+/** The tests that passed in the reports so far, each as its file, a space and its name. */
 const passedBefore = new Set<string>();
 
 const [first = '', ...rest] = process.argv.slice(2);

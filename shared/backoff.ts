@@ -14,7 +14,7 @@ export interface Backoff {
 
 /**
  * Each delay is random, from 0 to a ceiling. The ceiling doubles with each attempt, but is at most the time since the
- * first failure. Without this bound, quick refusals during an outage of 8 s would make it 30 s.
+ * first failure. Without this bound, quick refusals during an outage of 8 s would raise the ceiling to 30 s.
  */
 export function backoff(): Backoff {
   let failedAt: number | undefined;

@@ -13,8 +13,8 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. If it rejects, the old file is still in place, with one
- * exception: if only the last step, the flush of the directory, failed, the new file is in place.
+ * Replaces a file. Resolves when the new file is on the disk. If the flush of the directory at the end fails, the
+ * promise rejects although the new file is in place. After any other failure, the old file is still in place.
  */
 export async function writeDurably(
   file: string,

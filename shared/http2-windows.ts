@@ -83,8 +83,8 @@ interface Status {
 type Role = 'client' | 'server';
 
 /**
- * The control of each role. All callers share it, because Node reports all HTTP/2 sessions of a role on one diagnostics
- * channel.
+ * The WindowControl of each role. All callers of controlFlow() with the same role share one, because Node reports all
+ * HTTP/2 sessions of a role on one diagnostics channel.
  */
 const controls = new Map<Role, WindowControl>();
 

@@ -99,7 +99,7 @@ export class OutputLog {
     this.#end = last ? last.start + last.size : 0;
   }
 
-  /** Offset of the first retained byte. */
+  /** Offset of the first stored byte. */
   get start(): number {
     return this.#segments[0]?.start ?? this.#end;
   }

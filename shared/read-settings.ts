@@ -87,8 +87,8 @@ export const common = {
 };
 
 /**
- * Reads the settings of a table. A flag outweighs its variable, which outweighs the file. Throws UsageError for an
- * unknown flag, and StartError (exit code 78) for an invalid value.
+ * Reads the settings of a table. A flag takes precedence over its variable, and the variable over the file. Throws
+ * UsageError for an unknown flag, and StartError (exit code 78) for an invalid value.
  */
 export function readSettings<Table extends Record<string, Setting>>(
   table: Table,

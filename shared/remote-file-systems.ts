@@ -2,7 +2,7 @@
 
 /**
  * Matches the types, as in /proc/self/mountinfo, of file systems on a file server. Also matches FUSE types (`fuse.…`)
- * unless they are known to be local, because their program may use a server.
+ * unless they are known to be local, because the program behind a FUSE file system may use a server.
  */
 export const remoteFileSystems =
   /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;

@@ -2,7 +2,7 @@
 import type { Readable } from 'node:stream';
 import { after, monotonic } from './clock.ts';
 
-/** Lets readers of a log wait until wake() is called. Several logs may share an instance. */
+/** Lets callers, such as the readers of a log, wait until wake() is called. Several logs may share an instance. */
 export class Wake {
   readonly #waiting = new Set<() => void>();
 

@@ -79,7 +79,7 @@ export function residentBytes(): number | undefined {
  */
 function collector(): Collect {
   if (collect) return collect;
-  // A flag that is set after the start of Node counts only for new contexts (nodejs/node#16595).
+  // A flag that is set after the start of Node takes effect only in new contexts (nodejs/node#16595).
   setFlagsFromString('--expose-gc');
   // Without gc(), an idle broker takes 43 MiB more memory, an idle agent takes 17 MiB more, and transfers have only 0.6
   // of their throughput (measured).

@@ -302,7 +302,7 @@ test('the certificate of the broker’s authority opens an alert before it expir
   await expect.poll(async () => (await alerts())[0]?.reason).toBe('rule_removed');
 });
 
-/** A system with one machine whose CPU is over the value of a rule. */
+/** Starts a system with an open alert: the CPU usage of its machine is above the value of a rule. */
 async function alerted(
   rule: object = {},
 ): Promise<AlertSystem & { one: AlertMachine; rule_id: string; alert_id: string }> {

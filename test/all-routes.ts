@@ -280,7 +280,7 @@ async function alertedBy(
   return { alert: items[0]?.id ?? '', rule, channel, window };
 }
 
-/** Returns the id of a channel's delivery that was attempted. */
+/** Returns the id of a delivery that the channel has already attempted. */
 async function channelDelivery(client: TestSystem['client'], channel_id: string): Promise<string> {
   const { items } = await client.alertChannels.deliveries({ channel_id });
   return items.find((one) => !isUntried(one))?.id ?? '';

@@ -323,8 +323,7 @@ test('an entry is found by its id among others, also an entry of version 0.1.0, 
   for (const { id } of all) expect(await rows(system, { id })).toEqual(all.filter((one) => one.id === id));
   for (const id of ['aud_none', 'aud_0000000000000000000000', '_', 'é'])
     expect(await rows(system, { id })).toEqual([]);
-  // The ids of 0.1.0 are random. If the time is read from one as from a current id, it can be in the future, long past,
-  // or now.
+  // Version 0.1.0 made random ids. A time that is read from a random id can be in the future, long ago or now.
   const randomIds = ['aud_zzzzzzzzzzzzzzzzzzzzzz', 'aud_0000zzzzzzzzzzzzzzzzzz', newTimedId('audit', now())];
   for (const old of randomIds) {
     await stores[0]?.history.write((transaction) =>

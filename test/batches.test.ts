@@ -427,8 +427,8 @@ test('a batch that was stored only in part before a crash is removed at the next
     await system.client.batches.create(many),
   ];
   await system.broker.close();
-  // The broker stores the spec with the last part of a batch, and deletes it after the batch has ended. Until then, a
-  // missing spec marks an incomplete batch.
+  // The broker stores the spec with the last part of a batch, and deletes it after the batch has ended. So a batch
+  // that has not ended and has no spec is incomplete.
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   database.prepare('UPDATE batches SET spec = NULL WHERE id IN (?, ?)').run(part.id, begun.id);
   const [first] = begun.results;

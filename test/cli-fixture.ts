@@ -15,7 +15,7 @@ export interface Ending {
   err: string;
 }
 
-/** As `input`: standard input stays open without data. */
+/** Value of `input` for a standard input that stays open and gets no data. */
 export const open = Symbol('open');
 
 export interface RunOptions {
@@ -47,7 +47,7 @@ export interface Line {
   program: { file: string; env: Record<string, string> };
 }
 
-/** Returns the command line of a user who is logged in to `system`, or who is not logged in. */
+/** Returns the command line of a user who is logged in to `system`. Without `system`, the user is not logged in. */
 export function createLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
   const main = shippedProgram('farhand');
   const home = temporaryFolder('home');

@@ -146,7 +146,7 @@ export function leapingClock(options?: { still?: boolean }): LeapingClock {
   return startLeapingClock(options);
 }
 
-/** Resolves with the next call of a method to a scripted agent. Skips acknowledgements of results. */
+/** Resolves with the next call that a scripted agent gets, except ForgetProcesses. Throws if it is not of `method`. */
 export async function nextCall(
   agent: ScriptedAgent,
   method: 'StartProcess' | 'FollowProcess' | 'KillProcess',

@@ -43,7 +43,7 @@ test('events have both streams with offsets and ids, text split between characte
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
   const received = await listen(system, id, nothingReceived(), ({ events }) => events.length === 1);
-  // The id does not count the first bytes of a character, because they are sent only with its rest.
+  // The id does not count the incomplete character at the end, because its bytes are sent only with its rest.
   expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);
@@ -80,7 +80,7 @@ test('the head of a stream of events arrives at once, even if the command is sil
   const { wait, open } = gate();
   const id = await begin(wait);
   const stop = new AbortController();
-  // Resolves with the head of the answer.
+  // stream() resolves when the head of the answer has arrived.
   await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   stop.abort();
   open();

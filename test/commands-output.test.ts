@@ -245,7 +245,7 @@ test('the last 64 MiB of a larger output are stored, the record has their start 
   const kept = await output(system, id);
   expect(kept.headers.get('x-output-offset')).toBe(String(stdout_start));
   expect(await digestOfBody(kept)).toBe(digestOf(`${numbers} | tail -c +${stdout_start + 1}`));
-  // In a stream of events a gap replaces the earlier bytes.
+  // A stream of events reports the deleted bytes as a gap.
   const stop = new AbortController();
   const events = await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   for await (const { event, data } of events) {

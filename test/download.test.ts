@@ -242,7 +242,7 @@ test('thirty-two stalled downloads delay neither lists nor contents; one more is
   expect((await client.read({ machine_id: machineId, path: join(folder, 'd/a') })).content).toBe('x');
   const refused = client.download({ machine_id: machineId, path: join(folder, 'big') });
   refused.catch(() => undefined);
-  // This later request is answered while the refused download still waits.
+  // This later request is answered while the 33rd download still waits.
   await client.list({ machine_id: machineId, path: join(folder, 'd') });
   clock.leap(10_001);
   await expect(refused).rejects.toMatchObject({ code: 'unavailable' });

@@ -164,7 +164,7 @@ for (const [name, way] of Object.entries(ways)) {
     const listening = (async () => {
       for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
     })().catch(() => undefined);
-    // Changes a file until the stream reports a change, because the stream follows events only after a moment.
+    // Changes a file until the stream reports a change, because the stream may begin only after the first changes.
     await soon(async () => {
       await system.client.files.write({ machine_id, path, content: '' });
       return heard.length;

@@ -23,7 +23,7 @@ async function startMachine(flags: string[] = []) {
 
 const machine = shared(startMachine);
 
-/** Starts a system with one machine. The flags are for its agent. */
+/** Returns a system with one machine. With `flags` for the agent it is a new system, otherwise a shared one. */
 async function onMachine(flags: string[] = []) {
   const { system, agent } = await (flags.length > 0 ? startMachine(flags) : machine());
   const folder = temporaryFolder('files');

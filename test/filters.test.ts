@@ -33,8 +33,8 @@ async function startVariedScene(): Promise<Scene> {
     ...{ enabled: false, overlap: 'allow', catch_up: 'all' },
   });
   await client.schedules.run({ schedule_id });
-  // Waits for these events, which are recorded two seconds after the machines have linked. Later no event occurs by
-  // itself.
+  // Waits for the events machine.online, which are recorded two seconds after the machines have linked. Without
+  // requests, no event follows them.
   const online = async () => (await client.events.list({ type: 'machine.online' })).total;
   await expect.poll(online, { interval: 50 }).toBe(2);
   return scene;
@@ -103,7 +103,7 @@ test('every list is filtered by its fields, and by since (inclusive) and until (
     expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
     const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
     expect([list, await found(always)]).toEqual([list, idsOf(all)]);
-    // The filter compares an internal time of runs, which no field has exactly.
+    // This filter compares the stored time `decided_at` of a run, which no field of the run contains exactly.
     if (list === 'schedules.history') continue;
     const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
     const [later, before] = [await found({ since: middle }), await found({ until: middle })];

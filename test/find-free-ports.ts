@@ -4,7 +4,8 @@ import { once } from 'node:events';
 import { createServer } from 'node:net';
 
 /**
- * The first of the ports that Linux does not choose for port 0 and outgoing connections (ip_local_port_range in ip(7)).
+ * The lowest port of the tests. By default, Linux chooses only ports above 32,767 for port 0 and outgoing connections
+ * (ip_local_port_range in ip(7)).
  */
 const lowest = 12_000;
 /** The number of ports for each worker process of the tests, so that two of them never use the same port. */

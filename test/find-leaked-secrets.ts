@@ -7,8 +7,8 @@ import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
 /**
- * What each secret is, such as `an API key`. The keys of this map are the secrets as Latin1 text, which is searched
- * twice as fast as a Buffer.
+ * Descriptions of the secrets, such as `an API key`. The keys of this map are the secrets as Latin1 text, which is
+ * searched twice as fast as a Buffer.
  */
 const secrets = new Map<string, string>();
 /** Answers that contained a secret although their request did not create it. */
@@ -18,7 +18,7 @@ let open = 0;
 
 /** Files in which the programs store their own secrets. These secrets may occur only in these files. */
 const ownFiles = ['identity.json', 'authority.json', 'webhooks.key', 'rest-key.json'];
-/** Files of this size or more are not searched. They are output of commands, because tests write only small files. */
+/** Files of more bytes than this are not searched. They are output of commands; other files of tests are small. */
 const largestFile = 16 * 1024 * 1024;
 /** Shorter secrets are not searched for, because the same text may occur by chance. */
 const shortest = 16;
@@ -74,7 +74,7 @@ interface Silence {
 }
 
 /**
- * Begins the search for the secrets of a broker with this directory. Call `meanwhile` while the broker runs, and
+ * Prepares to search the directory and the log of a broker for secrets. Call `meanwhile` while the broker runs, and
  * `afterwards` when it is closed. Both throw if they find a secret.
  */
 export function keepBrokerSilent(directory: string) {
@@ -93,8 +93,8 @@ export function keepBrokerSilent(directory: string) {
 }
 
 /**
- * Begins the search for the secrets of an agent with this directory. Call `begin` when the agent has its identity, and
- * `afterwards` when it is closed.
+ * Prepares to search the directory and the log of an agent for secrets. Call `begin` when the agent has its identity,
+ * and `afterwards` when it is closed.
  */
 export function keepAgentSilent(directory: string) {
   const { log, lines } = begin('agent');

@@ -535,7 +535,7 @@ test('a request and its repeat run once, even if the repeat arrives while the an
   const { request, answer, runs } = touchOnce();
   const first = idempotency.answer(request);
   await waitFor(() => expect(runs()).toBe(1));
-  // The read for the repeat is queued before the first answer is written, in the same transaction.
+  // The repeat looks for the first request before the answer of that request is stored, in the same transaction.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
   await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });

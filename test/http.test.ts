@@ -279,7 +279,7 @@ test('a Host header changes nothing about a request, whatever it contains', asyn
     const limit = JSON.parse(known.text || '{}').meta?.limit;
     received.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
   }
-  // The request may be refused. It must neither fail nor take its query from the header.
+  // The broker may refuse the request. It must neither answer 500 nor take the query from the header.
   const good = /^.*: (401, 200 with limit 1|40[01], 400 with limit undefined)$/;
   expect(received.filter((line) => !good.test(line))).toEqual([]);
 });

@@ -121,8 +121,8 @@ test('versions of rpm are compared as its manual says', () => {
   );
 });
 
-// Debian has no package of apk. The second half of the table has random versions, compared by apk-tools 3
-// (src/version.c).
+// Debian has no package of apk, so the table has recorded results. Its second half has random versions, compared by
+// apk-tools 3 (src/version.c).
 test('versions of apk are compared as apk does, by a recorded table', () => {
   check(
     compareApk,

@@ -520,7 +520,7 @@ async function enrol(system: TestSystem, params: EnrollRequest): Promise<string>
   return (await enrollWith(system.grpc, authorityOf(system), params)).machine_id;
 }
 
-/** The error is the same for every reason. */
+/** The error of a refused join token. It is the same for every reason. */
 const notGood = {
   name: 'StartError',
   exitCode: 78,

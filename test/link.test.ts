@@ -134,7 +134,7 @@ test('an answer that stops without End is a failure, however it stops', async ()
     const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
     stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
     stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.from('half ') }) });
-    // The broker's End frame proves that the stream has arrived.
+    // The End frame from the broker proves that the stream has reached the broker.
     await once(stream, 'data');
     if (how === 'half-close') stream.end();
     if (how === 'cancel') stream.cancel();

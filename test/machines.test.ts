@@ -9,7 +9,7 @@ import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
-/** Returns a report in the form that the decoder of the wire gives. */
+/** Returns a report of an agent, as the broker decodes it. */
 function report(cpu_usage: number) {
   const space = { total: 100, used: 40, free: 60 };
   return {

@@ -23,7 +23,7 @@ const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, e
 
 const trusting = (...texts: string[]) => createTrustedProxies(texts.flatMap((text) => networkOf(text) ?? []));
 
-/** Makes a call as a proxy on this machine would, for a client address. */
+/** Makes a call as a proxy on this machine would, for a client with this address. */
 function through(
   system: TestSystem,
   address: string,
@@ -135,7 +135,7 @@ test('after 30 wrong keys a source is rate limited, but its valid keys work, and
   expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.body.error.details.retry_after).toBe(Number(over.headers.get('retry-after')));
   expect(over.body.error.details.retry_after).toBeLessThanOrEqual(60);
-  // A header that is no key counts as a wrong key, also on an unknown path.
+  // A header that is no key counts as a wrong key, even on an unknown path.
   expect((await through(system, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
   expect((await through(system, '203.0.113.9', system.key)).status).toBe(200);
   expect((await through(system, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);

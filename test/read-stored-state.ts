@@ -37,7 +37,7 @@ export async function storedTables(dataDir: string, without: RegExp): Promise<Re
   );
 }
 
-/** Returns the documents in the form of state.json. */
+/** Returns the state that the broker has stored, in the form of state.json. */
 // biome-ignore lint/suspicious/noExplicitAny: JSON of any shape
 export async function storedState(dataDir: string): Promise<any> {
   if ((await databaseOf(dataDir)) === undefined)

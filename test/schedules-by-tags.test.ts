@@ -78,7 +78,7 @@ test('a run by hand is a batch on each machine with all tags, and each has a row
 test('last_run is the worst run of the latest due time, not the one that ended last', async () => {
   const { client, make } = await tagged(2);
   const slow = gate();
-  // Only one machine can create the folder. That machine fails, and the other one ends later.
+  // Only one machine can create the folder. Its run fails at once, and the run of the other machine succeeds later.
   const command = `mkdir ${temporaryFolder('first')}/first && exit 7; ${slow.wait}`;
   const { id: schedule_id } = await make({ command });
   await client.schedules.run({ schedule_id });
@@ -190,7 +190,7 @@ test('when the clock is set back, no due time that has run runs again on any mac
 test('while a run has not ended, only its own machine skips due times', async () => {
   const { client, ids, make } = await tagged(2);
   const slow = gate();
-  // Only one machine can create the folder. That machine waits at the gate, and the other one fails.
+  // Only one machine can create the folder. Its run waits at the gate, and the runs of the other machine fail.
   const command = `mkdir ${temporaryFolder('slow')}/first && ${slow.wait}`;
   const { id: schedule_id } = await make({ command, cron: '* * * * * *' });
   const rowsOf = async (machine_id: string) => {

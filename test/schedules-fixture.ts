@@ -13,7 +13,7 @@ export type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][
 /** The real date, because a restarted broker checks its certificates. */
 export const today = new Date().toISOString().slice(0, 10);
 
-/** Schedules run again this many milliseconds after the clock was set. */
+/** After the clock was set, schedules run again within this number of milliseconds. */
 const settleMs = 90_000;
 
 /**

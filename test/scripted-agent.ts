@@ -50,7 +50,10 @@ export async function joinScripted(
   return loadIdentity(temporaryFolder('scripted'), { broker: system.grpc, joinToken, name, tags: [] });
 }
 
-/** Connects with an identity and a valid hello, to which `hello` makes changes. Resolves at the challenge. */
+/**
+ * Connects, waits for the challenge and answers with a valid hello. Fields of `hello` replace fields of that hello. If
+ * `hello` is null, sends none.
+ */
 export async function connectScripted(
   broker: string,
   identity: Identity,

@@ -57,8 +57,8 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // Ends the stream of requests before the first one. A call with streamed requests then fails and does not wait
-      // for them.
+      // Ends the stream of requests without sending one. A call with streamed requests then fails, and does not wait
+      // for requests.
       stream.write({ end: {} });
     },
   };

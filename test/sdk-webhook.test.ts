@@ -9,7 +9,7 @@ import { type Received, startReceiver, startWebhookSystem } from './webhook-rece
 const secrets = ['correct horse ~ battery', `whsec_${Buffer.alloc(32, 7).toString('base64')}`];
 const text = JSON.stringify({ id: 'evt_1', type: 'machine.online', timestamp: 't', data: { text: 'Grüße' } });
 
-/** A delivery that is signed as the broker does it, at this time. */
+/** Returns a delivery with the headers that the broker sends if it signs `payload` at the time `at`. */
 function signed(
   secret: string,
   { payload = text, at = Date.now() } = {},

@@ -170,7 +170,7 @@ test.each(['.', '..', ''])('an id of "%s" is refused, and calls no other route',
     () => client.files.write({ machine_id, path: '/x', content: '' }),
   ];
   for (const call of calls) await expect(call()).rejects.toThrow();
-  // A URL drops such a segment, so the request would reach another route.
+  // URL() removes a path segment `.` or `..`, so the request would reach another route.
   const paths = sent.map(({ url }) => new URL(url).pathname);
   expect(paths.filter((path) => !path.startsWith('/api/v1/machines/'))).toEqual([]);
 });
@@ -314,7 +314,7 @@ test('booleans, numbers and Dates are sent in a query as the broker reads them, 
   expect((await client.events.list({ since: new Date(Date.now() + 86_400_000) })).items).toEqual([]);
   expect((await client.events.list({ since, type: 'machine.registered' })).total).toBe(1);
   expect((await client.machines.list({ limit: 7, offset: 3 })).limit).toBe(7);
-  // A caller without types can pass such an input.
+  // A caller without TypeScript can pass `undefined`.
   const loose = { limit: undefined, search: undefined } as unknown as { limit: number };
   expect((await client.machines.list(loose)).limit).toBe(20);
   expect(sent.map(({ url }) => new URL(url).search).filter((search) => search.includes('undefined'))).toEqual(

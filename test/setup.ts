@@ -21,8 +21,8 @@ Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
 afterAll(closeShared);
 
-// The proxy in front of several brokers gives each connection to the next broker. So each request needs a connection of
-// its own.
+// The proxy in front of several brokers gives each new connection to the next broker. Each request gets a connection of
+// its own, so that the requests of a test reach all brokers.
 if (brokerCount > 1) {
   const { fetch } = globalThis;
   globalThis.fetch = (input, init = {}) => {

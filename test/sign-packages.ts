@@ -13,7 +13,7 @@ export interface Signer {
   raw: Buffer;
   pem: string;
   privateKey: KeyObject;
-  /** Signs `bytes` as a package of a version. `about` and `changes` replace what the signature says. */
+  /** Signs `bytes` as a package of version 9.9.9. `about` replaces signed fields; `changes` are the key changes. */
   sign(bytes: Buffer, about?: Partial<SignedPackage>, changes?: readonly KeyChange[]): SignedUpgrade;
 }
 

@@ -384,7 +384,7 @@ test('a slow upload does not count toward the machine’s idle timeout', async (
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
-  // A call to a silent machine exceeds the idle timeout first, although it begins later than the upload.
+  // Waits until a call to a silent machine, begun later than the upload, has exceeded the idle timeout.
   const silent = await scriptedMachine(system);
   const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);

@@ -204,7 +204,7 @@ test('an internal receiver is no longer called once the broker starts without it
 });
 
 /**
- * Returns the addresses of a broker's listeners. A listener on all addresses stands for each address of this machine.
+ * Returns URLs with the ports of a broker's listeners: one for each host and port, with http and with https.
  */
 function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
   const ports = [new URL(system.url).port, system.grpc.split(':')[1]];

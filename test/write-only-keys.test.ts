@@ -1,4 +1,4 @@
-// Keys that may change but not read: the answers to their changes reveal no output and no environment.
+// Keys that may change objects but not read them: the answers to their changes reveal no output and no environment.
 import { expect, test } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { storedState } from './read-stored-state.ts';

@@ -62,8 +62,8 @@ export class AuditLog {
   }
 
   /**
-   * Counts a refused call. Returns true if the call may be logged in a line of its own, and false if a later line
-   * reports only the number of such calls.
+   * Counts a refused call. Returns true if the call gets a line of its own. Returns false if a later line only counts
+   * the call.
    */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';

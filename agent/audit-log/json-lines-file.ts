@@ -28,7 +28,9 @@ export class Lines {
   readonly #path: string;
   readonly #log: Logger;
   readonly #options: typeof defaults;
-  /** The current log file, always open, so that lines can be written even without free file descriptors. */
+  /**
+   * The current log file, always open, so that lines can be written even when the process has no free file descriptor.
+   */
   #file: FileHandle | undefined;
   #size = 0;
   /** True if the last line of the file may be incomplete. */

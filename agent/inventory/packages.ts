@@ -92,14 +92,14 @@ async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
   const repositories = await repositoriesOfZypper();
   if (repositories.length > 0 || !(await exists('/usr/bin/dnf')))
     return updatesOfZypper(repositories, signal);
-  // Exit code 100 means that there are updates. If another dnf has the lock, this one fails at once.
+  // Exit code 100 means that there are updates. If another process has the lock of dnf, dnf fails at once.
   const args = ['-q', '-C', '--setopt=exit_on_lock=1', 'check-update'];
   // If the agent runs as root, dnf locks its cache for a moment. The other package managers take no lock.
   const text = await runProgram('dnf', args, { signal, codes: [100] });
   // A package, such as the kernel, may be installed in several versions. The version installed last counts.
   const installed = new Map(
     (await installedByRpm(signal)).flatMap(({ name, arch, version = '' }): [string, string][] => [
-      // This key is used if the update is for another architecture than the installed package.
+      // The name alone finds the package if the update is for another architecture than the installed package.
       [`${name}`, version],
       [`${name}.${arch}`, version],
     ]),

@@ -51,7 +51,7 @@ async function* rest(
 ): AsyncGenerator<Buffer> {
   for (let frame = frames.shift(); frame; frame = frames.shift()) yield frame;
   let next = await pending;
-  // Drops the reference to the frame: the rest of the answer may take hours.
+  // Drops the reference to the frame. Otherwise it would stay in memory during the rest of the answer, perhaps hours.
   pending = undefined;
   if (next?.done) return;
   if (next) yield next.value;

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** Maximum number of empty cgroups that are not removed, but used for later commands. */
+/** Maximum number of empty cgroups that wait for later commands. Further empty cgroups are removed. */
 const mostFree = 32;
 
 /** Creates the cgroup `name`, which no other agent uses. Returns undefined if the agent cannot create cgroups. */
@@ -37,7 +37,7 @@ export class Cgroups {
   readonly #free: string[] = [];
   #made = 0;
 
-  /** Only createCgroups() calls this: it creates the directory first. */
+  /** Called only by createCgroups(), which has created the directory. */
   constructor(directory: string) {
     this.directory = directory;
   }

@@ -14,7 +14,7 @@ const spare: Buffer[] = [];
 const mostSpare = 32;
 
 /**
- * Waits until all pipes have ended, and closes them. If a background process holds a pipe open, closes it after at
+ * Waits until all pipes have ended, and closes them. A pipe that a background process holds open is closed after at
  * least `drainMs` milliseconds. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {

@@ -58,7 +58,8 @@ export function leaving<A>(
     },
     next: () => inner.next(),
     return() {
-      // return() takes effect only at the generator's next yield. If the generator waits, the signal ends that wait.
+      // inner.return() takes effect at the generator's next yield. If the generator is waiting, leave() first ends that
+      // wait.
       leave();
       return inner.return(undefined);
     },

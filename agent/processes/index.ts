@@ -26,7 +26,8 @@ type Methods = Commands['methods'] &
   Terminals['methods'] &
   Pick<AgentMethods, 'killProcess' | 'forgetProcesses'>;
 
-// The methods are properties, so that the object can be spread into the table of handlers.
+// The functions are declared as properties and need no `this`, so that the object can be spread into the table of
+// handlers.
 export interface Processes extends Methods {
   /** Random id of the journal. If it has changed, the broker knows that the machine's data was lost. */
   journalId: string;

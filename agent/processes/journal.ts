@@ -56,9 +56,9 @@ const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.w
 const version = 1;
 /** Milliseconds that a line waits for further lines, to share one write with them. A durable line does not wait. */
 const noteMs = 5;
-/** Number of bytes that the journal must have grown by before it is rewritten. */
+/** Minimum growth of the journal between two rewrites, in bytes. */
 const leastGrowth = 1024 * 1024;
-/** Number of bytes of growth after which the journal is rewritten in any case. */
+/** Maximum growth of the journal between two rewrites, in bytes. */
 const mostGrowth = 16 * 1024 * 1024;
 
 /** Reads the journal. If it is missing or unreadable, returns an empty journal with a new id. */
@@ -119,7 +119,7 @@ export class Journal {
   #file: FileHandle | undefined;
   #size = 0;
   #mostSize = 0;
-  /** True after a failed write, when the content of the file is unknown. The next write replaces it. */
+  /** True after a failed write, when the content of the file is unknown. The next write replaces the file. */
   #damaged = false;
   #next = emptyBatch();
   #writing: Promise<void> | undefined;
@@ -162,7 +162,7 @@ export class Journal {
   }
 
   /**
-   * Records the start of a process. Unlike accept(), neither this nor the later steps wait for the disk. A process
+   * Records the start of a process. Unlike accept(), this and the later steps do not wait for the disk. A process
    * without a recorded exit counts as lost after a power cut.
    */
   started(id: string, { pid, start }: Leader, at: number): void {
@@ -248,7 +248,7 @@ export class Journal {
     const file = this.#file;
     if (!file) throw new AppError('unavailable', 'the agent is stopping and has closed its journal');
     const bytes = Buffer.from(textOf(lines));
-    // A rewrite includes the batch, which is applied in memory already.
+    // A rewrite also writes the lines of this batch, because #apply() has added them to the entries in memory.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;

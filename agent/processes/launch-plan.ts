@@ -104,7 +104,8 @@ async function switched(
     throw new NotStarted(
       'to run a command as another user, the agent needs setpriv; install util-linux on the machine',
     );
-  // The directory and the program are checked here. The shell would print errors about them on the command's stderr.
+  // The directory and the program are checked here, because the shell would print errors about them on the command's
+  // stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
@@ -143,7 +144,8 @@ function entered(
   ]);
   const script = [
     mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
-    // The shell itself has exported PWD and OLDPWD. The program gets only the variables of the next line.
+    // The shell itself has exported PWD and OLDPWD. They are removed, because the program gets only the variables of
+    // `env`.
     'unset PWD OLDPWD',
     `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
     `unset ${held.map(([name]) => name).join(' ')}`,

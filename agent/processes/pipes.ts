@@ -237,8 +237,8 @@ export class Piped implements Stdio {
 }
 
 /**
- * Stores complete input in a file without a name. A program that opens /dev/stdin late or twice would wait forever at a
- * named pipe.
+ * Stores complete input in a file without a name. If stdin were a named pipe, a program that opens /dev/stdin late or
+ * twice would wait forever.
  */
 async function openInputFile(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;

@@ -186,7 +186,7 @@ export abstract class ProcessTable<T extends Tracked> {
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
-    // While the disk flushes the journal, everything is prepared except the start of the process.
+    // The process is prepared while the disk flushes the journal. It is started only after that.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);

@@ -20,7 +20,9 @@ import type { Exited, SpawnRequest } from './spawner/messages.ts';
 export const defaultLimits = {
   /** Bytes stored of each output stream of a command; earlier bytes are dropped. */
   windowBytes: outputWindowBytes,
-  /** If a follower reads none of the output for this many milliseconds, the command no longer waits for it. */
+  /**
+   * If a follower reads none of the output for this many milliseconds, the command no longer waits for that follower.
+   */
   stallMs: readerStallMs,
   open: openCommands,
   /** Milliseconds between SIGTERM and SIGKILL when a command times out. */
@@ -72,7 +74,7 @@ export interface Stdio {
    * open itself, or will never start.
    */
   handedOver(): Promise<void>;
-  /** Reads the remaining output for about `ms` milliseconds. Never rejects. */
+  /** Reads the remaining output until the pipes have ended, or for about `ms` milliseconds. Never rejects. */
   drain(ms: number): Promise<void>;
   close(): void;
 }

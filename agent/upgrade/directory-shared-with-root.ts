@@ -16,7 +16,7 @@ export interface UpgradePaths {
   taken: string;
   /** File in which `farhand-agent install` describes how the agent is installed. */
   installed: string;
-  /** Public key whose packages this machine accepts, as PEM. */
+  /** Public key, as PEM. The machine accepts only packages whose signature this key verifies. */
   trustedKey: string;
   /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
   result: string;

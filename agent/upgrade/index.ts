@@ -128,7 +128,10 @@ export class Upgrades {
     return opened;
   }
 
-  /** Yields the number of running processes until it is 0. Throws if they run for too long. */
+  /**
+   * Yields the number of running processes until it is 0. Throws if they run for too long. Does not wait if the request
+   * allows the upgrade to end them.
+   */
   async *#waiting({ running, wait_ms }: Open, signal: AbortSignal): AsyncGenerator<number> {
     if (running === 'RUNNING_PROCESSES_END') return;
     const { processes } = this.#options;
@@ -156,13 +159,14 @@ export class Upgrades {
    */
   #handOver(opened: Opened): Promise<void> {
     const { processes, log } = this.#options;
-    // The upgrade's restart of the agent would end a process that starts now.
+    // The upgrade restarts the agent, which would end a process that starts now. So no process may start.
     processes.refuseStarts(true);
     const done = this.#switch(opened).finally(() => {
       processes.refuseStarts(false);
       this.#busy = false;
     });
-    // If the link is lost, the call ends, but the upgrade continues. So each failure is logged, not only reported.
+    // If the link is lost, the call ends, but the upgrade continues. So a failure is logged here too, and not only
+    // reported to the broker.
     done.catch((error: unknown) => log.warn({ err: error }, 'the agent was not upgraded'));
     return done;
   }

@@ -29,7 +29,7 @@ export async function planUpgradeUnit(
   if (!kind) {
     if (given)
       throw new StartError(
-        '--trust-key: the broker can upgrade only an agent that was installed from a package',
+        '--trust-key: the broker can upgrade only an agent that was installed from a package; leave out --trust-key',
       );
     return undefined;
   }

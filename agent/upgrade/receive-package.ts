@@ -77,7 +77,11 @@ function faultOf(request: UpgradeRequest, machine: Machine): Fault | undefined {
       `this machine has already received the upgrade ${request.upgrade_id}`,
     ];
   if (last?.outcome === 'RUNNING')
-    return ['conflict', 'in_progress', `the upgrade ${last.upgrade_id} of this machine is running`];
+    return [
+      'conflict',
+      'in_progress',
+      `the upgrade ${last.upgrade_id} of this machine is running; try again later`,
+    ];
   return fitFault(request, machine) ?? signerFault(request, machine.trusted);
 }
 
@@ -149,7 +153,7 @@ function requestOf({ kind, sha256, signature, ...open }: Open): UpgradeRequest {
   throw new AppError('invalid_request', z.prettifyError(parsed.error));
 }
 
-/** Writes the package to the disk. Throws wrong_hash if its size or hash differs from the request. */
+/** Writes the package to the disk. Throws with the reason wrong_hash if its size or hash differs from the request. */
 export async function receivePackage(
   file: string,
   { size, sha256 }: UpgradeRequest,

@@ -22,7 +22,10 @@ export interface Alert extends Omit<Served, Times> {
   id: AlertId;
   rule_id: RuleId;
   machine_id: MachineId | null;
-  /** Name of the machine when the alert was created, for events after its removal; null in rows of older brokers. */
+  /**
+   * Name of the machine when the alert was created. Events contain it if the machine was removed. Null in rows of older
+   * brokers.
+   */
   machine_name: string | null;
   created_at: number;
   opened_at: number | null;
@@ -67,7 +70,7 @@ const tables = [
   'ALTER TABLE alerts ADD COLUMN channel_ids TEXT',
   'ALTER TABLE alerts ADD COLUMN machine_name TEXT',
 ];
-/** SQL that sets the channels of an alert's step. The value NULL retains the channels of the step before. */
+/** SQL that sets the channels of an alert's step. If the value is NULL, the channels of the previous step stay. */
 const withChannels = 'channel_ids = coalesce(?, channel_ids)';
 const channelsOf = (rule: AlertRule | undefined): string | null =>
   rule ? JSON.stringify(rule.channel_ids) : null;
@@ -174,9 +177,8 @@ export class AlertRecords {
   }
 
   /**
-   * Resolves an alert that is not resolved yet. Emits an event only if the alert was opened before. The end of an alert
-   * that was held back until now causes no event. Without `rule`, the event goes to the channels of the alert's step
-   * before this one.
+   * Resolves an alert that is not resolved yet. Emits an event, except for a held alert, whose creation caused no event
+   * either. Without `rule`, the event goes to the channels of the alert's previous step.
    */
   resolve(alert: Alert, reason: Reason, rule?: AlertRule): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?, ${withChannels}
@@ -203,8 +205,8 @@ export class AlertRecords {
   }
 
   /**
-   * Acknowledges an alert if it is open. If it is acknowledged already, another note replaces the stored one, without an
-   * event. Returns the alert, changed or unchanged; undefined if it does not exist.
+   * Acknowledges an alert if it is open. If it is acknowledged already, another note replaces the stored one, without
+   * an event. Returns the alert, changed or unchanged; undefined if it does not exist.
    */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?

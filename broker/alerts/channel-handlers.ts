@@ -230,7 +230,7 @@ function printable(type: ChannelType, url: string): string {
   return type === 'webhook' || type === 'email' ? url : `${new URL(url).origin}/…`;
 }
 
-/** Throws validation_failed for fields that do not fit the type. */
+/** Throws validation_failed for fields that do not fit the type of the channel. */
 function assertFields({ type, user, from, to }: AlertChannel, { url, secret }: Sealed): void {
   const isMail = type === 'email';
   const { protocol, pathname } = new URL(url);

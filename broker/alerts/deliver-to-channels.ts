@@ -95,7 +95,8 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   }
 
   /**
-   * Does nothing. A channel is not disabled after failures, because its next alert may matter more than the last one.
+   * Called when all attempts of a delivery have failed. Does nothing: the channel stays enabled, because its next alert
+   * may be more important.
    */
   gaveUp(): void {}
 

@@ -73,7 +73,7 @@ export class Alerts {
   }
 
   /**
-   * Creates the tables of alerts if they are missing, and makes the parts that use them. Alerts are deleted `keepMs`
+   * Creates the tables of alerts if they are missing, and the objects that use them. Alerts are deleted `keepMs`
    * milliseconds after they were resolved.
    */
   static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
@@ -98,8 +98,8 @@ export class Alerts {
   }
 
   /**
-   * Stops the evaluation of rules, and makes no more notifications. The broker calls this before it closes its links.
-   * Otherwise the closed links could open alerts.
+   * Stops evaluating rules and making notifications. The broker calls this before it closes its links. Otherwise the
+   * closed links could open alerts.
    */
   stop(): void {
     this.#monitor.stop();

@@ -27,7 +27,10 @@ export class Monitor {
   readonly #conditions: Conditions;
   readonly #log: Logger;
   readonly #tracked: TrackedAlerts;
-  /** The declared objects that #look() saw last. It compares them with the current ones to find changes. */
+  /**
+   * The rules, machines, schedules, keys and windows that #look() read last. It compares them with the current ones to
+   * find changes.
+   */
   #seen: Followed;
   /**
    * Unsubscribes from reports, links and schedule runs. Undefined if there are no rules, because only rules need them.
@@ -131,7 +134,10 @@ export class Monitor {
 
   // ---- Triggers of an evaluation
 
-  /** Finds the declared objects that have changed since the last call, and evaluates the rules about them. */
+  /**
+   * Finds the rules, machines, schedules, keys and windows that have changed since the last call. Evaluates the rules
+   * about them.
+   */
   #look(): void {
     const before = this.#seen;
     const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
@@ -158,8 +164,8 @@ export class Monitor {
     const { presence, machineFacts, scheduleRuns } = this.#services;
     const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
     if (!expires) this.#stopExpiries?.();
-    // An existing timer continues. If each change of an object started a new timer, the wait of an hour would begin
-    // again each time.
+    // An existing timer is not replaced. If each change of an object started a new timer, the wait of an hour would
+    // begin again each time.
     this.#stopExpiries = expires
       ? (this.#stopExpiries ?? every(expiryMs, () => this.#checkExpiries()))
       : undefined;

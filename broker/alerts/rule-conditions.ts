@@ -1,5 +1,5 @@
-// Decides whether the condition of an alert rule holds now. It uses the last reports, links, schedule runs and declared
-// objects.
+// Decides whether the condition of an alert rule holds now. It uses the last reports, links and schedule runs, and the
+// current machines, schedules and keys.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { remoteFileSystems } from '../../shared/remote-file-systems.ts';
@@ -187,8 +187,8 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - (this.#adoptedAt.get(machineId) ?? this.#started);
-    // Time offline is counted only since this broker started or took over the machine. The broker cannot know whether
-    // the machine was offline before.
+    // Time offline counts from the moment when this broker started or took over the machine. The broker cannot know
+    // whether the machine was offline before.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };

@@ -96,9 +96,9 @@ function defaultsOf(kind: AlertKind) {
 const defaultRecover = (above: number): number => Math.round(above * 90) / 100;
 
 /**
- * Returns the `recover` of a changed rule if the request does not set `recover`. The old value remains, except if it
- * was the default for the old `above`, or is higher than the new `above`. Then the result is null, for which checked()
- * computes the new default.
+ * Returns the `recover` of a changed rule if the request does not set `recover`. Returns null if the old value was the
+ * default for the old `above`, or is higher than the new `above`: checked() then computes the new default. Otherwise
+ * returns the old value.
  */
 function recoverAfter({ above: old, recover }: AlertRule, { above }: Changes): number | null {
   if (typeof above !== 'number' || old === null || recover === null) return recover;

@@ -1,4 +1,4 @@
-// Sends e-mail through a mail server. nodemailer is loaded by the first e-mail.
+// Sends e-mail through a mail server. The library nodemailer is loaded when the first e-mail is sent.
 import { once } from 'node:events';
 import { connect, isIP } from 'node:net';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';

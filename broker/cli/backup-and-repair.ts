@@ -69,7 +69,7 @@ async function backup(dataDir: string, to: string): Promise<{ directory: string;
 
 const run = promisify(execFile);
 
-/** Moves a directory, also to another file system. After a crash `to` exists completely or not at all. */
+/** Moves a directory, even to another file system. After a crash, `to` is complete or does not exist. */
 async function moveWhole(from: string, to: string): Promise<void> {
   let partial: string | undefined;
   try {

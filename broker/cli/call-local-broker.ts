@@ -79,7 +79,7 @@ async function startUnlessRunning(
 ): Promise<ChildProcess | undefined> {
   const late = monotonic() + startMs;
   for (let first = true; !(await listens(probe, dataDir, answerMs)); first = false) {
-    if (mustRun) throw new StartError(`no broker runs on ${dataDir}; start it first`, 1);
+    if (mustRun) throw new StartError(`no broker runs on ${dataDir}; start the broker first`, 1);
     const own = await startLocal(dataDir, mayCreate);
     if (own) return own;
     if (monotonic() > late) {

@@ -22,13 +22,14 @@ export interface Where extends Trust {
 }
 
 /**
- * Returns the broker to use: the first that is set by --data-dir, FARHAND_URL, FARHAND_DATA_DIR or the stored
- * `farhand login`.
+ * Returns the broker to use. The first of these sources that is set decides: --data-dir, FARHAND_URL, FARHAND_DATA_DIR,
+ * the stored `farhand login`.
  */
 export function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
   const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
-  // An empty variable is usually a script's failed attempt to get a key. The stored login could have more rights.
+  // An empty variable usually means that a script failed to get its key. The stored login is not used instead, because
+  // it could have more rights.
   if (FARHAND_API_KEY === '' && !dataDir)
     throw new StartError('FARHAND_API_KEY is empty: set it to a key, or unset it to use farhand login');
   const login = dataDir ? undefined : readLogin();
@@ -76,8 +77,8 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
 }
 
 /**
- * Like withBroker(), but only over HTTP. The key may be missing. `pinIt` says how to set the pin: a part of the error
- * message if the broker's certificate cannot be verified.
+ * Like withBroker(), but only over HTTP. The key may be missing. If the broker's certificate cannot be verified, the
+ * error message contains `pinIt`, which says how to set the pin.
  */
 export async function withUrl<T>(
   place: Where & { url: string },

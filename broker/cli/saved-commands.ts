@@ -14,7 +14,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter: write NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end: the value if a caller gives none',
+    'parameter: write NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end to set a default',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
@@ -103,7 +103,7 @@ function addRun(saved: Command): void {
       '--detach': 'print the id of the batch, and do not wait for its end',
     },
     notes:
-      '\nOutput is printed as it comes; with -o json, each line is an event or an end, as of farhand exec. Ctrl-C\ncancels the command on all machines.\n',
+      '\nOutput is printed as it comes. With -o json, each line reports output or the end of a command, as farhand exec does.\nCtrl-C cancels the command on all machines.\n',
   } as const;
   verb(saved, 'run <saved-command>', spec, async (client, text, options) => {
     const { machine, tags, param: parameters, timeout, concurrency, detach, output } = options;

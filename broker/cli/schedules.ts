@@ -173,8 +173,8 @@ function onChangeOf({ onChange: path, recursive, settle }: Item): Item {
 }
 
 /**
- * Converts --notify-failure and --notify-success to a field of a request. Without its flag, an event keeps its setting;
- * in a new schedule it is off.
+ * Converts --notify-failure and --notify-success to a field of a request. If a flag is missing, an update leaves its
+ * setting unchanged, and a new schedule does not emit its event.
  */
 function notifyOf({ notifyFailure: on_failure, notifySuccess: on_success }: Item): Item {
   return on_failure === undefined && on_success === undefined ? {} : { notify: { on_failure, on_success } };

@@ -261,7 +261,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     stdout.on('resize', resize);
     stdin.on('end', end);
   }
-  // A listener gets nothing from an input that stop() has paused, so resume() is called.
+  // An earlier stop() may have paused the input, so resume() is called.
   if (!observe || stdin.isTTY) stdin.on('data', take).resume();
   return {
     // Ctrl-D is meant for the shell, but a program that the shell runs may read it first. Ctrl-D is therefore sent

@@ -62,7 +62,7 @@ export const readingTasks = 'SELECT name FROM tasks WHERE broker_id = $1';
 /** `ms` is the number of milliseconds until each lease ends. */
 export const readingBrokers =
   'SELECT id, url, directory_id, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
-/** Reads the id of the oldest transaction in progress. Rows of later commits have at least this id in `changed`. */
+/** Reads the id of the oldest transaction in progress. A row that is committed later has `changed` >= this id. */
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';

@@ -138,8 +138,8 @@ export class OwnersAsLastRead {
     this.#findCopies();
     const before = this.#living;
     this.#living = JSON.stringify(brokers.filter(({ ms }) => Number(ms) > 0).map(({ id, url }) => [id, url]));
-    // The id of the oldest transaction in progress is read before the owners. A change that is committed after the read
-    // of the owners has this id or a larger one. The next call finds this change, because it starts from this id.
+    // The id of the oldest transaction in progress is read before the owners. A transaction that commits after the read
+    // of the owners has this id or a larger one. The next call starts from this id, so it finds the changed rows.
     const [horizon] = await this.#connection.query(readingHorizon);
     const rows = await this.#connection.query(readingOwners, [isNew ? '0' : this.#horizon]);
     this.#horizon = String(horizon?.xid);

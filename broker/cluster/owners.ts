@@ -23,7 +23,7 @@ import { Claims } from './tasks-of-one-broker.ts';
 export interface Adopter {
   /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Drops the open work and link of a machine that this broker no longer owns. Its agent reconnects in `spreadMs`. */
+  /** Drops the open work and link of a machine. Its agent reconnects at a random time within `spreadMs` ms. */
   drop(machineId: string, spreadMs: number): void;
 }
 
@@ -86,7 +86,7 @@ export class Cluster implements Owners {
     this.follow(() => state.refresh());
   }
 
-  /** Creates the tables and this broker's lease. Changes about machines that this broker does not own then fail. */
+  /** Creates the tables and this broker's lease. Writes about machines that this broker does not own then fail. */
   static async open(options: Options, state: State, history: History): Promise<Cluster> {
     await history.migrate('cluster', sql.tables);
     let onNews = (_from: string): void => {};

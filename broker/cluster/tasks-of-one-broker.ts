@@ -1,4 +1,4 @@
-// Tasks that one of several brokers does for all. The claim to a task is valid as long as the broker's lease.
+// Tasks that one of several brokers does for all. A claim to a task is valid as long as the broker's lease. The tasks:
 // - Sending deliveries: a task for each receiver.
 // - Evaluating the alert rules about keys and certificates: one task.
 import { monotonic } from '../../shared/clock.ts';

@@ -49,7 +49,7 @@ interface BatchHooks {
 
 interface NewBatch {
   batch: Batch;
-  /** The commands that are created so far. */
+  /** The commands that have been created so far. */
   members: OpenCommand[];
   params: BatchParams;
   machines: readonly MachineId[];

@@ -217,7 +217,7 @@ export class BatchStore {
 
   /** Counts the members of a batch by status, on these machines or on all. */
   async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
-    // This query runs on the thread for lists, because a batch can have 10,000 commands.
+    // read() does not block the event loop, although a batch can have 10,000 commands.
     const sql = `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
        WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`;
     const values = [batchId, machines ? JSON.stringify(machines) : null];

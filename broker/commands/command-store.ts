@@ -49,7 +49,7 @@ export interface CommandServices {
   state: State;
   history: History;
   events: Events;
-  /** Is called when a command ends, inside the transaction that writes the end. */
+  /** Called when a command ends, inside the transaction that writes the end. */
   ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;

@@ -328,8 +328,8 @@ function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
-  // For failures (such as `timeout`), `status` is left out. pageOfRows() then does not hide the status from SQLite,
-  // which can use the index commands_failed for machine and status together.
+  // For a failure (such as `timeout`), `status` is not listed. pageOfRows() excludes the indexes of listed columns,
+  // except for the first one with a condition. SQLite can then use commands_failed for machine and status together.
   return status === 'completed' ? [...others, 'status'] : others;
 }
 

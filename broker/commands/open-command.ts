@@ -144,7 +144,8 @@ export class OpenCommand {
         store.dispatched(this.record, transaction);
         return store.specOf(this.record.id, transaction);
       });
-      // Counted over all brokers, the batch has no free slot, or too many commands failed. The command stays queued.
+      // The command stays queued if the batch has no free slot or too many failures. isFull() counts the commands of
+      // all brokers.
       if (spec === 'full') return this.end ? undefined : this.#markUnsent();
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;

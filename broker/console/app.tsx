@@ -185,7 +185,7 @@ function CurrentPage() {
         </Page>
       );
     }
-    // A page about another object starts anew, so that it never has data or buttons of the object before.
+    // A page about another object starts anew, so that it never has data or buttons of the previous object.
     return <Current key={`${pattern} ${Object.values(params)[0] ?? ''}`} params={params} />;
   }
   return (

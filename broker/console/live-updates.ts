@@ -109,7 +109,7 @@ function watchVisibility(): () => void {
         visible.value = false;
       });
   };
-  // A tab that was opened in the background gets no event.
+  // A tab that is opened in the background gets no event, so its visibility is read here.
   look();
   document.addEventListener('visibilitychange', look);
   return () => {

@@ -27,8 +27,8 @@ let guard: Guard | undefined;
 let displayed = location.pathname + location.search;
 
 /**
- * Calls `ask` instead of opening another page, such as while a text is not saved. The page is opened when `ask` calls
- * its argument. Call the returned function to end this.
+ * Calls `ask` before another page is opened, for example while a text is not saved. The page is opened only when `ask`
+ * calls its argument. Call the returned function to end this.
  */
 export function guardLeaving(ask: Guard): () => void {
   guard = ask;
@@ -37,19 +37,19 @@ export function guardLeaving(ask: Guard): () => void {
   };
 }
 
-/** Asks the guard, if there is one, and then calls `leave`. Returns true if there is a guard. */
+/** If there is a guard, asks it, and calls `leave` once it agrees. Returns true if there is a guard. */
 function isGuarded(leave: () => void): boolean {
   const ask = guard;
   ask?.(() => {
     guard = undefined;
     leave();
-    // If the page stays after all, the guard stays too.
+    // The guard is set again, in case `leave` does not leave the page. A page that closes removes its guard.
     guard ??= ask;
   });
   return ask !== undefined;
 }
 
-/** Calls `run`, which leaves the page, unless the guard asks first and the user stays. */
+/** Calls `run`, which leaves the page. If there is a guard, calls `run` only once the guard agrees. */
 export function leaveFor(run: () => void): void {
   if (!isGuarded(run)) run();
 }

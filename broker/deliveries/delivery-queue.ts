@@ -135,7 +135,7 @@ export class DeliveryQueue<R extends Receiver> {
 
   /**
    * Applies a change of a receiver to its waiting deliveries. Deliveries that must no longer be sent are marked as
-   * failed. If the change contains `enabled: true`, all other waiting deliveries become due immediately.
+   * failed. If `wasEnabled` is true (the change has enabled the receiver), all others become due now.
    */
   async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();
@@ -213,7 +213,7 @@ export class DeliveryQueue<R extends Receiver> {
     }
   }
 
-  /** Returns the receiver if another attempt may begin now. Fails the waiting deliveries of a disabled receiver. */
+  /** Returns the receiver if another attempt may begin now. Marks the deliveries of a disabled receiver as failed. */
   #attemptable(queue: ReceiverQueue): R | undefined {
     const { receivers, claims } = this.#parts;
     const receiver = receivers.get(queue.id);

@@ -63,8 +63,8 @@ export async function recordFileEvent(
 }
 
 /**
- * Throws invalid_request if the request names no machine. If only one machine exists, the request checks have added
- * its id.
+ * Throws invalid_request if the request names no machine. If the broker has only one machine, the request checks have
+ * already added its id.
  */
 export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   input: T,
@@ -76,8 +76,8 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
 }
 
 /**
- * Splits a streamed answer into its first message, the head, and the rest. The rest is closed at the end of the
- * request.
+ * Splits a streamed answer into its first message (the head) and all others (the rest). The rest is closed at the end
+ * of the request.
  */
 export async function splitHead<T, H>(
   parts: AsyncIterable<T>,

@@ -163,8 +163,9 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Finds the key of the call and counts its request. Throws rate_limited or unauthorized. `forwardedClient` finds the
-   * client of a call that another broker has authenticated.
+   * Finds the key of the call, and counts the call toward the key's rate limit. Throws unauthorized for a wrong key,
+   * and rate_limited for an address with too many wrong keys. `forwardedClient` finds the client of a call that another
+   * broker has authenticated.
    */
   async authenticate(
     services: StreamsServices,

@@ -25,7 +25,7 @@ interface CallsPort {
   markAuthenticated?(peer: string): void;
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
   forwardedClient?(headers: Metadata): Promise<Client>;
-  /** Replaces the service's own `peers`. The peer port sets it, so that a forwarded call is not forwarded again. */
+  /** Used instead of the service's `peers`. On the peer port, it refuses to forward a call a second time. */
   peers?: Peers;
 }
 

@@ -161,11 +161,11 @@ async function ofBroker({ id, url, seconds, machines, linked }: BrokerRow, isOwn
   } catch (error) {
     return warn(
       id,
-      `${owns}; its lease lasts ${about} s, but it cannot be reached from this machine: ${reason(error)}`,
+      `${owns}; its lease ends in ${about} s, but it cannot be reached from this machine: ${reason(error)}`,
       `check the broker’s --peer-url, and that firewalls let this machine connect to ${url}`,
     );
   }
-  return ok(id, `${owns}; its lease lasts ${about} s`);
+  return ok(id, `${owns}; its lease ends in ${about} s`);
 }
 
 /** Finds brokers that run on copies of one data directory. */

@@ -99,7 +99,10 @@ export class History implements RowReader {
     this.#database.onUnavailable(listener);
   }
 
-  /** Number of times that the database has stopped answering. After that, it may be a copy without the last commits. */
+  /**
+   * Number of times that the database has stopped answering. When it answers again, the server may be a promoted
+   * standby that lacks the last commits.
+   */
   get disconnects(): number {
     return this.#database.disconnects;
   }

@@ -15,7 +15,7 @@ const schemaVersion = 1;
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
-/** Missing data of history.db that causes no error. */
+/** Which data may be missing in history.db without an error. */
 interface Accepted {
   /** history.db may be missing or empty: no broker has run here yet, or the user accepts the loss (--new-history). */
   isNew?: boolean;

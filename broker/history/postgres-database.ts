@@ -31,7 +31,7 @@ const tables = [
   CREATE TABLE removed_documents (collection TEXT NOT NULL, id TEXT NOT NULL, generation BIGINT NOT NULL,
     PRIMARY KEY (collection, id)) WITHOUT ROWID;
   CREATE INDEX removed_documents_by_generation ON removed_documents (generation)`,
-  // The fingerprint of the certificate authority that all brokers on the database must have.
+  // The fingerprint of the certificate authority. All brokers on the database must have the same authority.
   'ALTER TABLE installation ADD COLUMN authority TEXT',
   // A row for each broker, with the number of its last committed transaction. After a lost connection, a broker reads
   // there whether a commit has happened, and whether the database still has all of its commits.

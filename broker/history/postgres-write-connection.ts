@@ -225,7 +225,7 @@ export class PostgresSession implements Writer {
     this.#client = undefined;
     if (!client) return;
     const deleted = client.query('DELETE FROM writers WHERE id = $1', [this.#writerId]).catch(() => {});
-    // A server that is frozen must not delay the stop. A row that stays is deleted later.
+    // A server that is frozen must not delay the stop. If the row remains, a broker deletes it later.
     await Promise.race([deleted, sleep(deletionMs)]);
     await client.end().catch(() => {});
   }
@@ -316,11 +316,11 @@ export class PostgresSession implements Writer {
   }
 }
 
-/** Thrown if the database no longer has a commit that it had confirmed, as after a failover to a late standby. */
+/** Thrown if the database no longer has a commit that it had confirmed, as after a failover to an outdated standby. */
 class CommitsLostError extends StartError {
   constructor(name: string) {
     super(
-      `${name} has lost changes that it had confirmed, so this broker ends. After a restart, it uses the data that the database has now. Check whether a standby was promoted that lacked these changes`,
+      `${name} has lost changes that it had confirmed, so this broker ends. After a restart, it uses the data that the database has now. Check whether a standby that lacked these changes was promoted`,
       1,
     );
   }

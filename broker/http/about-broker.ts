@@ -68,7 +68,7 @@ function createOnce(name: string, type: string, make: () => string | Buffer): Ra
   return reply;
 }
 
-/** `isAway` returns true while the broker cannot reach its PostgreSQL database, and therefore answers 503. */
+/** `isAway` returns true while the broker answers requests with 503, because its PostgreSQL database is unreachable. */
 export function serviceHandlers(
   status: Status,
   { fingerprint, certificate }: Authority,

@@ -164,7 +164,10 @@ export async function readForm(
 
 interface FilePart {
   part: Readable;
-  /** The fields that came before the file. A small form arrives at once, with the fields that follow the file. */
+  /**
+   * The fields that came before the file. Form.fields() may already return later fields too, because a small form
+   * arrives in one piece.
+   */
   fieldsBefore: Fields;
 }
 

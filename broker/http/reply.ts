@@ -176,7 +176,7 @@ function* piecesOf(body: Buffer): Generator<Buffer> {
   for (let at = 0; at < body.length; at += pieceBytes) yield body.subarray(at, at + pieceBytes);
 }
 
-/** Sends a file. For a HEAD request sends only its headers. */
+/** Sends a file. For a HEAD request, sends only the headers of the answer. */
 async function sendBytes(
   exchange: Exchange,
   { status = 200, filename, length, bytes, quiet = false }: BytesReply,

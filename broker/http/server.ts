@@ -41,7 +41,7 @@ export interface Port extends AppPort {
   silentMs: number;
   /** Certificate and private key; undefined for a server without TLS. */
   tls?: SecureContextOptions | undefined;
-  /** True if answers have the header for HSTS, after which browsers connect only with TLS. */
+  /** True if answers have the header Strict-Transport-Security. Browsers that received it connect only with TLS. */
   hsts: boolean;
 }
 
@@ -114,7 +114,8 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // A WebSocket is a request in progress until its connection closes, so the end of the request is never marked.
+    // A WebSocket counts as a request in progress until its connection closes. The function returned by begin(), which
+    // marks the end of a request, is therefore not called.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)

@@ -95,7 +95,8 @@ export class WebSocketUpgrades {
    * - undefined: this broker has the session.
    * - true: the other broker opened the terminal.
    * - false: the other broker refused, and the client gets the answer of that broker.
-   * - Rejects if no other broker has the session, or if that one does not answer. The caller then answers the client.
+   * - Rejects if no other broker has the session, or if the broker that has it does not answer. The caller then answers
+   *   the client.
    */
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);

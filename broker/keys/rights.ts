@@ -227,8 +227,8 @@ export function rightsIn(state: State) {
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
-        // For an event about no machine, the caller passes an empty id. A key that is limited to some machines does not
-        // reach that id.
+        // For an event about no machine, the caller passes an empty id. The result is then true only for a key without
+        // limits.
         reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
           const outer = goodKey(declared, other);

@@ -68,7 +68,7 @@ export async function loadAuthority(
   if (!existsSync(file)) {
     if (!mayCreate) {
       throw new StartError(
-        `${file} is missing: it has the certificate authority (CA) that every agent trusts; ${remedy}`,
+        `${file} is missing: this file contains the certificate authority (CA) that every agent trusts; ${remedy}`,
       );
     }
     await createAuthority(file);

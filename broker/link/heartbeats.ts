@@ -26,7 +26,7 @@ export interface HeartbeatSettings {
  */
 const checkMs = 250;
 
-/** Milliseconds after which messages that wait to be written may mean that the connection is broken. */
+/** If messages wait for this many milliseconds to be written, the connection may be broken. */
 const unwrittenMs = 1_000;
 
 export class Heartbeats {

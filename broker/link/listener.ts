@@ -70,7 +70,7 @@ export interface ListenerServices
 type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
 const headerBytes = 16 * 1024;
-/** Maximum number of streams on a connection: more than all calls of a machine together. */
+/** Maximum number of streams on a connection: more than all calls of a machine together can open. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
 /** Maximum number of hellos that are checked in one turn of the event loop; each takes some 0.5 ms. */

@@ -42,8 +42,8 @@ export function itemOf({ presence, machineFacts }: MachineSources, machine: Mach
 }
 
 /**
- * Returns the machine's clock minus the broker's clock, in milliseconds. The field is absent unless the machine's owner
- * allows metrics.
+ * Returns the machine's clock minus the broker's clock, in milliseconds. Returns no field if the machine's owner does
+ * not allow metrics.
  */
 function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   const offset = facts?.capabilities.includes('metrics') ? facts.report?.clock_offset_ms : undefined;

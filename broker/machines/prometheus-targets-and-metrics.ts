@@ -78,7 +78,7 @@ function textOf(online: boolean, report: Report | undefined): string {
   gauge('uptime_seconds', 'Time since the last boot', [[report.uptime_s]]);
   gauge('cpu_usage_percent', 'Processor time in use, in percent of all cores', [[report.cpu_usage]]);
   gauge('cpu_cores', 'Number of logical processors', [[report.cpu_cores]]);
-  gauge('load1', 'Load average of a minute', [[load_average[0] ?? 0]]);
+  gauge('load1', 'Load average of the last minute', [[load_average[0] ?? 0]]);
   gauge('memory_total_bytes', 'Size of the memory', [[memory.total]]);
   gauge('memory_used_bytes', 'Memory in use', [[memory.used]]);
   gauge('disk_total_bytes', 'Size of the root file system', [[disk.total]]);

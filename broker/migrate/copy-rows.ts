@@ -15,7 +15,7 @@ export interface Table {
   long: readonly string[];
 }
 
-/** Maximum number of bytes of the texts in a page. A page of one row may have more. */
+/** Maximum number of bytes in the `long` columns of a page. A page of one row may have more. */
 const mostBytes = 8 * 1024 * 1024;
 export const mostRows = 500;
 /** Maximum number of values in a statement; SQLite allows 32,766. */

@@ -189,8 +189,8 @@ async function assertInstallation(settings: DatabaseSettings, log: Logger): Prom
 }
 
 /**
- * Creates the tables of an empty database. Throws StartError if the database has data other than those of an unfinished
- * copy.
+ * Creates the tables of an empty database. Removes the data of an unfinished copy. Throws StartError if the database
+ * has any other data.
  */
 async function createTables(
   settings: DatabaseSettings,

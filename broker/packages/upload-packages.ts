@@ -63,8 +63,8 @@ export function uploadHandlers(
 }
 
 /**
- * Throws forbidden for a key that is limited to some machines, because each package concerns the upgrades of all
- * machines.
+ * Throws forbidden for a key that is limited to some machines, because an uploaded package may be installed on any
+ * machine.
  */
 function assertUnlimited({ reachable }: Pick<Caller, 'reachable'>): void {
   if (!reachable()) return;

@@ -44,7 +44,7 @@ export function createAuditRecorder(
   });
   const unrecorded = new UnrecordedLog(log);
 
-  /** Adds audit rows of a request, one for each machine. Their ids are numbered from `before`, the rows it has already. */
+  /** Adds audit rows of a request, one for each machine. `before`: the number of rows that the request has already. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) record(journal, deed, rowId(id, before + n));
   }

@@ -11,8 +11,8 @@ import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '.
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat with the first answer if the caller may still use all machines of the created object, otherwise
- * with the object's present state. Throws forbidden if the caller may use none of these machines.
+ * Answers a repeat. If the caller may still use all machines of the created object, it gets the first answer, otherwise
+ * the present state of the object. Throws forbidden if the caller may use none of these machines.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
@@ -41,7 +41,7 @@ interface MadeEntry extends OutboxEntry {
 /** What is stored of an earlier request: its answer, if any, and the id of the object that it created, if any. */
 interface Earlier {
   answer: unknown;
-  /** Hash of its form fields; null if it had none. */
+  /** Hash of the form fields of an upload; null if no hash is stored. */
   fields: string | null;
   madeId: string | undefined;
 }
@@ -98,8 +98,8 @@ export class Idempotency {
     if (key === undefined) return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. Fields and file are
-    // compared by their hashes.
+    // The fingerprint of an upload leaves out the form fields, because they may arrive after the file. Fields and file
+    // are compared by their hashes.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -163,7 +163,7 @@ export class Idempotency {
     return answer === undefined && madeId === undefined ? undefined : { answer, madeId, fields };
   }
 
-  /** True if another living broker runs the request. */
+  /** True if another broker runs the request, and the lease of that broker has not ended. */
   async #runsElsewhere({ running }: Row, reader: RowReader): Promise<boolean> {
     if (typeof running !== 'string' || running === this.#brokerId) return false;
     return (await reader.get(livingBroker, running)) !== undefined;

@@ -47,8 +47,8 @@ export interface RateSettings {
   /** Maximum number of requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
   /**
-   * Runs SQL in the database that several brokers share. There they count the requests of each key together. Undefined
-   * with a single broker.
+   * Runs SQL in the database that several brokers share, so that they count the requests of each key together.
+   * Undefined with a single broker.
    */
   countTogether?: CountTogether | undefined;
   /** True for the address of a trusted proxy. Many clients may share it, if the proxy reports no client. */

@@ -15,7 +15,7 @@ export interface Situation {
   jump: ClockJump | undefined;
 }
 
-/** A jump of the clock forward. The clock skipped the times after `from` and up to `to`. */
+/** A forward jump of the clock, which skipped the times after `from` and up to `to`. */
 export interface ClockJump {
   from: number;
   to: number;

@@ -4,7 +4,7 @@ import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { monotonic } from '../../shared/clock.ts';
 
-/** Maximum time to wait for further changes, as a multiple of `settle`. It ends the wait if the path keeps changing. */
+/** Maximum time to wait for further changes, as a multiple of `settle`. After it, the command runs in any case. */
 const mostSettles = 10;
 /** Maximum number of changed paths that are passed to a command. */
 const mostPaths = 1_000;
@@ -47,8 +47,8 @@ export class Changes {
     const text = path.toString();
     if (!this.#paths || this.#paths.has(text)) return;
     this.#bytes += path.length + 1;
-    // The command gets one path per line. If a path has a control character, no paths are passed, because programs
-    // differ in which characters end a line.
+    // The command gets one path per line. No paths are passed if one of them is not UTF-8, or has a character that some
+    // programs take for the end of a line.
     const isLine = isUtf8(path) && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(text);
     if (!isLine || this.#bytes > mostBytes || this.#paths.size >= mostPaths) this.forgetPaths();
     else this.#paths.add(text);

@@ -6,8 +6,8 @@ import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * True if the hour field starts with `*`. When clocks are set back, an hour comes twice. Such an expression is then
-   * due both times, any other only the first time.
+   * True if the hour field starts with `*`. When clocks are set back, an hour comes twice. An expression with such a
+   * field is due both times, any other only the first time.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */
@@ -99,7 +99,7 @@ function patternOf(parts: readonly string[]): Pattern {
 const partsOf = (text: string): string[] =>
   split(text).map((part) => (part.split(',').includes('*') ? '*' : part));
 
-/** Splits an expression into six fields, in capitals. Throws validation_failed if their number is wrong. */
+/** Splits an expression into six fields, in capitals. Throws validation_failed if that fails or it is too long. */
 function split(text: string): string[] {
   if (text.length > longest) throw refusal('cron', `must have at most ${longest} characters`);
   const trimmed = text.trim();

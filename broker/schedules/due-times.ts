@@ -71,7 +71,7 @@ export class Timetable {
 
   /**
    * Returns the wall time after which #nextByDay() searches for a due time. Usually this is the wall time of the
-   * instant. If the clocks show that hour for the second time, it is the last second of the hour.
+   * instant. For an instant in the repetition of an hour, it is the last second of this hour.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);

@@ -47,7 +47,7 @@ export class Schedules {
     this.#watches = new PathWatches(context, launcher, tracked, log);
   }
 
-  /** Starts running schedules, and handles the due times that passed while the broker was down. */
+  /** Starts to run schedules, and handles the due times that passed while the broker was down. */
   static async open(context: ScheduleContext, log: Logger): Promise<Schedules> {
     const { records, state } = context;
     const launcher = new Launcher(context, await records.unfinishedIds());
@@ -253,7 +253,10 @@ export class Schedules {
     throw new AppError('conflict', tooManyWatches, { machine_id });
   }
 
-  /** Throws permission_denied or invalid_path if the machine of a schedule is online and refuses the path. */
+  /**
+   * Checks a schedule with on_change. Throws forbidden if the key may not run commands or read files. Throws
+   * permission_denied or invalid_path if the machine is online and refuses the path.
+   */
   async #assertServed({ machine_id, on_change }: Schedule, caller: Caller): Promise<void> {
     if (!on_change) return;
     assertMayExecute(caller);

@@ -52,7 +52,7 @@ interface More {
   env?: Record<string, string>;
 }
 
-/** Milliseconds that a scheduled command waits for a busy machine. */
+/** Maximum time in milliseconds that a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
 /** Milliseconds that a machine gets to connect after the broker has started or has taken the machine over. */
 const returnMs = 60_000;

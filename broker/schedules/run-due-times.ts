@@ -21,7 +21,7 @@ const atOnce = 32;
  */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** If a schedule misses many due times one after another, at most this many get their own row. The rest share one. */
+/** If a schedule misses many due times one after another, at most this many get their own row. The others share one. */
 const mostMissed = 1000;
 /**
  * Maximum number of rows that are written for missed due times of all schedules, after a start of the broker or a
@@ -179,7 +179,7 @@ export class DueTimes {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // If the clock was set back, a due time that has run comes a second time.
+    // After the clock was set back, a due time can come a second time. It does not run again.
     if (!(await this.#ran(tracked, at))) {
       const decision = await this.#decideOverlap(tracked, trigger);
       if (typeof decision === 'number') return decision;
@@ -211,7 +211,7 @@ export class DueTimes {
   /** Records some of the due times that a change of the schedule has prevented from running. */
   async #recordReplaced(tracked: Tracked, { schedule, until }: Tracked['replaced'][number]): Promise<void> {
     const timetable = schedule.enabled ? this.#tracked.timetableOf(schedule) : undefined;
-    // The clock may have been set back since the change.
+    // If the clock was set back after the change, `until` can be in the future.
     const end = Math.min(until, now());
     if (timetable?.times(tracked.settledUntil, 1, end).length)
       return this.#recordMissed(tracked, timetable, end, changed);
@@ -220,7 +220,7 @@ export class DueTimes {
     tracked.missed = 0;
   }
 
-  /** Records the next due times up to `until`, which do not run. */
+  /** Records the next due times up to `until`, at most `missedAtOnce`, as missed or skipped. */
   async #recordMissed(tracked: Tracked, timetable: Timetable, until: number, why: NoRun): Promise<void> {
     const { schedule, settledUntil } = tracked;
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);

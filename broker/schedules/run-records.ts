@@ -51,7 +51,7 @@ export const mostRan = 1000;
 /** The machines that a caller may use; undefined for all machines, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
-/** SQL condition for runs whose command was never sent to the machine. */
+/** SQL condition for runs that have sent no command to the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR coalesce(reason, '') = 'machine_offline'))";
 /** Sorts ended runs, the worst status first. `lost` is the worst, because the effects of a lost run are unknown. */
@@ -112,7 +112,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.#ended(last));
   }
 
-  /** Calls `watcher` with each ended run, and the last run of each settle(). Call the returned function to stop. */
+  /** Calls `watcher` with each run whose command ends, and the last run of each settle(). Call the result to stop. */
   watch(watcher: (run: ScheduleRun) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -270,7 +270,7 @@ export class ScheduleRecords {
 
   /**
    * Returns the last ended run of a schedule on the machines in `reach`. If several machines ran together, returns the
-   * run with the worst status.
+   * run with the worst status. Skipped and missed runs do not count.
    */
   async last({ id, tags }: Schedule, reach: Reach): Promise<ScheduleRun | undefined> {
     const ended: Condition[] = [
@@ -341,7 +341,7 @@ export class ScheduleRecords {
   }
 }
 
-/** Creates a run that will start a command. `scheduled_for` is null for a run without a due time. */
+/** Creates the record of a new run. `scheduled_for` is null for a run without a due time. */
 export function newRun(
   { schedule, machine_id }: OnMachine,
   trigger: ScheduleRun['trigger'],

@@ -88,7 +88,7 @@ export function changedBy(before: Schedule, changes: Changes, { key_id }: Caller
   const hasDefault = before.catch_up === defaultCatchUp(before.on_change !== null);
   const after: Schedule = {
     ...before,
-    // A schedule that changes from times to a path, or back, gets the default of its new kind.
+    // If a schedule with the default `catch_up` changes from times to a path, or back, it gets the new kind's default.
     ...(isOther && hasDefault && { catch_up: defaultCatchUp(before.on_change === null) }),
     ...setFields(changes),
     ...(changes.machine_id !== undefined && { tags: null }),

@@ -49,8 +49,8 @@ interface PathWatch {
   /** Number of failed attempts in a row. */
   failures: number;
   /**
-   * True if the machine has stayed linked since the last watch. The machine was then never offline, so no change was
-   * missed for that reason.
+   * True if the path was compared with its stored state since the machine linked. Later changes start a run even if
+   * `catch_up` is `none`.
    */
   wasLinked: boolean;
   /** The last recorded reason why the path is not watched. */
@@ -204,8 +204,8 @@ export class PathWatches {
   }
 
   /**
-   * Records a failed run with the reason why a path is not watched, unless the reason is recorded already. Never
-   * rejects.
+   * Records a failed run with the reason why a path is not watched or a run could not start, unless the reason is
+   * recorded already. Never rejects.
    */
   async #report(watch: PathWatch, error: unknown): Promise<void> {
     const { history, records } = this.#context;

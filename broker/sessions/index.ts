@@ -176,7 +176,7 @@ export class Sessions {
   }
 
   /**
-   * Gives the new link of a machine to the machine's sessions. Ends each terminal that the agent still runs without an
+   * Passes the new link of a machine to the machine's sessions. Ends each terminal that the agent still runs without an
    * open session.
    */
   #relink(machineId: string): void {

@@ -16,7 +16,7 @@ import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';
 import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.ts';
 
-/** An attached client, as far as the class Conversation uses it. */
+/** The part of an attached client that the class Conversation uses. */
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;

@@ -18,7 +18,7 @@ import type { SessionServices } from './session-services.ts';
 /** Services and state that all sessions share. */
 export interface SessionContext extends SessionServices {
   records: SessionRecords;
-  /** Open sessions by id, oldest first. */
+  /** Sessions by id, oldest first: the open ones, and those whose clients still read their last output. */
   sessions: Map<string, OpenSession>;
   acknowledgements: Acknowledgements;
   /** Fires when the broker stops. */

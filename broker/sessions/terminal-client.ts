@@ -27,7 +27,7 @@ export type Notice =
   | {
       type: 'ready';
       client_id: string;
-      /** Offset of the first output. */
+      /** Offset of the first byte of output that the client gets. */
       offset: number;
       cols: number;
       rows: number;

@@ -57,8 +57,8 @@ export interface Broker {
 
 const proofMs = 5_000;
 /**
- * Milliseconds that a new agent has to authenticate before newer connections may displace its connection. At the limit
- * of all connections, younger ones may be displaced too.
+ * Milliseconds that a new agent has to authenticate before newer connections may displace its connection. If the limit
+ * of all connections is reached, its connection may be displaced even earlier.
  */
 const graceMs = 2_000;
 /** Pings on gRPC connections. A client that does not answer is disconnected within 45 s. */

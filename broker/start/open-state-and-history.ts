@@ -24,8 +24,8 @@ interface OpenedStores {
   state: State;
   history: History;
   /**
-   * True at the first start of an installation: the state has had no commit yet. If there is a database, no broker has
-   * stored the fingerprint of its certificate authority there yet.
+   * True at the first start of an installation: the state has had no commit yet. If there is a database, this also
+   * requires that no broker has stored the fingerprint of its certificate authority there.
    */
   untouched: boolean;
   /** The other brokers on the same database; undefined with a single broker. */

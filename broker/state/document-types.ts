@@ -186,7 +186,8 @@ const webhook = z.strictObject({
   enabled: z.boolean(),
   /**
    * Number of updates that have set `enabled` to true. When all attempts of a delivery have failed, the history stores
-   * this number. The webhook is disabled while the stored number equals this one, so enabling it again ends that.
+   * this number. The webhook is disabled while the stored number equals this one. Each update that enables the webhook
+   * again increases this number.
    */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
@@ -238,8 +239,8 @@ const alertChannel = z.strictObject({
   to: z.array(z.string()).nullable(),
   enabled: z.boolean(),
   /**
-   * Number of updates that have set `enabled` to true. The delivery queue needs this number from all receivers, but it
-   * only has an effect for webhooks.
+   * Number of updates that have set `enabled` to true. The delivery queue compares this number for channels as for
+   * webhooks, but failed deliveries disable only webhooks.
    */
   armed: z.int(),
   /** Id of the key that owns the channel. The channel sends only alerts that this key may read. */

@@ -162,7 +162,7 @@ function write(before: Declared, next: Declared, generation: number, transaction
   }
 }
 
-/** Returns maps of the documents by id. Documents and maps that are as in `before` are the same objects. */
+/** Returns maps of the documents by id. Unchanged documents and maps are the same objects as in `before`. */
 function mapsOf(found: Documents, before: Declared): Declared {
   let isSame = true;
   const maps = names.map((name) => {

@@ -101,7 +101,7 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   try {
     return JSON.parse(bytes.toString());
   } catch (cause) {
-    // The message names line and column, or has the text around the error.
+    // The message of JSON.parse() contains the line and column of the error, or the text around it.
     const where = cause instanceof SyntaxError ? cause.message.replace(/\s+/g, ' ') : '';
     const damage = bytes.length > 0 ? `damaged: ${where}` : 'empty';
     throw new StartError(`${file} is ${damage}; ${recoveryOf(file)}`, 78, { cause });

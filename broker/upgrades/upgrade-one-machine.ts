@@ -200,8 +200,8 @@ export class MachineUpgrade {
   }
 
   #outcomeUntil(): number {
-    // If the new agent does not connect within `probe_timeout`, the machine returns to the old agent, which must then
-    // connect.
+    // `probe_timeout` counts twice: if the new agent does not connect in that time, the machine returns to the old
+    // agent, which must then connect.
     return now() + this.upgrade.probe_timeout * 2 + outcomeMs;
   }
 

@@ -262,8 +262,8 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The caller may not be allowed to read the event of the last delivery, because the webhook may have subscribed to
-    // other events at that time.
+    // The webhook may have subscribed to other events at the time of its last delivery. So the caller's right to read
+    // the event of that delivery is checked.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });

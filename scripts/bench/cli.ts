@@ -1,4 +1,4 @@
-// Measures `farhand exec MACHINE -- true` from the shell: run from source, run as shipped, and beside bare Node.
+// Measures `farhand exec MACHINE -- true`, run from source and run as shipped, and compares it with the start of Node.
 // Usage: npx node scripts/bench/cli.ts
 import { execFileSync, spawnSync } from 'node:child_process';
 import { join } from 'node:path';

@@ -256,7 +256,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   await trueBeside(commandsBench, what);
 }
 
-/** Returns the speed in MB/s. Throws unless every byte has arrived. */
+/** Runs a command with much output. Returns its speed in MB/s. Throws unless every byte has arrived. */
 async function streamed(way: WayName, targets: Targets): Promise<number> {
   const { bytes, seconds } = await measureInProcess<Read>({ way, targets, command: writer });
   if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes arrived`);

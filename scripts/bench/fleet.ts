@@ -49,8 +49,8 @@ const agentsPerProcess = 2_500;
 const baseMs = 22_000;
 
 /**
- * The parts that need a fleet, in their order. `cold` and the idle memory come early, because load changes what they
- * measure.
+ * The parts that need a fleet, in their order. `cold` and `rest` come first, because the load of other parts changes
+ * their results.
  */
 const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
   ['cold', runColdCommands],

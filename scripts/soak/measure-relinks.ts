@@ -21,8 +21,8 @@ const linkedElsewhere = `SELECT machine_id FROM owners
   WHERE machine_id = ANY($1::varchar[]) AND broker_id <> $2 AND link_id IS NOT NULL`;
 
 /**
- * Calls `lose`, and measures when each machine of the broker at `peer` has a link with another broker. Stops after
- * `mostMs` milliseconds.
+ * Calls `lose`, and measures when each machine of the broker at `peer` has a link with another broker, or with the same
+ * broker after a restart. Stops after `mostMs` milliseconds.
  */
 export async function measureRelinks(
   postgres: PostgresServer,

@@ -125,7 +125,7 @@ export const alertRules = {
   update: single('PATCH', '/alerts/rules/{rule_id}', 'webhooks:write', {
     summary: 'Change an alert rule',
     description:
-      'Open alerts that the changed rule no longer covers are resolved. If a request changes `above` but not `recover`, `recover` stays the same. It becomes 90 % of the new `above` only if it was 90 % of the old one, or is higher than the new `above`.',
+      'Open alerts that the changed rule no longer covers are resolved. If a request changes `above` but not `recover`, the broker sets `recover` to 90 % of the new `above` in two cases: it was 90 % of the old one, or it is higher than the new `above`. Otherwise `recover` stays the same.',
     body: z.strictObject({ name: name.optional(), ...changeable }),
     example: { repeat_every: 3_600_000, enabled: true },
     reply: rule,

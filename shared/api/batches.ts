@@ -124,7 +124,7 @@ export const batches = {
   }),
   stream: outgoing('events', '/batches/{batch_id}/stream', 'commands:read', {
     summary: 'Follow the output of all commands of a batch, and its end, in one stream',
-    description: `Events: \`output\`, \`gap\` and \`exit\` as for a single command, and \`end\` as the last one. Only for batches of at most ${mostFollowed} machines. A new connection sends earlier output again: \`offset\` shows which output is a repeat.`,
+    description: `Events: \`output\`, \`gap\` and \`exit\` as for a single command, and \`end\` as the last one. Only for batches of at most ${mostFollowed} machines. After a reconnect, the stream repeats earlier output: a client recognizes it by its \`offset\`.`,
     query: {
       tail: queryNumber(0, 64 * 1024 * 1024)
         .default(64 * 1024)

@@ -224,7 +224,8 @@ export const events = {
   }),
   stream: outgoing('events', '/events/stream', 'machines:read', {
     summary: 'Follow events as they happen',
-    description: 'Sends only events that the key may read, as the list does. Events are stored for 72 hours.',
+    description:
+      'Sends only events that the key may read, as the list does. Events are stored for 72 hours by default.',
     query: {
       types: types.optional().describe('Only these types and families (`session.*`), comma-separated'),
       machine_id: machineId.optional().describe('Only events of this machine'),

@@ -20,8 +20,7 @@ export const pathEncoding = z
   .optional()
   .describe('`base64` if the path is in base64; needed for a path that is not UTF-8');
 /**
- * The fields by which an answer gives a path. Requests use `requestedPath`, or `optionalPath` for a path that they may
- * omit.
+ * The fields for a path in an answer. Requests use `requestedPath`, or `optionalPath` for a path that they may omit.
  */
 export const absolutePath = { path: z.string().describe('Absolute path'), path_encoding: pathEncoding };
 export const requestedPath = { path, path_encoding: pathEncoding };

@@ -134,7 +134,7 @@ const fromTo = {
   overwrite: z
     .boolean()
     .default(false)
-    .describe('Replace an existing file; if false, the error already_exists is returned if the file exists'),
+    .describe('Replace an existing file; false: the request fails with `already_exists` if the file exists'),
 };
 const match = z.object({
   entry: entry.describe('The file that matches'),
@@ -150,7 +150,7 @@ const end = group('The last line', {
 const createParents = queryBoolean.default(false).describe('Create missing directories');
 const replacing = queryBoolean
   .default(true)
-  .describe('Replace an existing file; if false, the error already_exists is returned if the file exists');
+  .describe('Replace an existing file; false: the request fails with `already_exists` if the file exists');
 
 export const files = {
   list: growing(prefixed, 'files:read', { ...listing, query: listed }),

@@ -228,7 +228,7 @@ const changeRules = [
   'A key without the scope `schedules:read` must also send `env` if it changes the command, its parameters, user, cwd, machine or tags. Otherwise the changed command could print the stored environment.',
   'A schedule runs with the rights of the key that its field `requested_by` names. With `machine_id`, this is the key that last changed the schedule. With `tags`, it is the key that last set `tags`, `command`, `saved_command_id`, `parameters`, `env`, `user`, `cwd` or `on_change`.',
   'Only the key `requested_by`, and keys that may use all machines of the schedule, can change a schedule with `tags`.',
-  'If a schedule has `tags` and its key `requested_by` is revoked or expired, a change must set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). Exception: a request that disables the schedule, or leaves it disabled, and sets none of the fields that change `requested_by`.',
+  'If a schedule has `tags` and its key `requested_by` is revoked or expired, a change must set both the machines (`tags` or `machine_id`) and the command (`command` or `saved_command_id`). This is not needed if the request disables the schedule or leaves it disabled, and sets none of the fields that change `requested_by`.',
 ].join('\n\n');
 
 export const schedules = {

@@ -71,15 +71,17 @@ messages.
   such message, the broker sends at most \`window\` bytes beyond the last reported offset. A client that sends none gets
   output as fast as its connection accepts it.
 
-A message is at most 1 MiB. Any other message closes the WebSocket with 1008; the session goes on.
+A message of any other form closes the WebSocket with 1008, and a message of more than 1 MiB with 1009. The session
+goes on.
 
 | close code | reason |
 |---|---|
 | 1000 | the session ended |
 | 1001 | the broker stops, or another broker takes over the machine |
-| 1008 | a wrong message |
+| 1008 | the client sent an invalid message |
+| 1009 | the client sent a message of more than 1 MiB |
 | 4001 | detached |
-| 4003 | the key lost the right |
+| 4003 | the key may no longer attach to the session |
 | 4008 | the client read too slowly, or its input was not accepted for 25 seconds; attach again |
 
 A client that closes the WebSocket is detached. The broker pings every 15 seconds, and closes after 30 seconds without a

@@ -24,7 +24,7 @@ export async function examineAgent(dataDir: string, brokers: readonly string[]):
 
 const agent = { name: 'farhand-agent' };
 
-/** True if the directory is the one of an agent that is installed as a service. */
+/** True if the directory is the data directory of an agent that is installed as a service. */
 const isOfService = (dataDir: string): boolean => dataDir === dataOf(agent) && existsSync(unitOf(agent));
 
 /** Returns how to join a broker. A service joins by `install`, because its own account owns the data directory. */

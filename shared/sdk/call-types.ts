@@ -7,7 +7,7 @@ import type { Terminal, TerminalSettings } from './terminal.ts';
 
 export interface CallSettings {
   signal?: AbortSignal;
-  /** Key for a safe repeat: a call with the same key within 24 h gets the first answer. */
+  /** Key for a safe repeat: a call with the same key within 24 h gets the answer of the first call. */
   idempotencyKey?: string;
   /**
    * Reports changes of the connection, for event streams that reconnect after a loss. Called with false when the

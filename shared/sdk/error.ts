@@ -83,7 +83,8 @@ export function propertyOf(value: unknown, name: string): unknown {
 }
 
 /**
- * Parses the envelope of a success. The data is not validated, because the broker has validated it by the same schemas.
+ * Parses the body of a successful answer. The data is not validated, because the broker has validated it by the same
+ * schemas.
  */
 export function envelopeOf(text: string): { data: unknown; meta: object } | undefined {
   const value = parsed(text);

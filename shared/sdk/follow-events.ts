@@ -20,7 +20,7 @@ export interface FollowOptions {
 
 /** Milliseconds without data after which a connection counts as lost. The broker sends a comment every 15 s. */
 const silenceMs = 45_000;
-/** Milliseconds after which a connection counts as a success. */
+/** Milliseconds after which an open connection counts as a success. The next pause before a reconnect is then short. */
 const settledMs = 5_000;
 
 /** Yields the events of a response, and of the responses after each reconnect. */

@@ -64,7 +64,7 @@ class Client {
 // The cast is safe: the client is built from the table of routes that the type is derived from.
 export const Farhand = Client as unknown as new (options: FarhandOptions) => Farhand;
 
-/** Checks the options. Error messages contain neither the key nor the address, in which a password may be. */
+/** Checks the options. Error messages contain neither the key nor the address, which may contain a password. */
 function connectionOf(options: FarhandOptions): Connection {
   const { apiKey, retries = 2, userAgent, onRetry } = options;
   const url = URL.parse(options.baseUrl);

@@ -38,7 +38,7 @@ interface Ran {
  */
 const options = { timeout: 200_000, cwd: '/', reject: false, stripFinalNewline: false } as const;
 
-/** Runs a program of the system to its end. Never throws: `code` shows a failure. */
+/** Runs a program of the system to its end. Never throws: after a failure, `code` is not 0. */
 export async function run(file: string, args: readonly string[]): Promise<Ran> {
   const { exitCode = 1, stdout, stderr, originalMessage = '' } = await execa(file, args, options);
   return { code: exitCode, stdout, stderr: stderr || originalMessage };

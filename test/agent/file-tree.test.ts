@@ -208,7 +208,7 @@ describe('walking', () => {
     return steps;
   }
 
-  /** A walk yields each directory before and after its content. Returns the paths without the second of these steps. */
+  /** Returns the paths of a walk. A walk yields each directory before and after its content; the second is left out. */
   const received = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
     (await receivedTwice(options, from)).filter((way) => !way.endsWith('/'));
 
@@ -322,7 +322,7 @@ describe('walking', () => {
     };
     await expect(failing()).rejects.toThrow('enough');
     for (const directory of opened.splice(0)) directory[Symbol.dispose]();
-    // Checks soon, because the garbage collector would close the handles later.
+    // Checks within a second, because the garbage collector would close leaked handles later.
     await waitFor(() => expect(disk.openHandles()).toEqual([]), { timeout: 1_000 });
   });
 
@@ -521,7 +521,7 @@ describe('removing', () => {
     mkdirSync(path('holder'));
     symlinkSync('homes', path('alias'));
     const before = tree(root);
-    // Not recursive: a faulty agent would otherwise empty the disk.
+    // These two removals are not recursive, because a faulty agent would otherwise empty the disk.
     await expectCode(remove('/', false, none, all), 'permission_denied');
     await expectCode(remove(base, false, none, all), 'permission_denied');
     for (const recursive of [false, true]) {

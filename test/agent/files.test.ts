@@ -1054,8 +1054,8 @@ describe('writing', () => {
       mkdirSync(data);
       disk.mountTmpfs(data, '64k');
       const lineOf = (name: string): string => `+${Buffer.from(name).toString('base64url')}`;
-      // The agent cannot remove a file with so long a name, so this line stays in the journal. It leaves 20 bytes of
-      // the first page.
+      // The agent cannot remove a file with so long a name, so this line stays in the journal. After it, the first page
+      // of the journal has 20 free bytes.
       writeFileSync(journal, `${lineOf(`/${'x'.repeat(3_040)}/.farhand-left`)}\n`);
       const own = await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
       expect(() => writeFileSync(join(data, 'fill'), Buffer.alloc(1_000_000))).toThrow('ENOSPC');

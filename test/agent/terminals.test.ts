@@ -179,7 +179,7 @@ test('a client receives the echo of what it types, and the exit of the shell', a
     signal: '',
     stdout_bytes: viewer.position(),
   });
-  // A client that attaches after the exit receives it too.
+  // A client that attaches after the exit receives the same output, and the exit.
   const late = bench.attach(id);
   await late.ended;
   expect(late.text()).toBe(viewer.text());
@@ -323,7 +323,6 @@ test('a client that pastes much input into a program with much output loses neit
   await expect.poll(() => viewer.position()).toBe(7 + 5000 * (5 * 99 + 2) + 5 * 7 + 2);
 });
 
-/** Makes a named pipe while a program waits for it. */
 async function promisedFifo(path: string): Promise<void> {
   await once(spawn('mkfifo', [path], { stdio: 'ignore' }), 'exit');
 }
@@ -364,7 +363,7 @@ test('the program stalls while no client acknowledges its output, and a client g
   const viewer = bench.attach(id, { taking: false });
   const pid = await keeper.started();
   await viewer.sees('ready');
-  // On a busy machine the program may pause before it stalls.
+  // Waits for 128 KiB. On a busy machine the program may pause earlier, and still() would take the pause for a stall.
   await viewer.reaches(128 * 1024);
   const still = async (): Promise<string> => {
     for (let before = ''; ; ) {

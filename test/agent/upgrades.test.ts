@@ -253,7 +253,7 @@ describe('root’s unit', () => {
     expect(await copied(directory)).toBe('copied');
     expect(readFileSync(upgradePaths(directory).copy)).toEqual(bytes);
     expect(existsSync(upgradePaths(directory).request)).toBe(false);
-    // The first run did not finish. A second run finds its request, and reports that the upgrade was interrupted.
+    // The first run did not finish. A second run finds the request of the first, and reports an interrupted upgrade.
     expect(await takeRequest(directory)).toMatchObject({ interrupted: true });
   });
 

@@ -90,7 +90,7 @@ async function keysWithout({ system }: Scene): Promise<Map<string, string>> {
 
 const limits = ['machine_ids', 'tags'] as const;
 
-/** Creates keys that are limited to one machine. Returns a function that gives the key for a scope. */
+/** Creates keys that are limited to one machine. Returns a function that returns the key for a scope. */
 async function limitedKeys({ limited }: Scene): Promise<(scope: string, by: Limit) => string> {
   const every = scopes.filter((scope) => scope !== 'admin');
   const of = async (by: Limit) => ({ plain: await limited(every, by), admin: await limited(['admin'], by) });
@@ -243,7 +243,7 @@ function placesOf({
     'files.copy': { params: { body: { source: path, destination: `${path}.copy` } } },
     'files.search': { params: { query: { name: '*', path: dirname(path) } } },
     'files.extract': { params: { query: { path: dirname(path) } } },
-    // The table has the route that reads the file before the one that writes it.
+    // The route that reads the file comes before the route that writes it, so the file is written first.
     'files.read': { first: write },
     // A login can be confirmed only with its own key, which is the broker's first key.
     'logins.confirm': { params: { key: system.key } },

@@ -1,4 +1,4 @@
-// Attacks on the file API over HTTP. Each of them succeeded once, and must be refused now.
+// Attacks on the file API over HTTP. Each of them succeeded in an earlier version, and must be refused now.
 import { mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { homedir } from 'node:os';

@@ -77,7 +77,7 @@ test('a connection without a valid key is cut, and one with a key is not', async
     watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
   });
   expect(await cut).toBe(grpcStatus.UNAVAILABLE);
-  // The client with a key connected earlier. Without its key it would have been cut first.
+  // The client with a key connected earlier. Without its key it would have been disconnected before the other client.
   expect(open).toBe(true);
   await system.broker.close();
   await heard;

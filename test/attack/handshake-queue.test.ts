@@ -1,5 +1,5 @@
-// Many simultaneous connections to the port for agents. They wait for their TLS handshake and are not reset. The
-// sources take turns, and connections that stall or close delay no other.
+// Many simultaneous connections to the port for agents. They wait for their TLS handshake and are not reset. The source
+// addresses take turns, and a connection that stalls or closes does not delay the others.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
@@ -42,7 +42,7 @@ async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: 
   const { port } = server.address() as AddressInfo;
   return {
     ...{ limiter, begun, sockets },
-    /** Connects from an address and sends a name as its first bytes. Resolves when they have arrived. */
+    /** Connects from an address and sends a name as its first bytes. Resolves when the server has received them. */
     async from(localAddress: string, name: string): Promise<Socket> {
       const socket = connect({ port, host: '127.0.0.1', localAddress });
       onTestFinished(() => void socket.destroy());

@@ -8,7 +8,10 @@ import { expect, onTestFinished, test } from 'vitest';
 import { bench, gate, leapingClock, output, soon } from '../commands-fixture.ts';
 import type { TestSystem } from '../start-farhand.ts';
 
-/** Requests output with a client that reads only while the test resumes it. Otherwise its socket fills up. */
+/**
+ * Requests output with a client that reads only while the test resumes it. While the client is paused, its socket fills
+ * up.
+ */
 async function pausedOutput({ url, key }: TestSystem, path: string): Promise<IncomingMessage> {
   const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
   onTestFinished(() => void request.destroy());
@@ -33,7 +36,7 @@ test('a fast reader gets every byte while another is stalled, and the stalled on
       .toString()
       .slice(0, 64),
   );
-  // Bytes are missing, so the answer is cut off: a complete end would hide the gap.
+  // Bytes are missing, so the broker cuts the answer off. A regular end would hide the gap.
   const cut = once(slowBytes, 'error');
   slowBytes.resume();
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
@@ -58,8 +61,8 @@ test('a single slow reader gets every byte of more than the window, because the 
     hash.update(piece);
     seen += piece.length;
     if (seen < next) continue;
-    // Pauses until the command stops writing, because the command waits for this reader. The broker does not cut the
-    // reader so soon.
+    // Pauses until the command waits for this reader, and therefore writes no more. The broker does not cut the reader
+    // so soon.
     next += 40 * 2 ** 20;
     let before = -1;
     await soon(async () => {

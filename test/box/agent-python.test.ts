@@ -125,8 +125,8 @@ testPython(
       { name: 'new', type: 'directory' },
       { name: 'large', type: 'file', size: bytes.length },
     ]);
-    // This listing is too large for a reply on the control stream, which may have 64 KiB, so the agent must use a
-    // stream of its own.
+    // This listing is too large for a reply on the control stream, which may have at most 64 KiB. The agent must
+    // therefore use a stream of its own.
     for (let number = 0; number < 1_000; number += 1) writeFileSync(at(`new/${number}`.padEnd(100, '-')), '');
     const long = await client.files.list({ machine_id, path: at('new') });
     expect(long.files.map(({ name }) => name)).toEqual(readdirSync(at('new')).sort());

@@ -44,8 +44,8 @@ function seenIn(file: string, directory: string): Seen[] {
 }
 
 /**
- * Returns a description of the call if it gives rights to a path to users other than its owner; otherwise undefined.
- * `known` has the paths that exist.
+ * Returns a description of the call if it lets users other than the owner use a path; otherwise undefined. `known` has
+ * the paths that exist.
  */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
   const isNew = !known.has(path);
@@ -100,7 +100,7 @@ async function use(
   const session = await client.sessions.create({ machine_id, shell: 'cat' });
   await client.sessions.end({ session_id: session.id });
   await client.files.write({ machine_id, path: join(folder, 'written'), content: 'x' });
-  // The path comes after the file, so the broker must first store the file itself.
+  // The path comes after the file, so the broker must store the file until it has received the path.
   const form = new FormData();
   form.append('file', new Blob(['x'.repeat(100_000)]), 'x');
   form.append('path', join(folder, 'uploaded'));

@@ -136,7 +136,7 @@ test.skipIf(!isHere)(
     const terminal = new WebSocket(stream_url, { ca, origin: url });
     onTestFinished(() => terminal.terminate());
     let output = '';
-    // The library `ws` gives each message as a Buffer by default.
+    // The library `ws` delivers each message as a Buffer by default.
     terminal.on('message', (data: RawData, binary: boolean) => {
       if (binary) output += (data as Buffer).toString();
     });

@@ -18,8 +18,8 @@ export interface Staged {
   /** Kinds of the answers: staged, waiting, switching. */
   answers: string[];
   /**
-   * How the call ended: `ok`, `link lost`, or the reason or code of the error. If root refused the package, the error's
-   * message.
+   * How the call ended: `ok`, `link lost`, or the reason or code of the error. For a package that root refused, this is
+   * the error's message.
    */
   end: string;
 }

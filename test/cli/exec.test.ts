@@ -169,7 +169,7 @@ describe('farhand exec on one machine', () => {
     const one = await farhand('exec', [agent.machineId, '--', `echo >> ${folder}/one`]);
     const { id } = (await system.client.commands.list({ limit: 1 })).items[0] ?? {};
     const why =
-      'was sent, but not followed: reading its output needs the scope commands:read, which this key lacks (forbidden); do not send it again: farhand';
+      'was sent, but cannot be followed: reading its output needs the scope commands:read, which this key lacks (forbidden); do not send it again: farhand';
     expect([one.code, one.out, one.err]).toEqual([
       1,
       '',

@@ -100,7 +100,7 @@ describe('farhand login', () => {
       `farhand: other users may read the API key: run chmod 600 ${folder}/config.json\n`,
     );
     chmodSync(join(folder, 'config.json'), 0o600);
-    // An empty variable must not turn a limited key into the stored one.
+    // If the variable is empty, the stored key must not be used, because it may have more rights.
     const empty = await farhand('whoami', [], { env: { FARHAND_API_KEY: '' } });
     expect([empty.code, empty.out, empty.err]).toEqual([78, '', expect.stringContaining('is empty')]);
     // A key that is stored for one broker is never sent to another.
@@ -138,7 +138,8 @@ describe('farhand login', () => {
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
-    // Ctrl-C cancels the command. The end of the command arrives before the answer to the cancellation.
+    // Ctrl-C cancels the command. The command's end arrives before the answer to the cancellation. This must cause no
+    // error message.
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');

@@ -132,7 +132,7 @@ test('the TypeScript programs pass the type check, run, and do what the page say
 
 // ---- Shell commands
 
-/** Records each failed call in the file `failures`, also if its output goes into a pipe. */
+/** Records each failed call in the file `failures`, even if the output of the call goes into a pipe. */
 const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;

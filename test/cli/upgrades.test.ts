@@ -1,4 +1,4 @@
-// farhand machines upgrade, pin and hold, farhand upgrades and farhand packages, over scripted machines.
+// farhand machines upgrade, pin and hold, farhand upgrades and farhand packages, with scripted machines.
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';

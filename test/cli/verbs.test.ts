@@ -590,7 +590,7 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   ]);
   expect(list.out).toMatch(/ago +machine.registered +web-1/);
   const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
-  // Following prints nothing at its start, so machines join until an event is printed.
+  // `farhand events --follow` does not report that it has connected, so machines join until it prints an event.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
   const more = setInterval(() => void system.agent({ name: `web-${names++}` }), 1000);

@@ -1,5 +1,5 @@
-// A broker that cannot reach the database. It hands its agents and clients over if another broker reaches the database,
-// and keeps them otherwise.
+// A broker that cannot reach the database. It hands its agents and clients over to another broker that reaches the
+// database. Without such a broker, they stay connected.
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { gate, soon } from '../commands-fixture.ts';

@@ -13,7 +13,7 @@ browserTest('the page for joining reports the machine within 2 s after its hello
   await page.getByLabel('Name', { exact: true }).fill('web 7');
   await page.getByRole('button', { name: 'Show the line to paste' }).click();
   await page.getByText('Waiting for the machine').waitFor();
-  // A broker without packages can offer no command line that installs the agent.
+  // This broker has no packages, so the page displays options for the agent in place of a command that installs it.
   await page.getByText("--join-token-file token.txt --name 'web 7'").waitFor();
   const token = (await page.locator('.secret pre').textContent()) ?? '';
   const enrolment = { grpc: system.grpc, joinToken: () => Promise.resolve(token) };

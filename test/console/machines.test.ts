@@ -46,7 +46,8 @@ browserTest('search, filters and order are in the address and survive a reload',
 
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await fleet();
-  // The page loads its list again after the events, which come two seconds late.
+  // The events about a machine's status come two seconds late, and the page then loads its list again. The test
+  // therefore waits for these events first.
   const isSettled = async (): Promise<boolean> => {
     const { items: machines } = await system.client.machines.list();
     const { items: events } = await system.client.events.list({ limit: 100, sort: '-created_at' });
@@ -166,7 +167,7 @@ browserTest(
     const { page, faults } = await newLogin(system);
     const setVisibility = (state: string) => `Object.defineProperty(document, 'visibilityState', {
       value: '${state}', configurable: true }); document.dispatchEvent(new Event('visibilitychange'))`;
-    // A tab that was opened in the background gets no event.
+    // A tab that is opened in the background is hidden from the start, so it gets no visibilitychange event.
     await page.addInitScript({ content: setVisibility('hidden') });
     await page.reload();
     await page.getByText('No machine has joined yet').waitFor();

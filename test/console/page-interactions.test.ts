@@ -158,7 +158,7 @@ browserTest('a terminal lists who is in it, and a phone has Ctrl, Esc and arrows
   await page.keyboard.type('c');
   await page.locator('.xterm-rows').getByText('^C').waitFor();
   for (const name of ['Escape', 'Tab', 'Up', 'Left']) await page.getByRole('button', { name }).waitFor();
-  // Up is pressed until the shell has its prompt and finds the line again.
+  // The button Up is pressed repeatedly, until the shell has its prompt and recalls the line.
   const linesWithCat = async () => {
     await page.getByRole('button', { name: 'Up', exact: true }).click();
     return page.locator('.xterm-rows').getByText(/cat/).count();

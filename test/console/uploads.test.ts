@@ -35,7 +35,7 @@ browserTest('a thousand files in folders arrive byte for byte', async () => {
   for (let n = 0; n < 1_000; n += 1) {
     const inner = join(source, `a${n % 20}`, `b${n % 3}`, 'ä "c"');
     mkdirSync(inner, { recursive: true });
-    // The files include empty ones, and together every value of a byte.
+    // Some files are empty, and all files together contain every value of a byte.
     writeFileSync(join(inner, `${n}.bin`), Buffer.alloc(n % 2_000, n));
   }
   const window = await newFolderPage(folder);

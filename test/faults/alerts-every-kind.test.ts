@@ -31,7 +31,7 @@ import { startReceiver } from '../webhook-receivers.ts';
 const minute = 60_000;
 const hour = 60 * minute;
 const day = 24 * hour;
-/** So long that no notification is made. The test then kills the broker between a step and its notification. */
+/** These times are so long that no notification is made before the test kills the broker. */
 const never = { quietMs: 300 * day, longestMs: 300 * day, startMs: 0, downMs: 300 * day };
 const soon = { ...never, quietMs: 300, longestMs: 3_000 };
 const waiting = { timeout: 20_000, interval: 50 };

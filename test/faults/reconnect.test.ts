@@ -55,8 +55,8 @@ test('after kill -9 of an agent its machine is offline at once, an event is reco
   expect((await system.client.machines.list()).total).toBe(2);
 });
 
-// Node loses the error of some writes to a broken connection, and then never reports its end. This happens in about
-// every second kill on a busy machine, so the test makes its machine busy.
+// Node loses the error of some writes to a broken connection, and then never reports the end of this connection. This
+// happens in about every second kill on a busy machine, so the test makes its machine busy.
 test('after kill -9 of an agent during a burst of commands its machine is soon offline, also on a busy machine', async () => {
   const system = await startFarhand();
   const { client } = system;

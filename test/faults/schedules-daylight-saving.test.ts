@@ -209,7 +209,7 @@ test('while a run has not ended the next time is skipped, or runs in parallel if
   expect(items).toMatchObject([
     { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('had not ended') },
   ]);
-  // Skipped runs cause no event, because the schedule asks for skipping.
+  // Skipped runs cause no event, because the setting `overlap` of this schedule is `skip`, the default.
   expect((await system.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
 });
 

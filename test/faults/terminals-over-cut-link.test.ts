@@ -10,7 +10,7 @@ import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { waitFor } from '../wait-for.ts';
 
-// The module is only spied on, so that the test can call machines through the broker's stubs.
+// The spy does not change the module. It records the broker's Presence, whose stubs the test uses to call machines.
 vi.mock('../../broker/presence/index.ts', { spy: true });
 
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;

@@ -87,7 +87,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
     const { one, two } = await startTwo();
     let owner = one;
     const machine = await machineAt(() => owner);
-    // An absence counts only at a broker that has run for a minute.
+    // For a minute after its start, a broker counts no machine as offline. The leaps of the clock pass this minute.
     for (let n = 0; n < 5; n += 1) {
       await one.leap(20_000);
       await machine.report({ cpu: 1 });

@@ -76,7 +76,7 @@ withPostgres('doctor', () => {
     const { text, code } = await examine(url, dataDir);
     expect(code).toBe(0);
     expect(text).toMatch(
-      /^ok {4}broker_\w+ +https:\S+ \(this machine’s broker\) owns 1 machines, 1 of them linked; its lease lasts (8|9|10) s$/m,
+      /^ok {4}broker_\w+ +https:\S+ \(this machine’s broker\) owns 1 machines, 1 of them linked; its lease ends in (8|9|10) s$/m,
     );
     expect(text).toMatch(
       /^warn {2}broker_cut +https:\/\/127.0.0.1:1 owns 0 .*cannot be reached.*ECONNREFUSED/m,

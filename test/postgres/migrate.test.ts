@@ -37,7 +37,7 @@ async function createFiles() {
   const { broker, dataDir, client, key, agent } = await startFarhand();
   const { machineId: machine_id } = await agent({ name: 'web-1', tags: 'prod' });
   const command = await client.commands.create({ machine_id, command: 'printf "\\0\\377x"', wait: 5_000 });
-  // The output is longer than the part that lists read.
+  // This output is longer than the part of it that a list of commands contains.
   await client.commands.create({ machine_id, command: 'head -c 300000 /dev/zero', wait: 5_000 });
   await client.schedules.create({ name: 'nightly', machine_id, command: 'true', cron: '0 3 * * *' });
   await client.webhooks.create({ url: 'https://hooks.example.org/', events: ['*'], enabled: false });
@@ -224,7 +224,7 @@ withPostgres('migrate', () => {
     const url = await (await server()).createDatabase();
     const { dataDir } = await createFiles();
     await toDatabase(dataDir, url);
-    // A killed copy leaves the directory in this state.
+    // A migration that was killed while it copied leaves the directory in this state.
     mkdirSync(join(dataDir, 'migration'));
     writeFileSync(join(dataDir, 'history.db'), 'not complete');
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused(78, 'state.json is missing'));

@@ -53,8 +53,8 @@ async function limitedKey(system: TestSystem): Promise<{ key: string; key_id: st
 }
 
 /**
- * Creates a key at the first broker, and uses it at the second one for a single machine. A list would not do: before it
- * answers with a list, a broker reads what has changed.
+ * Creates a key at the first broker, and uses it at the second one to read a single machine. Reading a list would not
+ * do, because a broker reads the changes of other brokers before it answers with a list.
  */
 async function keyUsedAtBoth(one: TestSystem, two: TestSystem) {
   const { key, key_id } = await limitedKey(one);
@@ -76,8 +76,8 @@ const waitingFor = (table: string): string =>
   `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%${table}%'`;
 
 /**
- * Waits until `count` brokers listen for notifications. Returns the PostgreSQL processes of their connections, which
- * are found by the query on `owners` that usually came last.
+ * Waits until `count` brokers listen for notifications. Returns the PostgreSQL processes that serve these connections.
+ * They are found by their latest query, which is usually the one on `owners`.
  */
 async function listeners(database: string, count: number): Promise<Set<number>> {
   const { query } = await server();
@@ -368,7 +368,8 @@ withPostgres('two brokers', () => {
     const { secret } = parseJoinToken((await one.client.joinTokens.create({ uses: 1 })).token);
     const machine_id = await enroll(one, secret, 'new-host');
     const listed = async () => (await two.client.machines.list()).items.map(({ hostname: name }) => name);
-    // Brokers read the reports of each other's machines only every 15 s. The name must arrive sooner: the poll ends after 5 s.
+    // Brokers read the reports of each other's machines only every 15 s. The name must arrive sooner: the poll ends
+    // after 5 s.
     await expect.poll(listed, { timeout: 5_000 }).toEqual(['new-host']);
     await one.client.machines.remove({ machine_id });
     expect((await two.call('GET', `/commands?machine_id=${machine_id}`)).status).toBe(200);
@@ -433,7 +434,7 @@ withPostgres('two brokers', () => {
     const { machineId: machine_id } = await one.agent();
     const { wait, open } = gate();
     const body = { machine_ids: [machine_id], command: wait, wait: 20_000 };
-    // Not forwarded to the owner of a machine, because a batch may have several machines.
+    // The other broker does not forward this request to the owner, because a batch may have several machines.
     const send = ({ call }: typeof one) =>
       call('POST', '/commands/batch', { key: one.key, body, headers: { 'Idempotency-Key': 'once' } });
     const first = send(one);

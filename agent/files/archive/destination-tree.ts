@@ -26,9 +26,9 @@ export interface TreeDirectory {
   path: Bytes;
   stats: fs.BigIntStats;
   /**
-   * Path of this directory if it existed before this run, otherwise of its nearest ancestor that did. The directories
-   * that this run created below that one have inherited its default ACL, and its group if it is setgid. So new files in
-   * all of them inherit the same.
+   * Path of the nearest directory that existed before this run: this directory itself or an ancestor. The directories
+   * that this run created in it have inherited its default ACL, and its group if it is setgid. So new files in all of
+   * them inherit the same.
    */
   inheritsFrom: Bytes;
 }
@@ -36,7 +36,7 @@ export interface TreeDirectory {
 interface Remembered {
   self: string;
   made: boolean;
-  /** Set for a created directory once its mode is known, and changed by a later entry for it. */
+  /** Mode and time that finish() gives a created directory. Each archive entry for the directory replaces them. */
   attributes?: Attributes;
 }
 

@@ -46,7 +46,7 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** Private directories for temporary files. The key is `inheritsFrom` of the directories that get these files. */
+  /** Private directories for temporary files. The key is `inheritsFrom` of the directory that gets a file. */
   readonly #temporary = new Map<Bytes, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
@@ -149,7 +149,7 @@ export class Extractor implements AsyncDisposable {
     await this.#place(arrival, at);
   }
 
-  /** Gives a new file the owner and group of the file that it replaces, as a write does. */
+  /** Gives a new file the owner and group of the file that it replaces, as the upload of a single file does. */
   async #takeOwner({ pinned }: NewFile, { uid, gid }: fs.BigIntStats, path: Bytes): Promise<void> {
     const made = await pinned.stat();
     if (made.uid === uid && made.gid === gid) return;

@@ -114,7 +114,7 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
     mode: Number(stats.mode) & 0o7777,
     uid,
     gid,
-    // The name stays empty for an id without a name: tar programs would read a number in this field as a name.
+    // An id without a name gets an empty name, because tar programs would take a number in this field for a name.
     owner: owner === String(uid) ? '' : owner,
     group: group === String(gid) ? '' : group,
     size: 0,

@@ -190,8 +190,8 @@ export class AtomicWrite implements AsyncDisposable {
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // This removal updates the change time of the file. It must happen now, before the caller reads that time for the
-      // etag.
+      // unlink(2) updates the change time of the file. So the temporary name is removed now, before the caller reads
+      // that time for the etag.
       await fs.unlink(at);
     }
     await entry.keep();

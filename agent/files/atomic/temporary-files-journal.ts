@@ -79,7 +79,7 @@ export class Journal {
     const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
     const removed = new AbortController();
     await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
-    // Ends the timer of sleep(). If the agent is stopped now, this timer would delay its exit by up to five seconds.
+    // Ends the timer of sleep(). A timer that still runs would delay an exit of the agent by up to five seconds.
     removed.abort();
     return journal;
   }

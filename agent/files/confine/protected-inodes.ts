@@ -51,8 +51,8 @@ export class ProtectedInodes {
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
-    // True for a path whose parent directory was missing, and may exist by now. If `name` is given, only the paths that
-    // have this name as one of their parts are read.
+    // True for a path whose parent directory was missing when it was last read: the directory may exist by now. With
+    // `name`, the path must also contain this name.
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
@@ -73,8 +73,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * True if a file with this inode lies below a protected directory. If no such file was found, but #attempt() stored
-   * an error, throws that error, because the file may lie in the part that could not be read.
+   * True if a file with this inode lies below a protected directory. If a part of these directories could not be read,
+   * the file may lie there. Then the error of #attempt() is thrown instead of returning false.
    */
   isInside(inode: string): boolean {
     if (monotonic() - this.#insideAt >= trustMs) this.#readInside();

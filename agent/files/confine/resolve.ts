@@ -55,8 +55,8 @@ class Trail {
 }
 
 /**
- * A resolved path: one name in an open directory inside the boundary. A symlink of that name has been
- * followed, unless Confinement.name() resolved the path.
+ * A resolved path: one name in an open directory inside the boundary. Confinement.entry() has followed a symlink at the
+ * end of the path; Confinement.name() has not.
  */
 export class PathEntry implements AsyncDisposable {
   /** Path for calls that do not follow symlinks: create, rename, link, unlink, lstat. */
@@ -88,7 +88,7 @@ export class PathEntry implements AsyncDisposable {
     return this.found;
   }
 
-  /** Checks access again. `stats` describes the file that has the name now, which may be another than `found`. */
+  /** Checks access again. `stats` describes the file that has the name now. It may differ from `found`. */
   async recheck(stats: fs.BigIntStats | undefined): Promise<void> {
     const location = { at: this.directory, name: this.name };
     this.#boundary.judge(await this.#boundary.survey(location), stats, this.path);

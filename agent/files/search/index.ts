@@ -134,7 +134,10 @@ async function* batchesOf(job: Job): Batches {
   if (matches.length > 0) yield { matches: { matches } };
 }
 
-/** Has a slot only while it produces a batch. So a search whose client stops reading does not delay other searches. */
+/**
+ * Yields the batches of a search. The search takes a slot only while it produces a batch, so a client that stops
+ * reading does not delay other searches.
+ */
 async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {

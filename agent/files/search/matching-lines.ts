@@ -6,8 +6,8 @@ const chunkBytes = 64 * 1024;
 /** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
 /**
- * If more bytes than this of an unfinished line are in memory, they are searched, and only the last `overlap + lead`
- * bytes stay. The number must be larger than that sum, so that the line really becomes shorter.
+ * Maximum number of bytes of an unfinished line that stay in memory until the next read. A longer part is searched, and
+ * then all but its last `overlap + lead` bytes are dropped. The maximum must be larger than `overlap + lead`.
  */
 const longestTail = 64 * 1024;
 const longestText = 1024;
@@ -27,8 +27,8 @@ type Find = (bytes: Buffer) => number;
 export interface Text {
   find: Find;
   /**
-   * Maximum number of bytes of a hit. At least this many bytes of a long line stay in memory when its next piece is
-   * read, because a hit may begin in one piece and end in the next.
+   * Maximum number of bytes of a hit. A hit may begin in one piece of a long line and end in the next. So at least this
+   * many bytes of a piece stay in memory.
    */
   overlap: number;
 }

@@ -57,7 +57,7 @@ function startByNode({ id, file, args, cwd, env }: SpawnRequest, files: number[]
   );
 }
 
-/** Reports all ended children, because one SIGCHLD may stand for several. */
+/** Reports all ended children, because one SIGCHLD may stand for the exits of several children. */
 function reportEnded(): void {
   for (const [pid, id] of running) {
     const exited = posix?.wait(pid);

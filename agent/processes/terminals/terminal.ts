@@ -103,7 +103,7 @@ export class Terminal extends Tracked {
     return client;
   }
 
-  /** Detaches a client. `lost`: true if its link was lost. The client may then attach again and continue in its place. */
+  /** Detaches a client. `lost`: true if its link was lost. The client may then attach again and continue. */
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;
@@ -121,8 +121,8 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Removes the held clients after `heldMs` milliseconds. Call this only while the broker keeps the terminal alive,
-   * because clients can come back only through the broker.
+   * Removes the clients in #held after `heldMs` milliseconds, unless they have attached again. Call this only while the
+   * broker keeps the terminal alive, because clients can come back only through the broker.
    */
   #awaitHeld(): void {
     this.#stopWaiting();
@@ -169,8 +169,8 @@ export class Client {
   #parting: Parting | undefined;
 
   /**
-   * `from`: offset of the first byte to send. attach() has checked that the terminal still stores it. `before`: the object
-   * of the same client's previous attach call, if there was one.
+   * `from`: offset of the first byte to send. attach() has checked that the terminal still stores it. `before`: the
+   * object of the same client's previous attach call, if there was one.
    */
   constructor(terminal: Terminal, from: number, before: Client | undefined) {
     this.#terminal = terminal;

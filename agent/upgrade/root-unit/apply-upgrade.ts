@@ -42,7 +42,7 @@ type State = z.output<typeof stateSchema>;
 
 /** Maximum number of times that the new version is tried. An interrupted try is started again. */
 const mostSwitches = 2;
-/** A rollback that fails is given up once it was started this number of times. */
+/** A rollback that fails is started again until it has been started this number of times. */
 const mostRollbacks = 5;
 const retryMs = 10_000;
 
@@ -57,8 +57,8 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
     if (existsSync(upgradePaths(settings.upgrade_dir).state)) await upgrade.finish();
     else await upgrade.begin();
   } catch (error) {
-    // While the state file or a request exists, systemd starts the unit again as soon as it ends. This pause keeps the
-    // unit from failing again and again without a break.
+    // While the state file or a request exists, systemd starts the unit again as soon as it ends. This pause limits how
+    // often a unit that keeps failing is started.
     await sleep(retryMs);
     throw error;
   }

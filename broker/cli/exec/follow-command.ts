@@ -60,8 +60,8 @@ export async function follow(
 }
 
 /**
- * Returns a handler for errors of follow(). The handler replaces a FarhandError by a StartError with a message that
- * `what` was sent but not followed, so that the user does not send it twice. It rethrows other errors.
+ * Returns a handler for errors of follow(). The handler replaces a FarhandError by a StartError. Its message says that
+ * `what` was sent but cannot be followed, so that the user does not send it twice. Other errors are thrown unchanged.
  */
 export const wasSent =
   (what: string, next: string) =>
@@ -73,7 +73,7 @@ export const wasSent =
       typeof scope === 'string'
         ? `reading its output needs the scope ${scope}, which this key lacks`
         : message;
-    throw new StartError(`${what} was sent, but not followed: ${why} (${code}); ${next}`, 1, {
+    throw new StartError(`${what} was sent, but cannot be followed: ${why} (${code}); ${next}`, 1, {
       cause: error,
     });
   };
@@ -94,8 +94,8 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
 }
 
 /**
- * Writes output of a command. A closed standard output is ignored, because the command is then being cancelled
- * and its output is no longer needed.
+ * Writes output of a command. A failed write is ignored, because the command is then being cancelled and its output is
+ * no longer needed.
  */
 export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
@@ -127,7 +127,7 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
   };
 }
 
-/** Cancels a command on a signal, or when standard output is closed. */
+/** Cancels a command on a signal, or after a failed write to standard output or standard error. */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**

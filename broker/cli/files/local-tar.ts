@@ -8,7 +8,7 @@ import { clean, hint } from '../print.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** Yields a tar of a directory and the files, directories and symlinks in it. Every file gets `mode` if it is set. */
+/** Yields a tar of a directory and the files, directories and symlinks in it. If `mode` is set, each file gets it. */
 export async function* pack(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
   yield* packBelow(tar.fromText(directory), './', mode);
   yield tar.endOfArchive;

@@ -161,7 +161,7 @@ export class PeerClient {
     } catch (error) {
       const gone = response.closed && !response.writableFinished;
       if (!response.headersSent) {
-        // If the client has closed the connection, that caused the error, and the peer needs no warning in the log.
+        // A client that closes its connection also causes this error. The log then gets no warning about the peer.
         if (!gone && this.#silent.take(peer.url, peer)) this.#log.warn({ err: error, ...peer }, noAnswer);
         throw unanswered(peer, error);
       }

@@ -156,8 +156,8 @@ export class Peers {
 }
 
 /**
- * Returns functions that refuse a request which another broker has forwarded to this broker. Meanwhile another broker
- * has become the owner of the machine, and a request is not forwarded twice.
+ * Returns functions that refuse a forwarded request. They are used if the machine has got another owner since the
+ * request was forwarded to this broker, because a request is not forwarded twice.
  */
 function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
   const message = 'another broker has become responsible for this machine: try again';

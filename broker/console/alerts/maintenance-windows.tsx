@@ -64,7 +64,9 @@ export function WindowList() {
             changed();
           }}
         >
-          <p>If the window is in progress, it ends now. The alerts that it has held back are then opened.</p>
+          <p>
+            If the window is in progress, it ends now. Held-back alerts open if their condition still holds.
+          </p>
         </Confirm>
       )}
     </>

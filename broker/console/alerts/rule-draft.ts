@@ -41,7 +41,7 @@ export function draftOf(rule: Rule | undefined): Draft {
 /** Creates the rule, or changes the given one. Rejects with the broker's reason. */
 export async function saveRule(draft: Draft, rule: Rule | undefined): Promise<void> {
   const { name, kind, above, recover, mount, lasting, before, repeat, limits, channels } = draft;
-  // A value that the user did not change is left out: if it is the default, it follows `above`.
+  // An unchanged `recover` is left out. If it is the default, the broker computes it again from the new `above`.
   const isNew = recover !== String(rule?.recover ?? '');
   const input = {
     name,

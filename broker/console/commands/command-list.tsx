@@ -39,7 +39,7 @@ export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' |
 
 interface CommandListProps {
   items: readonly CommandRecord[];
-  /** Names of machines; undefined if the list is of one machine. */
+  /** Names of machines; undefined if all commands of the list belong to one machine. */
   names?: MachineNames | undefined;
 }
 

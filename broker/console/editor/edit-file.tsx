@@ -147,7 +147,7 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
 export function Editor(props: EditorProps) {
   const { path } = props;
   const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
-  /** Opens the page that the user wants to leave to; undefined while the user stays. */
+  /** Opens the page to which the user wants to go. Set while the dialog about unsaved changes is open. */
   const [leave, setLeave] = useState<(() => void) | undefined>(undefined);
   useEffect(() => {
     if (!changed) return undefined;

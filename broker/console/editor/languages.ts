@@ -25,10 +25,7 @@ const byName: readonly (readonly [name: RegExp, load: Load])[] = [
   [/^(Dockerfile|Containerfile)/, docker],
 ];
 
-/**
- * Returns the parser for a file. Undefined if neither the name nor the first line of the file shows its
- * language.
- */
+/** Returns the parser for a file; undefined if neither its name nor its first line identifies the language. */
 export async function languageOf(name: string, text: string): Promise<StreamParser<unknown> | undefined> {
   const load =
     byName.find(([pattern]) => pattern.test(name))?.[1] ??

@@ -1,5 +1,5 @@
-// Keyboard handling in the list of entries: arrows move, Backspace opens the parent folder, and other keys do
-// what the buttons do.
+// Keyboard handling in the list of entries: arrow keys move the focus, Backspace opens the parent folder, and other
+// keys do what the buttons do.
 import { goToPath, parentOf } from './paths.ts';
 
 export interface EntryActions {

@@ -52,7 +52,7 @@ async function save(
       ...(machine_ids && { machine_ids }),
       ...(expires_at !== null && { expires_at }),
     });
-  // What the user did not change is left out. Otherwise a right that was taken away meanwhile would be given again.
+  // Fields that the user did not change are left out. Otherwise they would restore rights that were removed meanwhile.
   await client.keys.update({
     key_id: before.id,
     ...(name !== before.name && { name }),

@@ -67,7 +67,7 @@ function NoAlerts({ status }: { status: (typeof views)[number][0] }) {
         <p>
           {status === 'held'
             ? 'A maintenance window holds back the alerts about its machines until its end.'
-            : 'Acknowledge an open alert to say that somebody works on it. It is not repeated then.'}
+            : 'Acknowledge an open alert to say that somebody works on it. Acknowledged alerts are not repeated.'}
         </p>
       </Empty>
     );

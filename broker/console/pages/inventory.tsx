@@ -76,7 +76,7 @@ const columnsOf = (wanted: string): Column[] => [
 
 function NotSearched({ count }: { count: number }) {
   const machines = count === 1 ? 'One machine has' : `${count} machines have`;
-  return <p class="muted">{machines} no inventory, so the package is not searched there.</p>;
+  return <p class="muted">{machines} no inventory. Only machines with an inventory are searched.</p>;
 }
 
 function NotFound({ name, isLimited }: { name: string; isLimited: boolean }) {

@@ -179,7 +179,7 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
       run={async () => {
         const { schedules, webhooks, alert_channels } = await client.keys.remove({ key_id: apiKey.id });
         const stopped = schedules.length + webhooks.length + alert_channels.length;
-        const what = 'number of its schedules, webhooks and alert channels that stop';
+        const what = 'schedules, webhooks and alert channels that stop with it';
         say(`${apiKey.name} is revoked${stopped > 0 ? `; ${what}: ${stopped}` : ''}`);
         changed();
       }}

@@ -71,7 +71,10 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
   );
 }
 
-/** Changes only if a field of the form changes, so that turning the schedule off does not drop what the user has typed. */
+/**
+ * Returns a key for the form. Preact draws the form anew only when its key changes. Turning the schedule off does not
+ * change the key, so the text that the user has typed remains.
+ */
 const formKey = (detail: Detail): string => JSON.stringify([detail.name, subjectOf(detail), rulesOf(detail)]);
 
 function Actions({ schedule, reload }: { schedule: Detail; reload: () => void }) {

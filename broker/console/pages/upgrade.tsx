@@ -74,7 +74,7 @@ function Plan({ upgrade }: { upgrade: Upgrade }) {
     <section class="card command-card">
       <span>
         {waves === null
-          ? 'Only the machines that your key may use'
+          ? 'This page contains only the machines that your key may use'
           : waves === 0
             ? 'No machine could be upgraded'
             : `Wave ${current_wave} of ${waves}`}

@@ -100,7 +100,7 @@ export function Chart(props: ChartProps) {
   );
 }
 
-/** Returns the indexes of values that have no value before and after them. */
+/** Returns the indexes of the values that have a gap on both sides. */
 function lonely(values: ChartProps['values']): number[] {
   const isGap = (index: number): boolean => (values[index] ?? null) === null;
   return [...values.keys()].filter((index) => !isGap(index) && isGap(index - 1) && isGap(index + 1));

@@ -1,4 +1,4 @@
-// Two buttons that several pages use: one creates an object, and the other cancels a command or batch that runs.
+// Buttons that several pages use: to create an object, to cancel a command or batch that runs, and to delete an object.
 import { useState } from 'preact/hooks';
 import { Icon } from './icon.tsx';
 import { IconButton } from './icon-button.tsx';

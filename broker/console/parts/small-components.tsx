@@ -111,7 +111,10 @@ export interface Tab {
 /** Milliseconds in which a second click, such as that of a double-click, does not repeat an action. */
 const clickMs = 600;
 
-/** Returns a button's click handler, which does nothing while the action runs, and whether the action runs. */
+/**
+ * Returns the click handler of a button that runs an action. `busy` is true while the action runs, and for at least
+ * `clickMs`. Clicks in this time do nothing.
+ */
 export function useClick(action: () => Promise<unknown>): { busy: boolean; click: () => void } {
   const [busy, setBusy] = useState(false);
   const click = (): void => {

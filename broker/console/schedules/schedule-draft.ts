@@ -12,9 +12,8 @@ export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 const secondMs = 1_000;
 
 /**
- * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of an API key.
- * This is the key that last set one of these values, the path to watch, or the environment, user or folder of the
- * command.
+ * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of an API key:
+ * the key that last set one of these fields, the path to watch, or the command's environment, user or folder.
  */
 export interface Subject {
   by: TargetsBy;

@@ -80,7 +80,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
         {isForeign && (
           <CheckField
-            label="Give the schedule the rights of my key (always happens if you change its machines, what it runs or the path)"
+            label="Give the schedule the rights of my key (this also happens if you change its machines, what it runs or the path)"
             value={isTakenOver}
             change={setTakenOver}
           />

@@ -51,7 +51,7 @@ export function Timeline() {
       <Labels data={data} format={days === '1' ? hour : day} />
       {data.more && (
         <p class="hint timeline-more">
-          There are more than {mostRuns.toLocaleString()}; the first are drawn.
+          There are more than {mostRuns.toLocaleString()} runs; only the first are drawn.
         </p>
       )}
     </section>

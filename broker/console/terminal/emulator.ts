@@ -121,7 +121,10 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-/** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
+/**
+ * Bytes that may wait to be drawn. A hidden page draws only once a second, so it needs a larger limit. Otherwise it
+ * would slow programs down.
+ */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
 function writerOf(terminal: Terminal): Emulator['write'] {
@@ -131,7 +134,7 @@ function writerOf(terminal: Terminal): Emulator['write'] {
   return (bytes) =>
     new Promise((done) => {
       waiting += bytes.length;
-      // xterm parses several queued pieces before it draws. Therefore done() does not wait for each piece.
+      // While few bytes wait, done() is called at once, because xterm parses several queued pieces before it draws.
       terminal.write(bytes, () => {
         waiting -= bytes.length;
         if (isEnough()) resolve();

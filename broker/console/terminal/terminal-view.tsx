@@ -119,7 +119,7 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
   const share = (): Promise<boolean> =>
     attempt(
       () => navigator.clipboard.writeText(`${location.origin}${location.pathname}?observe`),
-      'The link is copied; a key with the scope sessions:attach can watch this terminal with it',
+      'The link is copied. Users whose key has the scope sessions:attach can open it to watch this terminal',
     );
   const watching = place.value.query.get('observe') !== null;
   return (

@@ -67,7 +67,7 @@ const probe = `
 `;
 
 export interface Frames {
-  /** Milliseconds between two successive pictures that Chromium has drawn, sorted. */
+  /** Milliseconds between two successive frames that Chromium has drawn, sorted. */
   drawn: number[];
   /**
    * Milliseconds between two animation frames of the page's scripts, sorted. Chromium can scroll without scripts, so it

@@ -82,7 +82,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   const completed = batches.reduce((sum, { items }) => sum + (items[0]?.counts.completed ?? 0), 0);
   figures.row(
     `${made.length} batch of ${ids.length} machines`,
-    `${seconds.toFixed(2)} s (answer without waiting after ${answered.toFixed(2)} s), ${rounded(broker.cpu() - cpu)} s of CPU, ${completed} completed`,
+    `${seconds.toFixed(2)} s until the end of the commands (request answered after ${answered.toFixed(2)} s), ${rounded(broker.cpu() - cpu)} s of CPU, ${completed} completed`,
   );
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
 }

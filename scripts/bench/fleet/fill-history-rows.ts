@@ -5,7 +5,7 @@ import { newTimedId } from '../../../shared/ids.ts';
 
 export interface HistoryParams {
   rows: number;
-  /** Ids of the machines that the rows get in turn. */
+  /** Ids of the machines. The rows get them in turn. */
   machineIds: string[];
   scheduleId: string;
   webhookId: string;
@@ -119,7 +119,7 @@ function tables({ scheduleId, webhookId, keyId }: HistoryParams): Record<string,
   };
 }
 
-/** Adds the rows. The broker of the file must have stopped. */
+/** Adds the rows. The broker that uses the file must have stopped. */
 export function fillHistory(file: string, params: HistoryParams): void {
   const { rows, machineIds } = params;
   const database = new DatabaseSync(file);

@@ -62,8 +62,8 @@ export class FleetOfAgents {
   }
 
   /**
-   * Waits until this number of agents is linked, and the fleet has got at least as many further welcomes.
-   * `welcomesBefore` is the earlier count of welcomes.
+   * Waits until this number of agents is linked, and the fleet has got at least this number of welcomes in addition to
+   * the `welcomesBefore` earlier ones.
    */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;

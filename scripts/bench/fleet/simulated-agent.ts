@@ -294,7 +294,7 @@ function shuffled<T>(list: readonly T[]): T[] {
     .map(({ one }) => one);
 }
 
-/** Returns the code of the system error that ended a session or one of its streams; without one, the message. */
+/** Returns the code of the system error that ended a session or one of its streams; without a code, the message. */
 function codeOf(error: Error): string {
   const { code } = (error.cause ?? error) as NodeJS.ErrnoException;
   return code ?? error.message;

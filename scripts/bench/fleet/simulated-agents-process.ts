@@ -1,5 +1,5 @@
-// A process of simulated agents, which fleet-of-agents.ts forks and controls by messages. It ends when the channel
-// closes, for whatever reason its parent ended.
+// A process of simulated agents, which fleet-of-agents.ts forks and controls by messages. It ends when the channel to
+// its parent closes, even if the parent was killed.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { setPriority } from 'node:os';
@@ -42,8 +42,8 @@ const ticksPerProgress = 4;
 const enrolWidth = 64;
 const enrolTries = 5;
 /**
- * The golden ratio. Its multiples, modulo 1, are spread evenly for any number of agents, and so are the agents'
- * heartbeats.
+ * The fractional part of the golden ratio. Its multiples, modulo 1, are spread evenly for any number of agents, and so
+ * are the agents' heartbeats.
  */
 const goldenShare = 0.618_033_988_75;
 

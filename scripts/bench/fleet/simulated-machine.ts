@@ -55,7 +55,7 @@ export class SimulatedMachine {
     return this.#ran.size + this.#runsTwice;
   }
 
-  /** Number of times that a broker has started a command again that had already run. */
+  /** Number of times that a broker has started a command that had already run. */
   get runsTwice(): number {
     return this.#runsTwice;
   }
@@ -135,7 +135,7 @@ export class SimulatedMachine {
     return { messages: { messages } };
   }
 
-  /** Returns the end of a command. For the reason `unknown_id`, the broker sends the command again. */
+  /** Returns the end of a command. If its reason is `unknown_id`, the broker sends the command again. */
   #follow(id: string): Result {
     // The messages are encoded as StartProcessResponse, which has the same bytes as FollowProcessResponse: `event` is
     // the only field of both, with the same number.
