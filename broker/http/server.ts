@@ -114,8 +114,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('upgrade', (request, socket, head) => {
     // The ticket in the URL authenticates the connection of a WebSocket.
     const authenticate = (): void => connections?.authenticate(request.socket);
-    // A WebSocket counts as a request in progress until its connection closes. The function returned by begin(), which
-    // marks the end of a request, is therefore not called.
+    // The returned function is not called: a WebSocket is a request in progress until its connection closes.
     connections?.begin(request.socket);
     const forwarding = upgrades.forward(request, socket, head);
     if (forwarding)
