@@ -28,7 +28,7 @@ const largestBytes = 64 * mebibyte;
 const allBytes = largestBytes;
 /**
  * Maximum sum of the windows of a distant peer that has more than `fewStreams` calls. It is smaller than
- * `largestBytes`, because the readers of all these calls may stall at the same time.
+ * `largestBytes`, because unread data of all these calls stays in memory.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;

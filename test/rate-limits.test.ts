@@ -266,7 +266,7 @@ test('each signal of a call over gRPC is counted as a request', async () => {
   const joinToken = (await withBroker(local, (client) => client.joinTokens.create({}))).token;
   const { machineId: machine_id } = await system.agent({ joinToken });
   const client = await streamsOf(system);
-  // With the fetch of the certificate authority and the call itself, these signals reach the limit.
+  // The fetch of the certificate authority, the call itself and these signals together reach the limit.
   const signals = Array.from({ length: 5 }, () => ({ signal: 'SIGCONT' }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } }, ...signals);
   const refusal = await refusalOf(client.exec(asked.requests));

@@ -210,7 +210,7 @@ export class Digest {
     if (rows.length === mostNotices) transaction.committed(() => this.#startTimer());
   }
 
-  /** Returns the ids of the channels that get a step; null for all channels. */
+  /** Returns the ids of the channels that are notified of a step of an alert; null for all channels. */
   #channelsOf(row: Row, { rule_id }: Notice): readonly string[] | null {
     // A step that an older broker wrote has no channels, so it gets those that the rule has now.
     if (row.channel_ids === null) return this.#services.state.alert_rules.get(rule_id)?.channel_ids ?? null;

@@ -43,7 +43,7 @@ function isGuarded(leave: () => void): boolean {
   ask?.(() => {
     guard = undefined;
     leave();
-    // The guard is set again, in case `leave` does not leave the page. A page that closes removes its guard.
+    // The page may stay open, so the guard is set again. A page that closes removes its guard.
     guard ??= ask;
   });
   return ask !== undefined;

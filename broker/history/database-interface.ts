@@ -32,7 +32,7 @@ export interface HistoryTransaction extends Journal, RowReader {
    * the commit.
    */
   about(machineId: string): void;
-  /** Runs a statement, in the order of the calls. If the statement fails, the whole change fails. */
+  /** Runs a statement after those of earlier calls. If the statement fails, the whole change fails. */
   run(sql: string, ...values: Value[]): void;
   /**
    * Runs a statement, then calls `use` with its first row. The functions given to committed() run after `use`. If the

@@ -74,7 +74,7 @@ await bench(async (folder) => {
   const table = new Table([
     'attack',
     'read requests during the attack: p50 / p99',
-    'RSS of the broker before the attack / at most',
+    'RSS of the broker before the attack / its peak',
     'RSS after a rest',
   ]);
   const target = { http: endpoint(farhand.http), grpc: endpoint(farhand.grpc), key: farhand.key };

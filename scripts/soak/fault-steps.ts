@@ -154,7 +154,7 @@ async function freeze(system: System, print: Print): Promise<string[]> {
   await sleep(2 * backMs);
   const changed = changedRows(before, await postgres.query(finished));
   print(
-    `  a broker frozen for ${frozenMs} ms: forwards requests again ${Math.round(ms)} ms after the freeze; of ${before.length} commands that had ended, ${changed.length} have changed rows`,
+    `  a broker frozen for ${frozenMs} ms: forwards requests again ${Math.round(ms)} ms after the freeze; of ${before.length} commands that had ended, the rows of ${changed.length} were changed`,
   );
   return [
     ...checkRelinks([relinks], vanishedMs, print),

@@ -36,8 +36,8 @@ export const audit = {
     query: {
       action: label(1, 100).optional().describe('Only entries of this operation'),
       // Any text is accepted, not only ids of existing keys, to find the entries of revoked keys.
-      key_id: label(1, 200).optional().describe('Only entries of this API key, which may be revoked'),
-      login_id: label(1, 200).optional().describe('Only entries of this login, which may have ended'),
+      key_id: label(1, 200).optional().describe('Only entries of this API key, even if it was revoked'),
+      login_id: label(1, 200).optional().describe('Only entries of this login, even if it has ended'),
       key: label(1, 200).optional().describe('Same as key_id'),
     },
     sort: ['created_at'],

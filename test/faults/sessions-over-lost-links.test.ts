@@ -157,7 +157,7 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
     cut(one.machine);
     await client.status('GRACE_PERIOD');
     const back = await one.link({ instance_id: 'next' });
-    // Blocks writing the end of the session. Meanwhile the client requests the rest of the output.
+    // The database refuses to store the end of the session. Meanwhile the client requests the rest of the output.
     const history = new DatabaseSync(joinPath(one.system.dataDir, 'history.db'));
     onTestFinished(() => history.close());
     history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL

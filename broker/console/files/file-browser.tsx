@@ -120,7 +120,7 @@ function Listed({ machine, listing, reload, more }: ListedProps) {
               More
             </button>
           ) : (
-            '; search below this folder to find the others'
+            '; use the search to find the others'
           )}
         </p>
       )}
