@@ -2,6 +2,7 @@
 // take turns; other requests run between handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
+import { countConnection } from '../../shared/start-garbage-collection.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
@@ -130,6 +131,7 @@ export class HandshakeQueue {
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());
     socket.unshift(Buffer.concat(bytes));
+    countConnection();
     this.#begin(socket);
   }
 

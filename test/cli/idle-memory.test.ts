@@ -1,4 +1,4 @@
-// The memory that an idle process releases. Each test starts a separate process, because it measures the memory of the
+// The memory that an idle process releases, and collections while connections arrive. Each test starts a separate process, because it measures the memory of the
 // whole process.
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
@@ -40,3 +40,41 @@ test('an idle process releases unused memory, sooner than V8 would', async () =>
   );
   expect(full - after).toBeGreaterThan(80);
 });
+
+/** Starts a process that allocates 400 MiB while it accepts connections. Returns its number of collections. */
+async function collectionsWith(connections: number): Promise<number> {
+  const program = `
+    import { constants, PerformanceObserver } from 'node:perf_hooks';
+    import { setImmediate, setTimeout } from 'node:timers/promises';
+    import { countConnection } from ${JSON.stringify(heap)};
+    let collections = 0;
+    new PerformanceObserver((list) => {
+      for (const { detail } of list.getEntries()) if (detail.kind === constants.NODE_PERFORMANCE_GC_MAJOR) collections += 1;
+    }).observe({ entryTypes: ['gc'] });
+    const accept = () => {
+      for (let n = 0; n < ${connections}; n += 1) countConnection();
+    };
+    accept();
+    await setTimeout(1_100);
+    const held = [];
+    while (held.push(Buffer.allocUnsafeSlow(2 ** 20)) < 400) {
+      accept();
+      await setImmediate();
+    }
+    await setTimeout(100);
+    console.log(collections);
+  `;
+  const args = ['--input-type=module-typescript', '-e', program];
+  const { stdout, stderr } = await promisify(execFile)(process.execPath, args);
+  expect(stderr).toBe('');
+  return Number(stdout);
+}
+
+test.skipIf(!process.versions.v8.startsWith('13.'))(
+  'while many connections arrive, memory outside of the heap causes fewer collections',
+  async () => {
+    const [few, many] = [await collectionsWith(0), await collectionsWith(200)];
+    expect(few).toBeGreaterThan(4);
+    expect(many).toBeLessThan(4);
+  },
+);
