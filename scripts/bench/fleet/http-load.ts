@@ -26,7 +26,9 @@ export async function wrkVersion(): Promise<string | undefined> {
 export async function perSecond(url: string, key: string, seconds: number, byWrk: boolean): Promise<number> {
   if (!byWrk) return loop(new URL(url), key, seconds);
   const header = `Authorization: Bearer ${key}`;
-  const { stdout } = await run('wrk', ['-t1', `-c${connections}`, `-d${seconds}s`, '-H', header, url]);
+  // wrk knows only whole seconds.
+  const duration = `-d${Math.ceil(seconds)}s`;
+  const { stdout } = await run('wrk', ['-t1', `-c${connections}`, duration, '-H', header, url]);
   if (/Non-2xx/.test(stdout)) throw new Error(`${url} was refused: ${stdout}`);
   return Number(/Requests\/sec:\s+([\d.]+)/.exec(stdout)?.[1]);
 }
