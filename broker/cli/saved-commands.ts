@@ -14,7 +14,7 @@ const types = ['string', 'integer', 'boolean', 'path'] as const;
 
 const flags = {
   '--parameter <list>':
-    'parameter: write NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end to set a default',
+    'parameter: write NAME, NAME:TYPE (string, integer, boolean or path), or NAME:A|B to allow only A and B; add ? after NAME if it is optional, and =VALUE at the end for the value to use if a caller gives none',
   '--description <text>': 'what the command does',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
