@@ -69,6 +69,7 @@ export function collectAtRest(ms: number = lookMs): () => void {
 }
 
 let connections = 0;
+let isBurst = false;
 let stopCounting: (() => void) | undefined;
 
 /**
@@ -81,11 +82,14 @@ export function countConnection(): void {
   if (!process.versions.v8.startsWith('13.')) return;
   connections += 1;
   stopCounting ??= every(burstMs, () => {
-    const isBurst = connections >= burst;
-    setFlagsFromString(`--${isBurst ? '' : 'no-'}external-memory-accounted-in-global-limit`);
-    if (!isBurst) stopCounting?.();
-    if (!isBurst) stopCounting = undefined;
+    const areMany = connections >= burst;
     connections = 0;
+    if (areMany !== isBurst)
+      setFlagsFromString(`--${areMany ? '' : 'no-'}external-memory-accounted-in-global-limit`);
+    isBurst = areMany;
+    if (isBurst) return;
+    stopCounting?.();
+    stopCounting = undefined;
   });
 }
 

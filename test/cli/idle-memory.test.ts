@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 
+const clock = join(import.meta.dirname, '../../shared/clock.ts');
 const heap = join(import.meta.dirname, '../../shared/start-garbage-collection.ts');
 
 /** Starts a process that has 100 MiB of garbage. Returns its resident MiB before and after it runs `meanwhile`. */
@@ -43,25 +44,29 @@ test('an idle process releases unused memory, sooner than V8 would', async () =>
 
 /** Starts a process that allocates 400 MiB while it accepts connections. Returns its number of collections. */
 async function collectionsWith(connections: number): Promise<number> {
+  // With this clock, each turn of the event loop counts as the second after which the connections are counted.
   const program = `
     import { constants, PerformanceObserver } from 'node:perf_hooks';
-    import { setImmediate, setTimeout } from 'node:timers/promises';
+    import { setImmediate as nextTurn } from 'node:timers/promises';
+    import { setClock } from ${JSON.stringify(clock)};
     import { countConnection } from ${JSON.stringify(heap)};
+    setClock({
+      now: Date.now,
+      monotonic: () => performance.now(),
+      after(ms, run) {
+        const turn = setImmediate(run);
+        return () => clearImmediate(turn);
+      },
+    });
     let collections = 0;
     new PerformanceObserver((list) => {
       for (const { detail } of list.getEntries()) if (detail.kind === constants.NODE_PERFORMANCE_GC_MAJOR) collections += 1;
     }).observe({ entryTypes: ['gc'] });
-    const accept = () => {
-      for (let n = 0; n < ${connections}; n += 1) countConnection();
-    };
-    accept();
-    await setTimeout(1_100);
     const held = [];
     while (held.push(Buffer.allocUnsafeSlow(2 ** 20)) < 400) {
-      accept();
-      await setImmediate();
+      for (let n = 0; n < ${connections}; n += 1) countConnection();
+      await nextTurn();
     }
-    await setTimeout(100);
     console.log(collections);
   `;
   const args = ['--input-type=module-typescript', '-e', program];
