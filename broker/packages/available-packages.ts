@@ -121,18 +121,4 @@ export function toJson(one: AgentPackage): Reply<Api['packages']['upload']> {
 }
 
 /** A snapshot of the agent packages that this broker can send. */
-export class Catalog {
-  readonly packages: readonly AgentPackage[];
-
-  constructor(packages: readonly AgentPackage[]) {
-    this.packages = packages;
-  }
-
-  /** Finds the package of a version for an architecture and a kind of installation. Prefers a signed package. */
-  find({ version, arch, kind }: { version: string; arch: string; kind: string }): AgentPackage | undefined {
-    const found = this.packages.filter(
-      (one) => one.version === version && one.arch === arch && one.kind === kind,
-    );
-    return found.find(({ signature }) => signature) ?? found[0];
-  }
-}
+export type Catalog = readonly AgentPackage[];

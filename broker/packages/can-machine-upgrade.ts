@@ -69,7 +69,11 @@ function signedPackage(
   what: { version: string; arch: string; kind: string },
   trustedKey: string,
 ): AgentPackage | Refusal {
-  const found = catalog.find(what);
+  const fitting = catalog.filter(
+    (one) => one.version === what.version && one.arch === what.arch && one.kind === what.kind,
+  );
+  // A signed package is preferred.
+  const found = fitting.find(({ signature }) => signature) ?? fitting[0];
   const name = `${what.version} for ${what.arch} (${what.kind})`;
   if (!found)
     return refusal(

@@ -8,11 +8,11 @@ import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/shipped-files.ts';
 import { pageOf } from '../paging.ts';
-import { Catalog, packagesIn, toJson, uploadedPackages } from './available-packages.ts';
+import { type Catalog, packagesIn, toJson, uploadedPackages } from './available-packages.ts';
 import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
 import { uploadHandlers } from './upload-packages.ts';
 
-export { type AgentPackage, Catalog } from './available-packages.ts';
+export type { AgentPackage, Catalog } from './available-packages.ts';
 export { removeUnfinishedUploads } from './upload-packages.ts';
 
 export interface Packages {
@@ -64,11 +64,13 @@ export function createPackages(
     throw new StartError(
       `--packages ${directory}: this directory has no ${sumsFile}; choose the output of npm run package`,
     );
-  const catalog = (): Catalog =>
-    new Catalog([...packagesIn(folder, offered()?.files ?? []), ...uploadedPackages(uploads)]);
+  const catalog = (): Catalog => [
+    ...packagesIn(folder, offered()?.files ?? []),
+    ...uploadedPackages(uploads),
+  ];
   return {
     handlers: {
-      list: (input) => pageOf(routes.list, catalog().packages.map(toJson), input),
+      list: (input) => pageOf(routes.list, catalog().map(toJson), input),
       ...uploadHandlers(uploads, catalog),
       script() {
         assertOffer(offered());

@@ -73,7 +73,7 @@ function assertUnlimited({ reachable }: Pick<Caller, 'reachable'>): void {
   throw new AppError('forbidden', message);
 }
 
-function uploaded({ packages }: Catalog, file: string): AgentPackage {
+function uploaded(packages: Catalog, file: string): AgentPackage {
   const found = packages.filter((one) => one.file === file);
   const own = found.find((one) => one.uploaded);
   if (own) return own;
@@ -94,7 +94,7 @@ async function upload(
   caller: Caller,
 ) {
   const signed = checked(file, text);
-  const find = () => catalog().packages.find((one) => one.file === file && one.signature !== undefined);
+  const find = () => catalog().find((one) => one.file === file && one.signature !== undefined);
   assertSame(find(), signed, file);
   assertSpace(catalog(), signed);
   await mkdir(directory, { recursive: true, mode: 0o700 });
@@ -156,7 +156,7 @@ function assertSame(stored: AgentPackage | undefined, { sha256 }: SignedPackage,
  * Throws no_space if all uploaded packages together would be too large. A package that is already stored needs no
  * further space.
  */
-function assertSpace({ packages }: Catalog, { size, sha256 }: SignedPackage): void {
+function assertSpace(packages: Catalog, { size, sha256 }: SignedPackage): void {
   const others = packages.filter((one) => one.uploaded && one.sha256 !== sha256);
   if (others.reduce((sum, one) => sum + one.size, size) <= mostBytesInAll) return;
   const message = `the uploaded packages would be larger than ${mostBytesInAll} bytes: delete versions that no machine needs, with farhand packages delete`;
