@@ -1,6 +1,6 @@
 // Compares versions as apk does. A version such as 1.2.3b_rc1~4f0a-r4 has numbers, a letter, suffixes, the hash of a
 // commit, and the revision of the package.
-import { compareNumbers } from './deb.ts';
+import { compareNumbers, compareTexts } from './deb.ts';
 
 /**
  * Kinds of the parts of a version. At the first part that differs in kind, the version whose kind comes earlier in this
@@ -54,10 +54,8 @@ function compareParts(x: Part, y: Part): number {
   if (x.kind === 'suffix') return suffixes.indexOf(x.text) - suffixes.indexOf(y.text);
   // A number with a leading zero counts as a fraction, unless it is the first number: 1.05 is older than 1.5.
   const isFraction = x.kind === 'number' && (x.text.startsWith('0') || y.text.startsWith('0'));
-  if (isFraction || x.kind === 'letter' || x.kind === 'hash') return compareText(x.text, y.text);
+  if (isFraction || x.kind === 'letter' || x.kind === 'hash') return compareTexts(x.text, y.text);
   return compareNumbers(x.text, y.text);
 }
 
 const isPreRelease = ({ kind, text }: Part): boolean => kind === 'suffix' && preReleases.includes(text);
-
-const compareText = (x: string, y: string): number => (x < y ? -1 : Number(x > y));

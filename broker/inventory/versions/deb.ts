@@ -3,14 +3,19 @@
 /** Returns a number below 0 if `a` is older than `b`, above 0 if it is newer, and 0 if both are equal. */
 export function compareDeb(a: string, b: string): number {
   const [x, y] = [partsOf(a), partsOf(b)];
-  return x.epoch - y.epoch || comparePart(x.upstream, y.upstream) || comparePart(x.revision, y.revision);
+  return (
+    compareNumbers(x.epoch, y.epoch) ||
+    comparePart(x.version, y.version) ||
+    comparePart(x.release ?? '', y.release ?? '')
+  );
 }
 
-function partsOf(version: string): { epoch: number; upstream: string; revision: string } {
-  const [, epoch = '0', rest = ''] = /^(?:(\d+):)?(.*)$/s.exec(version) ?? [];
+/** Splits a version of the form [EPOCH:]VERSION[-RELEASE], which dpkg, rpm and pacman have in common. */
+export function partsOf(text: string): { epoch: string; version: string; release: string | undefined } {
+  const [, epoch = '0', rest = ''] = /^(?:(\d+):)?(.*)$/s.exec(text) ?? [];
   const dash = rest.lastIndexOf('-');
-  if (dash < 0) return { epoch: Number(epoch), upstream: rest, revision: '' };
-  return { epoch: Number(epoch), upstream: rest.slice(0, dash), revision: rest.slice(dash + 1) };
+  if (dash < 0) return { epoch, version: rest, release: undefined };
+  return { epoch, version: rest.slice(0, dash), release: rest.slice(dash + 1) };
 }
 
 /**
@@ -57,5 +62,8 @@ function rankOf(sign: string | undefined): number {
 /** Compares numbers of any length. A missing number counts as 0. */
 export function compareNumbers(a: string, b: string): number {
   const [x, y] = [a.replace(/^0+/, ''), b.replace(/^0+/, '')];
-  return x.length - y.length || (x < y ? -1 : Number(x > y));
+  return x.length - y.length || compareTexts(x, y);
 }
+
+/** Compares texts by their code units. */
+export const compareTexts = (x: string, y: string): number => (x < y ? -1 : Number(x > y));

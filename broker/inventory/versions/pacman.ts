@@ -1,6 +1,6 @@
 // Compares versions as pacman does (vercmp(8)). The rule is similar to rpm's, but 1.0beta is older than 1.0,
 // and the number of separators between segments counts.
-import { compareNumbers } from './deb.ts';
+import { compareNumbers, compareTexts } from './deb.ts';
 import { compareWithEpoch } from './rpm.ts';
 
 /** Returns a number below 0 if `a` is older than `b` for pacman, above 0 if `a` is newer, and 0 if both are equal. */
@@ -25,8 +25,7 @@ function compareSegments(a: string, b: string): number {
 function compareSegment(x: string, y: string): number {
   const [isNumber, isOther] = [/^\d/.test(x), /^\d/.test(y)];
   if (isNumber !== isOther) return isNumber ? 1 : -1;
-  if (isNumber) return compareNumbers(x, y);
-  return x < y ? -1 : Number(x > y);
+  return isNumber ? compareNumbers(x, y) : compareTexts(x, y);
 }
 
 /**

@@ -1,5 +1,5 @@
 // Compares versions as rpm does (rpm-version(7)): epoch, version and release, each in segments.
-import { compareNumbers } from './deb.ts';
+import { compareNumbers, compareTexts, partsOf } from './deb.ts';
 
 /** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;
@@ -7,20 +7,13 @@ type CompareText = (a: string, b: string) => number;
 /** Returns a number below 0 if `a` is older than `b` for rpm, above 0 if `a` is newer, and 0 if both are equal. */
 export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
-/** Compares versions of the form [EPOCH:]VERSION[-RELEASE], which rpm and pacman have in common. */
+/** Compares versions of the form [EPOCH:]VERSION[-RELEASE], as rpm and pacman do. */
 export function compareWithEpoch(a: string, b: string, compare: CompareText): number {
   const [x, y] = [partsOf(a), partsOf(b)];
   const order = compareNumbers(x.epoch, y.epoch) || compare(x.version, y.version);
   // Releases are compared only if both versions have one.
   if (order !== 0 || x.release === undefined || y.release === undefined) return order;
   return compare(x.release, y.release);
-}
-
-function partsOf(text: string): { epoch: string; version: string; release: string | undefined } {
-  const [, epoch = '0', rest = ''] = /^(?:(\d+):)?(.*)$/s.exec(text) ?? [];
-  const dash = rest.lastIndexOf('-');
-  if (dash < 0) return { epoch, version: rest, release: undefined };
-  return { epoch, version: rest.slice(0, dash), release: rest.slice(dash + 1) };
 }
 
 /**
@@ -48,6 +41,5 @@ function compareSegment(x: string | undefined, y: string | undefined): number {
   const [isNumber, isOther] = [/^\d/.test(x), /^\d/.test(y)];
   // A number is newer than letters.
   if (isNumber !== isOther) return isNumber ? 1 : -1;
-  if (isNumber) return compareNumbers(x, y);
-  return x < y ? -1 : 1;
+  return isNumber ? compareNumbers(x, y) : compareTexts(x, y);
 }
