@@ -1,7 +1,6 @@
 // Alerts: watches machines, schedules and expiry dates by rules, and serves the alerts that these rules open.
 
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
-import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Cluster } from '../cluster/owners.ts';
@@ -41,7 +40,7 @@ export class Alerts {
   readonly ruleHandlers: Handlers['alertRules'];
   readonly channelHandlers: Handlers['alertChannels'];
   readonly windowHandlers: Handlers['maintenanceWindows'];
-  readonly #records: AlertRecords;
+  readonly records: AlertRecords;
   readonly #monitor: Monitor;
   readonly #digest: Digest;
   readonly queue: DeliveryQueue<AlertChannel>;
@@ -59,7 +58,7 @@ export class Alerts {
     const { records, digest, queue } = parts;
     this.ruleHandlers = ruleHandlers(services.state);
     this.channelHandlers = new ChannelHandlers({ ...services, ...parts });
-    this.#records = records;
+    this.records = records;
     this.#digest = digest;
     this.queue = queue;
     const windows = new Windows(services.state);
@@ -106,39 +105,18 @@ export class Alerts {
     this.#digest.stop();
   }
 
-  /** Aborts attempts to deliver notifications. */
-  close(): Promise<void> {
-    return this.queue.close();
-  }
-
-  /**
-   * Returns the machine of an alert: null if the alert is about the broker, undefined if no such alert
-   * exists.
-   */
-  async machineOf(id: string): Promise<MachineId | null | undefined> {
-    return (await this.#records.find(id))?.machine_id;
-  }
-
-  /**
-   * True if the history has alerts of this alert rule or maintenance window, even if the rule or window itself was
-   * removed.
-   */
-  has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
-    return this.#records.has(column, id);
-  }
-
   readonly handlers: Handlers['alerts'] = {
     list: async (input, caller) => {
-      const { items, total } = await this.#records.page(input, caller);
+      const { items, total } = await this.records.page(input, caller);
       return { items: items.map(toJson), total };
     },
-    get: async ({ alert_id }, caller) => toJson(found(await this.#records.find(alert_id), alert_id, caller)),
+    get: async ({ alert_id }, caller) => toJson(found(await this.records.find(alert_id), alert_id, caller)),
     acknowledge: (input, caller) => this.#acknowledge(input, caller),
   };
 
   async #acknowledge({ alert_id, note = null }: Input<Api['alerts']['acknowledge']>, caller: Caller) {
-    found(await this.#records.find(alert_id), alert_id, caller);
-    const alert = found(await this.#records.acknowledge(alert_id, note, caller), alert_id, caller);
+    found(await this.records.find(alert_id), alert_id, caller);
+    const alert = found(await this.records.acknowledge(alert_id, note, caller), alert_id, caller);
     if (alert.status !== 'acknowledged') {
       const message = `alert ${alert_id} is ${alert.status}, so there is nothing to acknowledge`;
       throw new AppError('conflict', message, { alert_id });

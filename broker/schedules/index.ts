@@ -69,20 +69,6 @@ export class Schedules {
     this.#watches.stop();
   }
 
-  /** Returns the machines on which a removed schedule has run. */
-  machinesOfRemoved(id: string): Promise<MachineId[]> {
-    return this.#context.records.machinesOf(id);
-  }
-
-  /** Returns the machine of the run with this command. The command may have been deleted. */
-  machineOfCommand(id: string): Promise<MachineId | undefined> {
-    return this.#context.records.machineOfCommand(id);
-  }
-
-  async machineOfRun(id: string): Promise<MachineId | undefined> {
-    return (await this.#context.records.find(id))?.machine_id;
-  }
-
   readonly handlers: Handlers['schedules'] = {
     create: async (input, caller) => {
       assertUseOfParameters(input);

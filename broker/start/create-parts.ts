@@ -187,7 +187,7 @@ function webhooksOf(
 ): Webhooks {
   const retry = { attempts: settings.webhook_attempts, waits: settings.webhook_retry };
   const webhooks = createWebhooks({ ...stores, rightsOf: rightsIn(stores.state) }, deliveries, retry, log);
-  closers.push(() => webhooks.close());
+  closers.push(() => webhooks.queue.close());
   tuning.onStores?.(stores);
   return webhooks;
 }
@@ -243,11 +243,11 @@ async function createNouns(
     { keepMs, retry: retryOfAlerts(settings), times: { ...defaultTimes, ...tuning.alerts } },
     log,
   );
-  closers.push(() => alerts.close());
+  closers.push(() => alerts.queue.close());
   const upgrades = await Upgrades.open({ ...stores, packages, rightsOf: rightsIn(state) }, keepMs, log);
   return {
     ...{ keys, logins, live, inventories, packages, joinTokens, commands, schedules, sessions },
-    ...{ alerts, audit, upgrades },
+    ...{ alerts, audit, upgrades, scheduleRuns: records },
   };
 }
 
@@ -292,7 +292,7 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 }
 
 function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
-  const { alerts, commands, schedules, sessions, upgrades, webhooks } = nouns;
+  const { alerts, commands, deliveries, scheduleRuns, sessions, upgrades } = nouns;
   return {
     // A list can also be filtered by the id of a removed machine, because its facts are still stored.
     machine: {
@@ -304,7 +304,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
       // A list can also be filtered by the id of a deleted command, because the schedule run still has this id.
       async stored(id, filters) {
         const { machine, directory } = (await commands.whereIs(id)) ?? {};
-        const found = belongingTo(machine ?? (filters ? await schedules.machineOfCommand(id) : undefined));
+        const found = belongingTo(machine ?? (filters ? await scheduleRuns.machineOfCommand(id) : undefined));
         return found && { ...found, directory };
       },
     },
@@ -312,10 +312,10 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     batch: { stored: async (id) => belongingTo(...(await commands.batches.machinesOf(id))) },
     schedule: {
       present: (id, declared) => foundSchedule(declared.schedules.get(id), declared),
-      stored: async (id) => belongingTo(...(await schedules.machinesOfRemoved(id))),
+      stored: async (id) => belongingTo(...(await scheduleRuns.machinesOf(id))),
     },
     saved_command: { present: (id, { saved_commands }) => saved_commands.get(id) && {} },
-    run: { stored: async (id) => belongingTo(await schedules.machineOfRun(id)) },
+    run: { stored: async (id) => belongingTo((await scheduleRuns.find(id))?.machine_id) },
     session: {
       present: (id) => belongingTo(sessions.machineOf.open(id)),
       stored: async (id) => belongingTo(await sessions.machineOf.stored(id)),
@@ -324,19 +324,21 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
     login: { present: (id, { logins }) => logins.get(id) && {} },
     join_token: { present: (id, { join_tokens }) => join_tokens.get(id) && {} },
     webhook: { present: (id, declared) => declared.webhooks.get(id) && {} },
-    delivery: { stored: async (id) => ((await webhooks.hasDelivery(id)) ? {} : undefined) },
+    delivery: { stored: async (id) => (await deliveries.store.find(id)) && {} },
     window: {
       present: (id, { maintenance_windows }) => {
         const window = maintenance_windows.get(id);
         return window && (belongingTo(...(window.tags ? [] : (window.machine_ids ?? []))) ?? {});
       },
-      stored: async (id, filters) => (filters && (await alerts.has('window_id', id)) ? {} : undefined),
+      stored: async (id, filters) =>
+        filters && (await alerts.records.has('window_id', id)) ? {} : undefined,
     },
     channel: { present: (id, { alert_channels }) => alert_channels.get(id) && {} },
     alert: {
       stored: async (id) => {
-        const machine = await alerts.machineOf(id);
-        return machine === null ? {} : belongingTo(machine);
+        const alert = await alerts.records.find(id);
+        // An alert about the broker has no machine.
+        return alert?.machine_id === null ? {} : belongingTo(alert?.machine_id);
       },
     },
     rule: {
@@ -344,7 +346,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
         const rule = alert_rules.get(id);
         return rule && (belongingTo(...(rule.tags ? [] : (rule.machine_ids ?? []))) ?? {});
       },
-      stored: async (id, filters) => (filters && (await alerts.has('rule_id', id)) ? {} : undefined),
+      stored: async (id, filters) => (filters && (await alerts.records.has('rule_id', id)) ? {} : undefined),
     },
   };
 }

@@ -46,7 +46,6 @@ export function createWebhooks(
   return {
     queue,
     handlers: new WebhookHandlers({ ...given, ...deliveries, subscriptions, queue }),
-    hasDelivery: async (id: string): Promise<boolean> => (await store.find(id)) !== undefined,
     async start(): Promise<void> {
       for (const webhook of state.webhooks.values()) {
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
@@ -57,6 +56,5 @@ export function createWebhooks(
       }
       await queue.start();
     },
-    close: (): Promise<void> => queue.close(),
   };
 }
