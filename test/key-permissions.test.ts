@@ -30,6 +30,7 @@ async function startBench() {
     settings: readSettings(brokerSettings, { argv, env: {} }),
     tuning: {},
     status: { ready: true, url: '', grpc: '', publicGrpc: '', pin: '' },
+    publicUrl: () => '',
     closers,
     log: quiet,
   });

@@ -98,6 +98,8 @@ export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;
   status: Status;
+  /** Returns the URL at which clients reach this broker; empty until the broker listens. */
+  publicUrl(): string;
   closers: Closers;
   log: Logger;
 }
@@ -110,7 +112,7 @@ const maxContents = 64 * 1024 * 1024;
 
 /** Creates all parts. Throws StartError if the data directory cannot be used. */
 export async function createParts(opening: Opening) {
-  const { settings, closers, status, log } = opening;
+  const { settings, closers, status, publicUrl, log } = opening;
   const stored = await createStores(opening);
   const { state, history, untouched, cluster, countTogether, started } = stored;
   const remedy =
@@ -134,7 +136,6 @@ export async function createParts(opening: Opening) {
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
-  const publicUrl = (): string => settings.public_url ?? status.url;
   const isAway = (): boolean => !history.isReady || (cluster?.isCutOff ?? false);
   const service = {
     ...serviceHandlers(status, authority, publicUrl, metrics, isAway),
@@ -193,14 +194,13 @@ function webhooksOf(
 }
 
 async function createNouns(
-  { settings, tuning, status, closers, log }: Opening,
+  { settings, tuning, status, publicUrl, closers, log }: Opening,
   stores: Stores,
   authority: Authority,
   deliveries: Deliveries,
 ) {
   const { state, history, events } = stores;
   const keepMs = settings.keep_history;
-  const publicUrl = (): string => settings.public_url ?? status.url;
   const logins = new Logins(state, log);
   closers.push(() => logins.close());
   const keys = await Keys.open(state, history, (caller) => logins.ofCaller(caller), log);

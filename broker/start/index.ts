@@ -87,8 +87,7 @@ export async function startBroker(
   tuning: Tuning = {},
 ): Promise<Broker> {
   refuseExposedHttp(settings);
-  const directory = settings.data_dir;
-  const closers: (() => unknown)[] = [takeDirectory(directory, 'broker')];
+  const closers: Closers = [takeDirectory(settings.data_dir, 'broker')];
   let closing: Promise<void> | undefined;
   const close = (): Promise<void> => {
     closing ??= closeAll(closers);
@@ -102,7 +101,7 @@ export async function startBroker(
   }
 }
 
-async function closeAll(closers: (() => unknown)[]): Promise<void> {
+async function closeAll(closers: Closers): Promise<void> {
   for (const closer of closers.reverse()) await closer();
 }
 
@@ -114,7 +113,8 @@ async function startParts(
   close: () => Promise<void>,
 ): Promise<Broker> {
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
-  const opening = { settings, tuning, status, closers, log };
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const opening = { settings, tuning, status, publicUrl, closers, log };
   const parts = await createParts(opening);
   const { alerts, events, live, presence, commands, schedules, sessions, upgrades } = parts;
   const { owners, peerClients: clients } = parts;
@@ -126,12 +126,9 @@ async function startParts(
   const streams = new StreamsService({ ...parts, peers, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await createSpool(join(settings.data_dir, 'spool'));
   const bodies = new Quota(maxBodies, 'too many large request bodies are arriving; try again later');
-  const terminals = {
-    redeem: (ticket: string) => sessions.redeem(ticket),
-    publicUrl: () => settings.public_url ?? status.url,
-  };
+  const redeem = (ticket: string) => sessions.redeem(ticket);
   const pages = { consoleDirectory: tuning.console ?? consoleDirectory };
-  const app = { ...parts, peers, spool, bodies, log, ...terminals, ...pages };
+  const app = { ...parts, peers, spool, bodies, log, redeem, publicUrl, ...pages };
   const socket = join(settings.data_dir, 'broker.sock');
   const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
   const stops = [stopperOf(local)];
@@ -160,11 +157,9 @@ async function startParts(
     closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive: works, log }));
   // A restart by systemd's watchdog would not bring back a database server, but would end all links and terminals.
   const alive = async (): Promise<boolean> => (parts.history.isRemote ? status.ready : await works());
-  const failed = failureOf(parts.history);
-  return { ...addressesOf(status), socket, sessions, alive, failed, close };
+  const addresses = { url: status.url || undefined, grpc: status.grpc || undefined };
+  return { ...addresses, socket, sessions, alive, failed: failureOf(parts.history), close };
 }
-
-const addressesOf = ({ url, grpc }: Status) => ({ url: url || undefined, grpc: grpc || undefined });
 
 /** Returns a promise that rejects if the database has lost changes of this broker. It never resolves. */
 function failureOf(history: Parts['history']): Promise<never> {
