@@ -7,9 +7,10 @@ import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
-import { countedDeliveries } from '../deliveries/delivery-store.ts';
+import { deliveryRows } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import { testMessage } from '../deliveries/signature.ts';
 import type { History, Row } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import { setFields, setsNothing } from '../request-checks/set-fields.ts';
@@ -108,9 +109,7 @@ export class ChannelHandlers implements Routes {
     if (this.#testing >= maxTests)
       throw new AppError('unavailable', 'too many tests of channels are running: try again later');
     this.#testing += 1;
-    const data = { message: 'This is a test of your alert channel.' };
-    const body = Buffer.from(JSON.stringify({ id: 'evt_test', type: 'test', timestamp: iso(), data }));
-    const message = { id: newId('delivery'), eventId: 'evt_test', type: 'test', body };
+    const message = testMessage('This is a test of your alert channel.');
     const outcome = await receivers.test(channel, message, caller.signal);
     this.#testing -= 1;
     const { delivered, status_code, duration, error } = outcome;
@@ -120,11 +119,7 @@ export class ChannelHandlers implements Routes {
   readonly deliveries: Routes['deliveries'] = async (input, caller) => {
     this.#find(input.channel_id, caller);
     const filters = filtersOf(routes.deliveries, input, { channel_id: ['webhook_id = ?', input.channel_id] });
-    const table = {
-      ...{ table: 'webhook_deliveries', columns: '*', counted: countedDeliveries },
-      tie: ['rowid'],
-    };
-    const { items, total } = await pageOfRows(this.#parts.history, table, filters, input);
+    const { items, total } = await pageOfRows(this.#parts.history, deliveryRows, filters, input);
     return { items: items.map((row) => this.#serializeDelivery(row, caller)), total };
   };
 

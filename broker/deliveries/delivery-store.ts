@@ -57,9 +57,14 @@ export interface Attempted {
   next: number | null;
 }
 
-export const countedDeliveries: CountedTable = {
+const countedDeliveries: CountedTable = {
   ...{ table: 'webhook_deliveries', time: 'created_at', number: 'rowid' },
   ...{ columns: ['webhook_id', 'type', 'status'], scope: 'webhook_id' },
+};
+/** Where pages of deliveries are read from. */
+export const deliveryRows = {
+  ...{ table: 'webhook_deliveries', columns: '*', counted: countedDeliveries },
+  tie: ['rowid'],
 };
 const tables = [
   `CREATE TABLE webhook_deliveries (

@@ -1,6 +1,8 @@
 // Makes the headers of a delivery: its event, id and time, and two signatures of its body. One signature is Farhand's
 // own, the other follows the specification Standard Webhooks.
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
+import { iso } from '../../shared/clock.ts';
+import { newId } from '../../shared/ids.ts';
 import { version } from '../../shared/version.ts';
 
 /** The content of a delivery, the same for each attempt. */
@@ -10,6 +12,13 @@ export interface Message {
   type: string;
   /** The JSON text that is signed and sent. */
   body: Buffer;
+}
+
+/** Makes the message for a test of a webhook or an alert channel. Its event is in no event log. */
+export function testMessage(message: string): Message {
+  const event = { id: 'evt_test', type: 'test', timestamp: iso(), data: { message } };
+  const { id: eventId, type } = event;
+  return { id: newId('delivery'), eventId, type, body: Buffer.from(JSON.stringify(event)) };
 }
 
 /** The keys of the two signatures. `plain` is for Farhand's own signature, `standard` for that of Standard Webhooks. */

@@ -9,10 +9,10 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { assertUrl } from '../deliveries/address-guard.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
-import { countedDeliveries, type EventKind } from '../deliveries/delivery-store.ts';
+import { deliveryRows, type EventKind } from '../deliveries/delivery-store.ts';
 import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
-import type { Message } from '../deliveries/signature.ts';
+import { testMessage } from '../deliveries/signature.ts';
 import { readableOnly } from '../events.ts';
 import type { History } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
@@ -119,7 +119,8 @@ export class WebhookHandlers implements Routes {
       throw new AppError('unavailable', message, { of_this_key });
     }
     this.#testing.push(key_id);
-    const outcome = await subscriptions.send(webhook, testMessage(), signal);
+    const message = testMessage('This is a test delivery of your webhook.');
+    const outcome = await subscriptions.send(webhook, message, signal);
     this.#testing.splice(this.#testing.indexOf(key_id), 1);
     const { delivered, status_code, duration, error } = outcome;
     return { delivered, status_code, duration, ...(error !== null && { error }) };
@@ -129,11 +130,7 @@ export class WebhookHandlers implements Routes {
     const { history, store } = this.#parts;
     this.#find(input.webhook_id, caller);
     const conditions = [...readableOnly(caller), ...filtersOf(routes.deliveries, input)];
-    const table = {
-      ...{ table: 'webhook_deliveries', columns: '*', counted: countedDeliveries },
-      tie: ['rowid'],
-    };
-    const { items, total } = await pageOfRows(history, table, conditions, input);
+    const { items, total } = await pageOfRows(history, deliveryRows, conditions, input);
     const withAnswers = caller.may('webhooks:write');
     return { items: items.map((row) => store.serialize(row, withAnswers)), total };
   };
@@ -269,13 +266,6 @@ export class WebhookHandlers implements Routes {
     const readable = last && readerOf(caller)({ type: last.type, machineId });
     return { ...webhook, last_delivery: readable ? last : null };
   }
-}
-
-function testMessage(): Message {
-  const [eventId, type] = ['evt_test', 'test'];
-  const data = { message: 'This is a test delivery of your webhook.' };
-  const body = Buffer.from(JSON.stringify({ id: eventId, type, timestamp: iso(), data }));
-  return { id: newId('delivery'), eventId, type, body };
 }
 
 /** Returns the first scope that these events need and that the reader does not have. */
