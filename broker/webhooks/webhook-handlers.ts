@@ -16,7 +16,7 @@ import { testMessage } from '../deliveries/signature.ts';
 import { readableOnly } from '../events.ts';
 import type { History } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import { setsNothing } from '../request-checks/set-fields.ts';
+import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
 import type { Subscriptions } from './subscriptions.ts';
 
@@ -225,10 +225,7 @@ export class WebhookHandlers implements Routes {
     if (setsNothing(changes)) return before;
     const webhook: Webhook = {
       ...before,
-      url: params.url ?? before.url,
-      events: params.events ?? before.events,
-      enabled: params.enabled ?? before.enabled,
-      machine_ids: params.machine_ids === undefined ? before.machine_ids : params.machine_ids,
+      ...setFields(params),
       armed: params.enabled ? before.armed + 1 : before.armed,
       updated_at: iso(),
     };
