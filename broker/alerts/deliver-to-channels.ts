@@ -17,12 +17,6 @@ export interface Sealed {
   secret: string | null;
 }
 
-/** The content of a delivery: the bytes of an event, and the same event as a message for people. */
-interface Sendable {
-  delivered: Delivered;
-  message: Message;
-}
-
 export class ChannelReceivers implements Receivers<AlertChannel> {
   readonly #state: State;
   readonly #deliveries: Deliveries;
@@ -80,7 +74,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
       if (isEmpty) return { error: 'the key of this channel may no longer read these alerts' };
       const body =
         some === whole ? delivered.body : Buffer.from(JSON.stringify({ ...(event as object), data: some }));
-      return this.#transmit(channel, { delivered: { ...delivered, body }, message: messageOf(some) }, signal);
+      return this.#transmit(channel, { ...delivered, body }, messageOf(some), signal);
     });
   }
 
@@ -91,7 +85,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
       lines: ['Alerts of your machines will look like this.'],
       isUrgent: false,
     };
-    return attempt(signal, () => this.#transmit(channel, { delivered, message }, signal));
+    return attempt(signal, () => this.#transmit(channel, delivered, message, signal));
   }
 
   /**
@@ -126,9 +120,11 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 
+  /** Sends a delivery. `message` is the same event as a message for people. */
   async #transmit(
     channel: AlertChannel,
-    { delivered, message }: Sendable,
+    delivered: Delivered,
+    message: Message,
     signal: AbortSignal,
   ): Promise<Outcome> {
     const { guard, sender } = this.#deliveries;
