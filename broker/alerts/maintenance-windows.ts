@@ -6,12 +6,13 @@ import type { WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { currentKey, mayUseAll, reaches } from '../keys/rights.ts';
+import { reaches } from '../keys/rights.ts';
 import { pageOf } from '../paging.ts';
 import { checkedTimetable, Timetable } from '../schedules/due-times.ts';
 import { findTimeZone } from '../schedules/time-zone.ts';
 import type { Declared, MaintenanceWindow, State } from '../state/in-memory-state.ts';
 import type { Subject } from './alert-records.ts';
+import { mayManage } from './rule-handlers.ts';
 
 const maxWindows = 1_000;
 
@@ -144,10 +145,6 @@ function windowOf(input: Input<Api['maintenanceWindows']['create']>): Maintenanc
   const end = ends_at?.getTime() ?? start + (duration ?? 0);
   if (end <= start) throw fieldError('body', 'ends_at', 'must be later than starts_at');
   return { ...made, cron: null, duration: null, starts_at: iso(start), ends_at: iso(end) };
-}
-
-function mayManage({ key_id }: Caller, window: MaintenanceWindow, declared: Declared): boolean {
-  return mayUseAll(currentKey(declared, key_id), window, declared);
 }
 
 function assertMayManage(caller: Caller, window: MaintenanceWindow, declared: Declared): void {

@@ -134,13 +134,10 @@ function checked(rule: AlertRule): AlertRule {
   return { ...rule, recover };
 }
 
-/** True if a caller may use all machines that the rule is about. */
-function mayManage({ key_id }: Caller, rule: AlertRule, declared: Declared): boolean {
-  const key = currentKey(declared, key_id);
-  return mayUseAll(key, limitsOf(rule), declared);
+/** True if a caller may use all machines that a rule or a maintenance window is about. */
+export function mayManage({ key_id }: Caller, limits: Limits, declared: Declared): boolean {
+  return mayUseAll(currentKey(declared, key_id), limits, declared);
 }
-
-const limitsOf = ({ machine_ids, tags }: AlertRule): Limits => ({ machine_ids, tags });
 
 function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): void {
   if (mayManage(caller, rule, declared)) return;
