@@ -47,8 +47,7 @@ export class Monitor {
     this.#state = services.state;
     this.#records = records;
     this.#conditions = new Conditions(services);
-    const isElsewhere = (subject: Subject): boolean => this.#conditions.isElsewhere(subject);
-    this.#tracked = new TrackedAlerts(records, windows, isElsewhere, log);
+    this.#tracked = new TrackedAlerts(records, windows, this.#conditions, log);
     this.#log = log;
     const empty = new Map<never, never>();
     this.#seen = {

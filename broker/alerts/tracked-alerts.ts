@@ -5,6 +5,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule } from '../state/in-memory-state.ts';
 import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
 import type { Windows } from './maintenance-windows.ts';
+import type { Conditions } from './rule-conditions.ts';
 
 /** A rule and a subject for which the condition holds or the alert is not resolved yet. */
 export interface Tracked {
@@ -31,21 +32,20 @@ const nothing = (): void => {};
 export class TrackedAlerts {
   readonly #records: AlertRecords;
   readonly #windows: Windows;
-  readonly #isElsewhere: (subject: Subject) => boolean;
+  readonly #conditions: Pick<Conditions, 'isElsewhere'>;
   readonly #log: Logger;
   readonly #tracked = new Map<string, Tracked>();
   #stopped = false;
 
-  /** `isElsewhere` says whether another broker evaluates the rules about a subject. */
   constructor(
     records: AlertRecords,
     windows: Windows,
-    isElsewhere: (subject: Subject) => boolean,
+    conditions: Pick<Conditions, 'isElsewhere'>,
     log: Logger,
   ) {
     this.#records = records;
     this.#windows = windows;
-    this.#isElsewhere = isElsewhere;
+    this.#conditions = conditions;
     this.#log = log;
   }
 
@@ -167,7 +167,7 @@ export class TrackedAlerts {
     const isCurrent = (): boolean =>
       this.#has(tracked) && tracked.alert?.id === id && tracked.target === 'open';
     if (this.#stopped || !isCurrent()) return;
-    if (this.#isElsewhere(tracked.subject)) return this.leave(tracked);
+    if (this.#conditions.isElsewhere(tracked.subject)) return this.leave(tracked);
     // If a maintenance window has begun since the timer was set, the alert waits for the end of that window too.
     if (this.#windows.holding(tracked.subject)) {
       this.armNext(tracked, alert);
