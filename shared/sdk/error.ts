@@ -56,9 +56,9 @@ function errorIn(text: string) {
   return { code, message, details: { ...(typeof details === 'object' && details) } };
 }
 
-/** Creates the error for a missing or incomplete answer. Its message names only the origin of the address. */
-export function noAnswer(origin: string, cause: unknown): FarhandError {
-  const message = `no answer from ${origin}: ${reasonOf(cause) ?? 'the connection failed'}`;
+/** Creates the error for a missing or incomplete answer. Its message names only the origin of the URL. */
+export function noAnswer(url: string, cause: unknown): FarhandError {
+  const message = `no answer from ${new URL(url).origin}: ${reasonOf(cause) ?? 'the connection failed'}`;
   return new FarhandError(0, '', { code: 'no_answer', message, details: {} }, { cause });
 }
 

@@ -46,7 +46,7 @@ export async function* follow(
       failure = error;
     }
     signal?.throwIfAborted();
-    if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
+    if (!resumes && failure !== undefined) throw noAnswer(options.url, failure);
     // For a stream that resumes, a response that ends without the event `last` counts as a lost connection.
     if (!resumes) return;
     options.onConnection?.(false);

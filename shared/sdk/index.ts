@@ -108,14 +108,11 @@ function callOf(to: Connection, route: Route): Call {
       if (route.kind === 'raw') return text;
       const envelope = envelopeOf(text);
       if (!envelope) throw failureOf(response, text);
-      if (route.kind === 'list') return { items: envelope.data, ...envelope.meta };
-      return route.kind === 'growing' ? { ...asObject(envelope.data), ...envelope.meta } : envelope.data;
+      const { data, meta } = envelope;
+      if (route.kind === 'list') return { items: data, ...meta };
+      return route.kind === 'growing' ? { ...(typeof data === 'object' && data), ...meta } : data;
     });
   };
-}
-
-function asObject(data: unknown): object {
-  return typeof data === 'object' && data !== null ? data : {};
 }
 
 function listing(call: Call) {
@@ -133,9 +130,7 @@ function lines(to: Connection, route: Route) {
   return (input: Input = {}, { signal }: CallSettings = {}) =>
     lazyStream(async () => {
       const request = prepare(to, route, input, undefined);
-      const response = await send(to, request, signal, (head) =>
-        Promise.resolve(checkedBody(head, request.url, signal)),
-      );
+      const response = await send(to, request, signal, (head) => checkedBody(head, request.url, signal));
       return objectsOf(chunksOf(response.body));
     });
 }
@@ -143,7 +138,7 @@ function lines(to: Connection, route: Route) {
 function events(to: Connection, route: Route) {
   return (input: Input = {}, { signal, onConnection }: CallSettings = {}) => {
     const open = (from: Connection, given: Input): Promise<Response> =>
-      send(from, prepare(from, route, given, undefined), signal, (response) => Promise.resolve(response));
+      send(from, prepare(from, route, given, undefined), signal, (response) => response);
     return lazyStream(async () => {
       const how: FollowOptions = {
         url: to.baseUrl,

@@ -2,6 +2,7 @@
 // page after page.
 /* oxlint-disable unicorn/no-thenable -- it is a promise */
 import type { ListResult } from './call-types.ts';
+import { propertyOf } from './error.ts';
 
 /** A promise whose request starts when it is awaited or iterated. Iterating yields the items of the answer. */
 export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
@@ -66,7 +67,7 @@ export async function* allItems(
       continue;
     }
     for (const item of items) {
-      const id = idOf(item);
+      const id = propertyOf(item, 'id');
       // A new item shifts later items to the next page, where they appear again.
       if (id !== undefined && seen.has(id)) continue;
       seen.add(id);
@@ -76,8 +77,4 @@ export async function* allItems(
     if (!has_more || items.length === 0) return;
     offset += items.length;
   }
-}
-
-function idOf(item: unknown): unknown {
-  return typeof item === 'object' && item !== null && 'id' in item ? item.id : undefined;
 }

@@ -16,7 +16,7 @@ export async function send<T>(
   to: Connection,
   request: Prepared,
   signal: AbortSignal | undefined,
-  read: (response: Response) => Promise<T>,
+  read: (response: Response) => T | Promise<T>,
 ): Promise<T> {
   let ceiling = firstCeiling;
   for (let left = to.retries; ; left -= 1) {
@@ -60,7 +60,7 @@ async function orNoAnswer<T>(
     return await work();
   } catch (error) {
     if (signal?.aborted || error instanceof FarhandError) throw error;
-    throw noAnswer(new URL(url).origin, error);
+    throw noAnswer(url, error);
   }
 }
 
@@ -109,7 +109,7 @@ function countedBody(
     if (value) controller.enqueue(value);
     if (!done) return;
     if (length !== undefined && received !== length) {
-      throw noAnswer(new URL(url).origin, new Error(`received ${received} of ${length} bytes`));
+      throw noAnswer(url, new Error(`received ${received} of ${length} bytes`));
     }
     controller.close();
   };

@@ -3,7 +3,7 @@ import { closeCodes } from '../api/close-codes.ts';
 import type { Route } from '../api/route.ts';
 import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
 import { sleep } from '../clock.ts';
-import { parsed } from './error.ts';
+import { parsed, propertyOf } from './error.ts';
 import { type Attached, type Connection, socketUrl } from './request.ts';
 
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
@@ -127,7 +127,7 @@ const types: Readonly<Record<BrokerMessage['type'], true>> = {
 };
 
 function isMessage(value: unknown): value is BrokerMessage {
-  const type: unknown = typeof value === 'object' && value !== null && Reflect.get(value, 'type');
+  const type = propertyOf(value, 'type');
   return typeof type === 'string' && Object.hasOwn(types, type);
 }
 
@@ -140,8 +140,8 @@ function messageOf(text: string): BrokerMessage | undefined {
   return isMessage(value) ? value : undefined;
 }
 
-type ClosedBy = 'stopping' | 'detached' | 'forbidden' | 'fell_behind';
-const closedBy: readonly ClosedBy[] = ['stopping', 'detached', 'forbidden', 'fell_behind'];
+const closedBy = ['stopping', 'detached', 'forbidden', 'fell_behind'] as const;
+type ClosedBy = (typeof closedBy)[number];
 
 function endingOf(code: number, reason: string): Ending {
   const why = closedBy.find((name) => closeCodes[name] === code);
