@@ -8,9 +8,9 @@ import { envelopeOf, failureOf } from './error.ts';
 import { type FollowOptions, follow } from './follow-events.ts';
 import { allItems, Lazy } from './iterable-result.ts';
 import { chunksOf, objectsOf } from './parse-lines-and-sse.ts';
-import { type Attached, type Connection, prepare } from './request.ts';
+import { type Attached, type Connection, prepare, socketUrl } from './request.ts';
 import { checkedBody, send, textOf } from './send.ts';
-import { attachTerminal, type TerminalSettings } from './terminal.ts';
+import { openTerminal, type TerminalSettings } from './terminal.ts';
 
 export type {
   CallInput,
@@ -87,7 +87,9 @@ type Input = Record<string, unknown>;
 
 function methodOf(to: Connection, route: Route): unknown {
   if (route.kind === 'socket') {
-    return (attached: Attached, settings?: TerminalSettings) => attachTerminal(to, route, attached, settings);
+    // `attached` is the answer of an attach call.
+    return async (attached: Attached, settings?: TerminalSettings) =>
+      openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
   }
   const call = callOf(to, route);
   if (route.kind === 'list') return listing(call);

@@ -1,10 +1,8 @@
 // Attaches the SDK to the terminal of a session over a WebSocket. Receives output, and sends input, sizes and signals.
 import { closeCodes } from '../api/close-codes.ts';
-import type { Route } from '../api/route.ts';
 import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
 import { sleep } from '../clock.ts';
 import { parsed, propertyOf } from './error.ts';
-import { type Attached, type Connection, socketUrl } from './request.ts';
 
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
@@ -58,21 +56,11 @@ const messageBytes = 64 * 1024;
 /** Number of times that a client reports its position to the broker while it reads one window of output. */
 const reportsPerWindow = 8;
 
-/** Opens a terminal after an attach call (`attached` is its answer). Connects to the broker address of this client. */
-export async function attachTerminal(
-  to: Connection,
-  route: Route,
-  attached: Attached,
-  settings: TerminalSettings = {},
-): Promise<Terminal> {
-  return openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
-}
-
 /**
  * Resolves when the broker reports that the terminal is ready. Rejects if the terminal cannot be opened. The error's
  * `cause` is an Ending with the reason.
  */
-export function openTerminal(socket: WebSocket, settings: TerminalSettings): Promise<Terminal> {
+export function openTerminal(socket: WebSocket, settings: TerminalSettings = {}): Promise<Terminal> {
   socket.binaryType = 'arraybuffer';
   const { signal } = settings;
   const output = new OutputBuffer();
