@@ -55,14 +55,15 @@ const results = z
   .describe('The command of each machine, with at most the last 4 KiB of each output');
 const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
-const target = {
+/** The machines of a request about many machines. */
+export const target = {
   machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
   // An empty list would select every machine, so at least one tag is required.
   tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
 };
-const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
+export const namesOne = (body: { machine_ids?: unknown; tags?: unknown }): boolean =>
   (body.machine_ids === undefined) !== (body.tags === undefined);
-const either = 'name exactly one of machine_ids and tags';
+export const either = 'name exactly one of machine_ids and tags';
 const limits = {
   concurrency: limit
     .min(1)

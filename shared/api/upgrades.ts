@@ -1,10 +1,10 @@
 // REST routes of upgrades: another version of the agent for many machines, a wave at a time.
 import * as z from 'zod';
-import { mostMachines } from './batches.ts';
+import { either, mostMachines, namesOne, target } from './batches.ts';
 import { requestedBy } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { day, machineId, milliseconds, named, tagList, timestamp, upgradeId } from './shared-schemas.ts';
+import { day, machineId, milliseconds, named, timestamp, upgradeId } from './shared-schemas.ts';
 
 const agentVersion = z
   .string()
@@ -222,15 +222,11 @@ export const upgrades = {
       'Takes either `machine_ids` or `tags`. Answers before any machine is upgraded; follow the upgrade by `GET /upgrades/{upgrade_id}` or the events `upgrade.*`. An older `version` can be installed too.',
     body: z
       .strictObject({
-        machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
-        tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
+        ...target,
         version: agentVersion.optional().describe('Version to install; default: the version of the broker'),
         ...plan,
       })
-      .refine(
-        (body) => (body.machine_ids === undefined) !== (body.tags === undefined),
-        'name exactly one of machine_ids and tags',
-      ),
+      .refine(namesOne, either),
     example: { tags: ['web'], wave: '10%', max_failures: 1 },
     reply: upgrade,
     status: 201,
