@@ -34,12 +34,6 @@ const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.~+-]+\.(?:tar\.gz|deb)(?:\.sig)?)$/;
 
 /**
- * Returns the default directory of the packages: beside the installed programs or, in a checkout, the output of npm run
- * package.
- */
-const defaultDirectory = (): string => shipped('packages', () => join(home, 'dist/packages'));
-
-/**
  * The packages of a directory: `files` has the SHA-256 of each file by its name, and `hash` is the SHA-256 of
  * SHA256SUMS.
  */
@@ -57,7 +51,8 @@ export function createPackages(
   uploads: string,
   addresses: () => Addresses,
 ): Packages {
-  const folder = directory ?? defaultDirectory();
+  // By default the packages are beside the installed programs or, in a checkout, in the output of npm run package.
+  const folder = directory ?? shipped('packages', () => join(home, 'dist/packages'));
   // The list of packages is read at each use, because npm run package may replace it while the broker runs.
   const offered = (): Offer | undefined => completeOffer(folder);
   if (directory !== undefined && !offerIn(folder))
