@@ -10,8 +10,7 @@ const second = 1000;
  */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   assertCron(expression);
-  const timetable = new Timetable(expression, timezone);
-  return timetable;
+  return new Timetable(expression, timezone);
 }
 
 export class Timetable {

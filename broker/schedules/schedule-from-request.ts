@@ -4,7 +4,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Api, Caller, Input, Rights } from '../../shared/api/route-table.ts';
 import type { ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { setFields } from '../request-checks/set-fields.ts';
 import type { Schedule } from '../state/in-memory-state.ts';
@@ -61,7 +61,7 @@ export function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
   const message = `must be sent too, because the change of ${exposed.join(', ')} could make the schedule print its stored environment. This key may not read it without the scope schedules:read. Send a new environment, or null for none`;
-  throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
+  throw fieldError('body', 'env', message);
 }
 
 export function scheduleOf(params: Params, { key_id }: Caller): Schedule {
