@@ -4,7 +4,7 @@ import type { Handlers } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
-import { Alerts, type DigestTimes, defaultTimes } from '../alerts/index.ts';
+import { createAlerts, type DigestTimes, defaultTimes } from '../alerts/index.ts';
 import { createAudit } from '../audit-log.ts';
 import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
@@ -238,7 +238,7 @@ async function createNouns(
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
   const certificates = () => expiryDates(settings, authority);
-  const alerts = await Alerts.open(
+  const alerts = await createAlerts(
     { ...stores, deliveries, rightsOf: rightsIn(state), scheduleRuns: records, certificates },
     { keepMs, retry: retryOfAlerts(settings), times: { ...defaultTimes, ...tuning.alerts } },
     log,
@@ -283,10 +283,7 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     logins: parts.logins.handlers,
     live: parts.live.handlers,
     webhooks: parts.webhooks.handlers,
-    alertRules: parts.alerts.ruleHandlers,
-    alertChannels: parts.alerts.channelHandlers,
-    maintenanceWindows: parts.alerts.windowHandlers,
-    alerts: parts.alerts.handlers,
+    ...parts.alerts.handlers,
     audit: parts.audit.handlers,
   };
 }
