@@ -3,6 +3,7 @@ import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { Agent, buildConnector, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
+import { retryAfterMs } from '../../shared/sdk/error.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 
 export interface Outcome {
@@ -90,12 +91,13 @@ export class Sender {
     });
     const { statusCode: status_code, headers } = response;
     const text = await beginningOf(response);
+    const isBusy = [429, 503].includes(status_code);
     return {
       delivered: status_code >= 200 && status_code < 300,
       status_code,
       error: status_code >= 300 && status_code < 400 ? 'redirects are not followed' : null,
       answer: this.#internal.has(new URL(url).origin) ? null : text,
-      retryAfter: [429, 503].includes(status_code) ? waitOf(headers['retry-after']) : null,
+      retryAfter: isBusy ? (retryAfterMs(String(headers['retry-after'] ?? '').trim()) ?? null) : null,
     };
   }
 
@@ -169,16 +171,6 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
   }
   if (headers['content-encoding']) return null;
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');
-}
-
-/**
- * Returns the milliseconds of a Retry-After header, which has seconds or a date (RFC 9110 section 10.2.3).
- */
-function waitOf(header: string | string[] | undefined): number | null {
-  const text = String(header ?? '').trim();
-  if (/^\d{1,9}$/.test(text)) return Number(text) * 1000;
-  const date = Date.parse(text);
-  return Number.isNaN(date) ? null : Math.max(0, date - now());
 }
 
 function reasonOf(error: unknown): string {

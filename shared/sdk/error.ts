@@ -44,7 +44,7 @@ export function failureOf(response: Response, text: string): FarhandError {
 }
 
 /** Milliseconds of a Retry-After header, which contains seconds or a date (RFC 9110, section 10.2.3). */
-function retryAfterMs(text: string): number | undefined {
+export function retryAfterMs(text: string): number | undefined {
   const ms = /^\d+$/.test(text) ? Number(text) * 1000 : Math.max(0, Date.parse(text) - now());
   return Number.isNaN(ms) ? undefined : ms;
 }
