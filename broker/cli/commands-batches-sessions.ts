@@ -2,7 +2,7 @@
 // machines.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { verb } from './declare-verb.ts';
+import { given, verb } from './declare-verb.ts';
 import { copyOut } from './output-and-signals.ts';
 import { shorten } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './verb-from-route.ts';
@@ -38,21 +38,10 @@ export function addCommands(program: Command): void {
       '-f, --follow': 'print the stored output, then new output until the command ends',
     },
   } as const;
-  verb(
-    commands,
-    'output <command>',
-    output,
-    async (client, command_id, { stream = 'stdout', offset, follow = false }) => {
-      const begin = offset === undefined ? {} : { offset };
-      const { body } = await client.commands.output({
-        command_id,
-        stream,
-        ...begin,
-        ...(follow && { follow }),
-      });
-      await copyOut(body);
-    },
-  );
+  verb(commands, 'output <command>', output, async (client, command_id, { stream, offset, follow }) => {
+    const { body } = await client.commands.output({ command_id, ...given({ stream, offset, follow }) });
+    await copyOut(body);
+  });
   routeVerb(commands, 'cancel', 'commands', 'cancel');
   routeVerb(commands, 'signal', 'commands', 'signal', {
     examples: ['--signal SIGHUP'],
