@@ -3,7 +3,7 @@
 
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import { after, now } from '../../shared/clock.ts';
+import { now, sleep } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
@@ -164,11 +164,7 @@ export class Inventories {
    */
   async #refresh(machines: readonly Machine[], caller: Caller): Promise<void> {
     const ending = new AbortController();
-    const cancel = after(refreshMs, () => ending.abort());
     const signal = AbortSignal.any([ending.signal, caller.signal]);
-    const ended = new Promise<void>((resolve) =>
-      signal.addEventListener('abort', () => resolve(), { once: true }),
-    );
     const collections = machines.flatMap(({ id }) => {
       const collect = this.#collectorOf(id, caller);
       if (!collect) return [];
@@ -177,8 +173,9 @@ export class Inventories {
       });
       return [collected];
     });
-    await Promise.race([Promise.all(collections), ended]);
-    cancel();
+    await Promise.race([Promise.all(collections), sleep(refreshMs, signal)]);
+    // Ends the timer. After a timeout, machines that still wait for their turn do not begin to collect.
+    ending.abort();
   }
 
   /**
