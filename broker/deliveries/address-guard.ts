@@ -92,8 +92,7 @@ export class AddressGuard {
     if (isAddress) this.assertAddress(hostname);
     const number = Number(port) || (protocol === 'https:' ? 443 : 80);
     if (!this.#ownPorts.includes(number)) return;
-    const noAddresses = (): string[] => [];
-    this.#assertOthers(isAddress ? [hostname] : await this.#resolveName(hostname).catch(noAddresses), number);
+    this.#assertOthers(isAddress ? [hostname] : await this.#resolveName(hostname).catch(() => []), number);
   }
 
   /** Returns the addresses to connect to for a host. Rejects with NotAllowed if one of them is forbidden. */
