@@ -9,11 +9,12 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import { version as brokerVersion } from '../../shared/version.ts';
-import type { History, Row } from '../history/history.ts';
+import type { Row } from '../history/history.ts';
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { isRefusal, packageFor } from '../packages/can-machine-upgrade.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { Rollout, type RolloutServices } from './upgrade-in-waves.ts';
+import { Rollout } from './upgrade-in-waves.ts';
+import type { UpgradeServices } from './upgrade-one-machine.ts';
 import { textOf, UpgradeRecords, upgradeToJson } from './upgrade-records.ts';
 import {
   type Member,
@@ -23,10 +24,6 @@ import {
   upgradeColumns,
   upgradeFromRow,
 } from './upgrade-tables.ts';
-
-interface UpgradeServices extends RolloutServices {
-  history: History;
-}
 
 type Served = Reply<Api['upgrades']['get']>;
 

@@ -4,16 +4,9 @@ import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
-import type { Cluster } from '../cluster/owners.ts';
 import { MachineUpgrade, type UpgradeServices } from './upgrade-one-machine.ts';
 import type { UpgradeRecords } from './upgrade-records.ts';
 import type { Member, Upgrade } from './upgrade-tables.ts';
-
-interface Peers {
-  /** The other brokers on the same database; undefined with a single broker. */
-  cluster?: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
-}
-export type RolloutServices = UpgradeServices & Peers;
 
 /** Maximum number of machines that get a package at the same time. */
 const sendAtOnce = 16;
@@ -29,7 +22,7 @@ interface Plan {
 }
 
 export class Rollout {
-  readonly #services: RolloutServices;
+  readonly #services: UpgradeServices;
   readonly #records: UpgradeRecords;
   readonly #log: Logger;
   /** The upgrades that have not ended. */
@@ -46,7 +39,7 @@ export class Rollout {
   #stops: (() => void)[] = [];
   #isStopped = false;
 
-  constructor(services: RolloutServices, records: UpgradeRecords, log: Logger) {
+  constructor(services: UpgradeServices, records: UpgradeRecords, log: Logger) {
     this.#services = services;
     this.#records = records;
     this.#log = log;

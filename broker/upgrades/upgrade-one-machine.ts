@@ -5,8 +5,10 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Semaphore } from '../../shared/semaphore.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { Events } from '../events.ts';
+import type { History } from '../history/history.ts';
 import { heldOrPinned, packageFor, type Refusal } from '../packages/can-machine-upgrade.ts';
 import type { AgentPackage, Packages } from '../packages/index.ts';
 import type { LastUpgrade } from '../presence/agent-installation.ts';
@@ -20,11 +22,14 @@ import type { Member, Upgrade } from './upgrade-tables.ts';
 /** The parts of the broker that upgrades use. */
 export interface UpgradeServices {
   state: State;
+  history: History;
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
   packages: Pick<Packages, 'catalog'>;
   rightsOf: RightsOf;
+  /** The other brokers on the same database; undefined with a single broker. */
+  cluster: Pick<Cluster, 'join' | 'follow' | 'ownerElsewhere'> | undefined;
 }
 
 interface Context extends UpgradeServices {
