@@ -49,7 +49,7 @@ import { Upgrades } from '../upgrades/index.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
 import { followDeliveries, followOthers } from './follow-other-brokers.ts';
-import { assertAuthority, createStores } from './open-state-and-history.ts';
+import { assertAuthority, createStores, type StoreOpening } from './open-state-and-history.ts';
 import { createPeerClients } from './peer-clients.ts';
 
 /**
@@ -76,8 +76,7 @@ export interface Tuning {
   cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 
-/** Functions that close the parts that exist so far, called in reverse order. */
-export type Closers = (() => unknown)[];
+export type Closers = StoreOpening['closers'];
 
 /** The stores that all kinds of resources share. */
 interface Stores {
@@ -94,14 +93,11 @@ interface Stores {
 type Nouns = Awaited<ReturnType<typeof createNouns>> & { deliveries: Deliveries; webhooks: Webhooks };
 export type Parts = Awaited<ReturnType<typeof createParts>>;
 
-export interface Opening {
-  settings: BrokerSettings;
+export interface Opening extends StoreOpening {
   tuning: Tuning;
   status: Status;
   /** Returns the URL at which clients reach this broker; empty until the broker listens. */
   publicUrl(): string;
-  closers: Closers;
-  log: Logger;
 }
 
 /**

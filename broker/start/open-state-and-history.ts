@@ -13,9 +13,9 @@ import { countTimesFrom } from '../schedules/run-due-times.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { openState, State } from '../state/in-memory-state.ts';
 
-interface Opening {
+export interface StoreOpening {
   settings: BrokerSettings;
-  /** Functions that close what was opened; called in reverse order. */
+  /** Functions that close the parts that exist so far, called in reverse order. */
   closers: (() => unknown)[];
   log: Logger;
 }
@@ -45,7 +45,7 @@ interface OpenedStores {
 }
 
 /** Opens the stores, and registers how they are closed. Throws StartError. */
-export function createStores(opening: Opening): Promise<OpenedStores> {
+export function createStores(opening: StoreOpening): Promise<OpenedStores> {
   const { database_url: url, peer_listen, peer_url } = opening.settings;
   if (url === undefined && (peer_listen || peer_url))
     throw new StartError(
@@ -54,7 +54,7 @@ export function createStores(opening: Opening): Promise<OpenedStores> {
   return url === undefined ? createInFiles(opening) : createInDatabase(opening, url);
 }
 
-async function createInFiles({ settings, closers, log }: Opening): Promise<OpenedStores> {
+async function createInFiles({ settings, closers, log }: StoreOpening): Promise<OpenedStores> {
   const state = await openState(settings.data_dir, settings.accept_state);
   closers.push(() => state.close());
   const untouched = state.generation === 1;
@@ -68,7 +68,7 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
 }
 
 async function createInDatabase(
-  { settings, closers, log }: Opening,
+  { settings, closers, log }: StoreOpening,
   database_url: string,
 ): Promise<OpenedStores> {
   const { data_dir, new_history, old_history, accept_state, database_password_file } = settings;

@@ -1,8 +1,8 @@
 // The clients with which a broker calls the peer ports of other brokers.
 import { every } from '../../shared/clock.ts';
-import type { Logger } from '../../shared/logger.ts';
 import type { Owners } from '../cluster/peers/owner-lookup.ts';
 import type { Authority } from '../link/certificate-authority.ts';
+import type { StoreOpening } from './open-state-and-history.ts';
 
 export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
 
@@ -12,14 +12,12 @@ export type PeerClients = Awaited<ReturnType<typeof createPeerClients>>;
  */
 const checkMs = 4_000;
 
-interface Opening {
-  /** Functions that close what was created. */
-  closers: (() => unknown)[];
-  log: Logger;
-}
-
 /** Creates the clients that call other brokers. Their code is loaded only here, because most brokers run alone. */
-export async function createPeerClients({ closers, log }: Opening, authority: Authority, owners: Owners) {
+export async function createPeerClients(
+  { closers, log }: Pick<StoreOpening, 'closers' | 'log'>,
+  authority: Authority,
+  owners: Owners,
+) {
   const [{ PeerClient }, { PeerCalls }, { createOtherBrokers }] = await Promise.all([
     import('../cluster/peers/forward-http-to-peer.ts'),
     import('../cluster/peers/forward-grpc-to-peer.ts'),
