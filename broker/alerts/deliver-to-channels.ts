@@ -29,12 +29,8 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     this.#rightsOf = rightsOf;
   }
 
-  get(id: string): AlertChannel | undefined {
-    return this.#state.alert_channels.get(id);
-  }
-
-  all(): Iterable<AlertChannel> {
-    return this.#state.alert_channels.values();
+  get byId(): ReadonlyMap<string, AlertChannel> {
+    return this.#state.alert_channels;
   }
 
   isEnabled(channel: AlertChannel): boolean {

@@ -199,7 +199,7 @@ export class Digest {
       noticeIn(row).map((notice) => ({ notice, channelIds: this.#channelsOf(row, notice) })),
     );
     const downtimes = rows.flatMap(downtimeIn);
-    for (const channel of receivers.all()) {
+    for (const channel of receivers.byId.values()) {
       if (!receivers.isEnabled(channel)) continue;
       const wanted = addressed
         .filter(({ channelIds }) => channelIds === null || channelIds.includes(channel.id))

@@ -22,8 +22,7 @@ export interface Receiver {
  * attempt.
  */
 export interface Receivers<R extends Receiver> {
-  get(id: string): R | undefined;
-  all(): Iterable<R>;
+  readonly byId: ReadonlyMap<string, R>;
   isEnabled(receiver: R): boolean;
   /** Returns what prevents deliveries, such as a revoked key; null if nothing does. Ignores the setting `enabled`. */
   disabledReason(receiver: R): string | null;
@@ -85,7 +84,7 @@ export class DeliveryQueue<R extends Receiver> {
     this.#log = log;
     this.#stopWatching = parts.state.watch(() => this.#abortForbidden());
     parts.claims?.join({
-      names: () => [...parts.receivers.all()].map(({ id }) => id),
+      names: () => parts.receivers.byId.keys(),
       claimed: (id) => this.reread(id),
     });
   }
@@ -96,20 +95,20 @@ export class DeliveryQueue<R extends Receiver> {
    */
   lookAgain(receiverIds: Iterable<string>): void {
     const { claims, receivers } = this.#parts;
-    for (const id of receiverIds) if (claims?.has(id) && receivers.get(id)) this.reread(id);
+    for (const id of receiverIds) if (claims?.has(id) && receivers.byId.has(id)) this.reread(id);
   }
 
   /** Starts the queues that have waiting deliveries from before the broker's start. */
   async start(): Promise<void> {
     this.#started = true;
     const { receivers, store } = this.#parts;
-    const all = [...receivers.all()];
-    const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
+    const all = [...receivers.byId.keys()];
+    const waiting = await Promise.all(all.map((id) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
     // A due time that was stored while the clock was ahead can be far in the future, so due times are limited to the
     // longest possible delay. The factor 2 is for Retry-After (see #waitAfter()).
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
-    for (const { id } of left) {
+    for (const id of left) {
       const begin = (): void => void this.#limitDue(id, longest);
       this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, begin);
     }
@@ -216,7 +215,7 @@ export class DeliveryQueue<R extends Receiver> {
   /** Returns the receiver if another attempt may begin now. Marks the deliveries of a disabled receiver as failed. */
   #attemptable(queue: ReceiverQueue): R | undefined {
     const { receivers, claims } = this.#parts;
-    const receiver = receivers.get(queue.id);
+    const receiver = receivers.byId.get(queue.id);
     if (!receiver) this.#queues.delete(queue.id);
     if (!receiver || !this.#started || queue.sweeping || claims?.has(queue.id) === false) return undefined;
     if (!receivers.isEnabled(receiver)) {
@@ -302,7 +301,7 @@ export class DeliveryQueue<R extends Receiver> {
     for (const last of lastByReceiver(ended)) store.saveLast(last, transaction);
     const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
     for (const { webhookId, armed, delivery } of lastByReceiver(failed)) {
-      const receiver = receivers.get(webhookId);
+      const receiver = receivers.byId.get(webhookId);
       // A failure is ignored if the receiver was enabled again during the attempt.
       if (receiver?.armed === armed) receivers.gaveUp(receiver, delivery, transaction);
     }
@@ -334,7 +333,7 @@ export class DeliveryQueue<R extends Receiver> {
     } finally {
       queue.sweeping = false;
     }
-    const receiver = this.#parts.receivers.get(queue.id);
+    const receiver = this.#parts.receivers.byId.get(queue.id);
     if (receiver && this.#parts.receivers.isEnabled(receiver)) this.wake(queue.id);
   }
 
@@ -344,7 +343,7 @@ export class DeliveryQueue<R extends Receiver> {
     transaction: HistoryTransaction,
   ): Promise<Delivery[]> {
     const { receivers, store } = this.#parts;
-    const receiver = receivers.get(id);
+    const receiver = receivers.byId.get(id);
     if (!receiver) return [];
     const disabled = receivers.isEnabled(receiver)
       ? undefined
@@ -375,7 +374,7 @@ export class DeliveryQueue<R extends Receiver> {
   #abortForbidden(): void {
     const { receivers } = this.#parts;
     for (const { id, running } of this.#queues.values()) {
-      const receiver = receivers.get(id);
+      const receiver = receivers.byId.get(id);
       for (const { delivery, abort } of running) {
         if (!receiver || receivers.obstacle(receiver, delivery)) abort.abort();
       }

@@ -33,12 +33,8 @@ export class Subscriptions implements Receivers<Webhook> {
     this.#log = log;
   }
 
-  get(id: string): Webhook | undefined {
-    return this.#state.webhooks.get(id);
-  }
-
-  all(): Iterable<Webhook> {
-    return this.#state.webhooks.values();
+  get byId(): ReadonlyMap<string, Webhook> {
+    return this.#state.webhooks;
   }
 
   send(webhook: Webhook, message: Message, signal: AbortSignal): Promise<Outcome> {
