@@ -150,6 +150,6 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     };
     const body = Buffer.from(JSON.stringify(jsonFor(type, url, message)));
     // ntfy accepts JSON only at the root of its URL; the JSON contains the topic.
-    return sender.send(type === 'ntfy' ? new URL(url).origin : url, { headers, body }, signal);
+    return sender.send(type === 'ntfy' ? new URL(url).origin : url, () => ({ headers, body }), signal);
   }
 }

@@ -72,10 +72,10 @@ export class Sender {
     this.#unpooled = new Agent({ ...limits, connect, allowH2: false, pipelining: 0 });
   }
 
-  /** Sends an attempt and resolves with its outcome. Never rejects. */
-  send(url: string, made: Sent | ((at: number) => Sent), signal: AbortSignal): Promise<Outcome> {
+  /** Sends an attempt and resolves with its outcome. Never rejects. `make` gets the time at which the attempt began. */
+  send(url: string, make: (at: number) => Sent, signal: AbortSignal): Promise<Outcome> {
     return attempt(signal, (at, ending) => {
-      const { method = 'POST', headers, body = null } = typeof made === 'function' ? made(at) : made;
+      const { method = 'POST', headers, body = null } = make(at);
       return this.#post(url, { method, headers, body, signal: ending });
     });
   }

@@ -21,7 +21,7 @@ export function reportAlive(url: string, ms: number, { sender, alive, log }: Hea
   const report = async (): Promise<void> => {
     if (!(await alive())) return;
     const request = { method: 'GET', headers: { 'User-Agent': `Farhand/${version}` } } as const;
-    const { delivered, aborted, status_code, error } = await sender.send(url, request, ending.signal);
+    const { delivered, aborted, status_code, error } = await sender.send(url, () => request, ending.signal);
     if (aborted || delivered === !failing) return;
     failing = !delivered;
     // Only the origin is logged, because the path of such a URL is often a secret.
