@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import { channelId, deleted, label, named, text, timestamp } from './shared-schemas.ts';
-import { delivery, lastDelivery, testDelivery } from './webhooks.ts';
+import { delivery, hasNoUser, lastDelivery, testDelivery } from './webhooks.ts';
 
 export const channelTypes = ['webhook', 'slack', 'discord', 'ntfy', 'email'] as const;
 export type ChannelType = (typeof channelTypes)[number];
@@ -45,10 +45,7 @@ const url = z
     error: 'must be an http or https URL, or smtp://HOST:PORT or smtps://HOST:PORT for e-mail',
     abort: true,
   })
-  .refine(
-    (value) => !new URL(value).username && !new URL(value).password,
-    'must not contain a user name or password; set user and secret instead',
-  )
+  .refine(hasNoUser, 'must not contain a user name or password; set user and secret instead')
   .meta({
     description:
       'Where alerts are sent. `slack`, `discord`: the URL of an incoming webhook. `ntfy`: the URL of a topic. `webhook`: the URL of the receiver. `email`: the URL of the mail server, with `smtps://` for TLS or `smtp://` for STARTTLS',

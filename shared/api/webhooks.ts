@@ -8,7 +8,8 @@ import { deleted, instant, machineId, named, text, timestamp, webhookId } from '
 const patterns = [...webhookTypes, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
 const receiver = 'URL that receives the events';
-const hasNoUser = (text: string): boolean => !new URL(text).username && !new URL(text).password;
+/** True if a URL contains neither a user name nor a password. */
+export const hasNoUser = (text: string): boolean => !new URL(text).username && !new URL(text).password;
 const url = z
   .string()
   .min(1)
