@@ -1,6 +1,6 @@
 // The REST handlers of upgrades. An upgrade installs another version of the agent on many machines, a wave at a time.
 
-import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
+import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { upgrades as routes } from '../../shared/api/upgrades.ts';
 import { iso, now } from '../../shared/clock.ts';
@@ -62,7 +62,26 @@ export class Upgrades {
   }
 
   readonly handlers: Handlers['upgrades'] = {
-    create: (input, caller) => this.#create(input, caller),
+    create: async (input, caller) => {
+      const { machine_ids, tags, version = brokerVersion, ...plan } = input;
+      const machines = machinesNamedOrTagged({ machine_ids, tags }, caller, this.#services.state);
+      const id = newId('upgrade') as UpgradeId;
+      const created_at = now();
+      const upgrade = await this.#storing.run(caller.signal, async () => {
+        const members = this.#members(id, machines, version, await this.#records.busyMachines());
+        const waves = divide(members, plan.wave);
+        const made: Upgrade = {
+          ...{ id, status: 'running', version, ...plan, current_wave: 0, waves, next_wave_at: null },
+          ...{ failures: 0, created_at, finished_at: null, requested_by: caller.key_id },
+        };
+        await this.#records.insert(made, members, (transaction, some, more) =>
+          caller.commit(transaction, { upgrade_id: id }, some, more),
+        );
+        return made;
+      });
+      this.#rollout.begin(upgrade);
+      return this.#serialize(upgrade, caller);
+    },
     list: async (input, caller) => {
       const reachable = caller.reachable();
       const page = await pageOfRows(
@@ -124,27 +143,6 @@ export class Upgrades {
       started_at: textOf(member.started_at),
       finished_at: textOf(member.finished_at),
     };
-  }
-
-  async #create(input: Input<Api['upgrades']['create']>, caller: Caller): Promise<Served> {
-    const { machine_ids, tags, version = brokerVersion, ...plan } = input;
-    const machines = machinesNamedOrTagged({ machine_ids, tags }, caller, this.#services.state);
-    const id = newId('upgrade') as UpgradeId;
-    const created_at = now();
-    const upgrade = await this.#storing.run(caller.signal, async () => {
-      const members = this.#members(id, machines, version, await this.#records.busyMachines());
-      const waves = divide(members, plan.wave);
-      const made: Upgrade = {
-        ...{ id, status: 'running', version, ...plan, current_wave: 0, waves, next_wave_at: null },
-        ...{ failures: 0, created_at, finished_at: null, requested_by: caller.key_id },
-      };
-      await this.#records.insert(made, members, (transaction, some, more) =>
-        caller.commit(transaction, { upgrade_id: id }, some, more),
-      );
-      return made;
-    });
-    this.#rollout.begin(upgrade);
-    return this.#serialize(upgrade, caller);
   }
 
   /**
