@@ -1,7 +1,7 @@
 // Inventories: facts about machines, and the packages, ports and containers on them. A machine collects its
 // inventory when a request asks for it. The last collection is stored.
 
-import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now, sleep } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
@@ -28,7 +28,6 @@ interface InventoryServices {
 }
 
 type ListInput = Input<Api['inventory']['list']>;
-type List = Reply<Api['inventory']['list']>;
 
 /** Maximum number of machines that collect at the same time for lists. All requests for lists share this maximum. */
 const mostAtOnce = 16;
@@ -69,7 +68,28 @@ export class Inventories {
       if (collected) return collected;
       throw new AppError('machine_not_found', `no machine has the id ${machine_id}`, { machine_id });
     },
-    list: (input, caller) => this.#list(input, caller),
+    list: async (input, caller) => {
+      const { package: name, version_below: limit, offset, refresh } = input;
+      if (limit !== undefined && name === undefined)
+        throw fieldError('query', 'package', 'is missing; version_below needs it', 'invalid_request');
+      if (refresh && offset === 0) await this.#refresh(this.#machines(input, caller), caller);
+      const packages = name === undefined ? undefined : await this.#findPackages(name, limit);
+      // The machines are listed again, because the rights of the key may have changed during a refresh.
+      const machines = this.#machines(input, caller);
+      const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
+      const times = await this.#records.times();
+      const sorted = sortBy(matching, input.sort, times);
+      const page = sorted.slice(offset, offset + input.limit);
+      const visible = page.filter(({ id }) => this.#isAllowed(id)).map(({ id }) => id);
+      const summaries = await this.#records.summaries(visible);
+      const items = page.map(({ id, name: machine_name, tags }) => ({
+        ...{ machine_id: id, machine_name, tags, ip: this.#services.machineFacts.of(id)?.ip ?? '' },
+        ...(summaries.get(id) ?? { collected_at: null, facts: null, updates: null }),
+        packages: packages?.get(id) ?? [],
+      }));
+      const without = machines.filter(({ id }) => !times.has(id) || !this.#isAllowed(id));
+      return { items, total: matching.length, without_inventory: without.length };
+    },
   };
 
   /**
@@ -102,29 +122,6 @@ export class Inventories {
       // The machine may have been removed meanwhile.
       if (state.machines.has(machineId)) await this.#records.save(transaction, machineId, now(), collected);
     });
-  }
-
-  async #list(input: ListInput, caller: Caller): Promise<List> {
-    const { package: name, version_below: limit, offset, refresh } = input;
-    if (limit !== undefined && name === undefined)
-      throw fieldError('query', 'package', 'is missing; version_below needs it', 'invalid_request');
-    if (refresh && offset === 0) await this.#refresh(this.#machines(input, caller), caller);
-    const packages = name === undefined ? undefined : await this.#findPackages(name, limit);
-    // The machines are listed again, because the rights of the key may have changed during a refresh.
-    const machines = this.#machines(input, caller);
-    const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
-    const times = await this.#records.times();
-    const sorted = sortBy(matching, input.sort, times);
-    const page = sorted.slice(offset, offset + input.limit);
-    const visible = page.filter(({ id }) => this.#isAllowed(id)).map(({ id }) => id);
-    const summaries = await this.#records.summaries(visible);
-    const items = page.map(({ id, name: machine_name, tags }) => ({
-      ...{ machine_id: id, machine_name, tags, ip: this.#services.machineFacts.of(id)?.ip ?? '' },
-      ...(summaries.get(id) ?? { collected_at: null, facts: null, updates: null }),
-      packages: packages?.get(id) ?? [],
-    }));
-    const without = machines.filter(({ id }) => !times.has(id) || !this.#isAllowed(id));
-    return { items, total: matching.length, without_inventory: without.length };
   }
 
   /** Returns the machines with all these tags that the key may use. */
