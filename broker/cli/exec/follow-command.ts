@@ -2,7 +2,7 @@
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import type { Options } from '../declare-verb.ts';
-import { Exit, lost, onStop, write } from '../output-and-signals.ts';
+import { Exit, lost, type OutputName, onStop, write } from '../output-and-signals.ts';
 import { clean, cleanJson, hint } from '../print.ts';
 import type { ConnectionReporter } from './report-silence.ts';
 
@@ -23,15 +23,14 @@ export const flags = {
 export type ExecOptions = Options<typeof flags>;
 export type Params = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
 
-export type OutputStream = 'stdout' | 'stderr';
 type Followed =
   ReturnType<Farhand['commands']['stream']> extends AsyncIterable<{ data: infer D }> ? D : never;
 export type End = Extract<Followed, { status: unknown }>;
 
 export interface Listener {
-  output(stream: OutputStream, bytes: Uint8Array): Promise<void> | void;
+  output(stream: OutputName, bytes: Uint8Array): Promise<void> | void;
   /** Called when `count` bytes of output were dropped before they could be read. */
-  gap(stream: OutputStream, count: number): Promise<void> | void;
+  gap(stream: OutputName, count: number): Promise<void> | void;
   /** Called for each event of the command. */
   heard?(): void;
 }
@@ -97,7 +96,7 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
  * Writes output of a command. A failed write is ignored, because the command is then being cancelled and its output is
  * no longer needed.
  */
-export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
+export async function writeOutput(stream: OutputName, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
     if (!(error instanceof Exit)) throw error;
   });

@@ -3,6 +3,7 @@
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { given } from '../declare-verb.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';
+import type { OutputName } from '../output-and-signals.ts';
 import { clean, cleanLines, counted, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
 import * as one from './follow-command.ts';
@@ -116,9 +117,9 @@ async function followAll(
  * machine.
  */
 function prefixed(name: string): MemberListener {
-  const rest: Record<one.OutputStream, string> = { stdout: '', stderr: '' };
+  const rest: Record<OutputName, string> = { stdout: '', stderr: '' };
   const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
-  const put = async (stream: one.OutputStream, lines: string[]): Promise<void> => {
+  const put = async (stream: OutputName, lines: string[]): Promise<void> => {
     const text = lines.map((line) => `${name} | ${cleanLines(line)}\n`).join('');
     if (text) await one.writeOutput(stream, text);
   };
