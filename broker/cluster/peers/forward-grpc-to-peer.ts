@@ -4,7 +4,7 @@ import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefi
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 import { leaseMs } from '../broker-and-owner-tables.ts';
-import type { Forwarded } from './forward-http-to-peer.ts';
+import type { Forwarded, PeerClient } from './forward-http-to-peer.ts';
 import { clientHeader, describeClient } from './forwarded-client-header.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
 
@@ -38,6 +38,12 @@ export const machineHeader = 'farhand-machine';
 
 /** Headers of the client's call that are passed on, because the owner of the machine reads them. */
 const passed = ['idempotency-key', machineHeader];
+
+/** The clients with which this broker calls other brokers: one for HTTP requests and WebSockets, one for gRPC calls. */
+export interface Clients {
+  http: PeerClient;
+  grpc: PeerCalls;
+}
 
 export class PeerCalls {
   readonly #clients = new Map<string, Client>();

@@ -5,15 +5,10 @@ import { type CallOptions, drained, fileWriterService } from '../../../shared/ag
 import type { Caller } from '../../../shared/api/route-table.ts';
 import { eventsOf } from '../../../shared/sdk/parse-lines-and-sse.ts';
 import { errorOf } from '../../grpc-api/forward-call-to-owner.ts';
-import { machineHeader, type PeerCalls } from './forward-grpc-to-peer.ts';
-import { type PeerClient, unanswered } from './forward-http-to-peer.ts';
+import { type Clients, machineHeader, type PeerCalls } from './forward-grpc-to-peer.ts';
+import { unanswered } from './forward-http-to-peer.ts';
 import { clientOf } from './forwarded-client-header.ts';
 import type { FileWriter, OtherBrokers, Owners, Peer } from './owner-lookup.ts';
-
-interface Clients {
-  http: PeerClient;
-  grpc: PeerCalls;
-}
 
 export function createOtherBrokers(owners: Owners, { http, grpc }: Clients): OtherBrokers {
   return {

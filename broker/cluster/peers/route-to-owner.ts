@@ -7,8 +7,8 @@ import { AppError } from '../../../shared/errors.ts';
 import type { Lookups } from '../../request-checks/authorize.ts';
 import type { FoundId } from '../../request-checks/parse-api-request.ts';
 import type { State } from '../../state/in-memory-state.ts';
-import type { PeerCall, PeerCalls } from './forward-grpc-to-peer.ts';
-import type { Forwarded, PeerClient } from './forward-http-to-peer.ts';
+import type { Clients, PeerCall } from './forward-grpc-to-peer.ts';
+import type { Forwarded } from './forward-http-to-peer.ts';
 import type { Owners, Peer } from './owner-lookup.ts';
 
 export type { Forwarded, PeerCall };
@@ -49,11 +49,6 @@ export interface Elsewhere {
 }
 
 type MethodOf<Request> = Pick<MethodDefinition<Request, unknown>, 'path' | 'requestSerialize'>;
-/** The clients with which this broker calls other brokers: one for HTTP requests and WebSockets, one for gRPC calls. */
-interface Clients {
-  http: PeerClient;
-  grpc: PeerCalls;
-}
 
 export class Peers {
   readonly #services: Services;
