@@ -9,7 +9,7 @@ import { day, machineId, milliseconds, sessionId, text, timestamp } from './shar
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
 const attachModes = ['operator', 'observer'] as const;
 
-export const clientId = z
+const clientId = z
   .string()
   .min(1)
   .max(200)

@@ -1,8 +1,8 @@
-// Schemas of the messages on a terminal's WebSocket, and the REST route that becomes this WebSocket.
+// The messages on a terminal's WebSocket, and the REST route that becomes this WebSocket.
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { socket } from './define-route.ts';
-import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
+import { cols, rows, type sessionStatuses } from './sessions.ts';
 import { text } from './shared-schemas.ts';
 
 export const maxMessageBytes = 1024 * 1024;
@@ -22,30 +22,23 @@ export const receivedMessage = z.strictObject({
 export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof receivedMessage>;
 
 /**
- * Schema of the text messages that the broker sends. Its binary messages are output of the terminal. A newer broker may
- * send other types of text messages. Clients ignore them.
+ * A text message that the broker sends. Its binary messages are output of the terminal. A newer broker may send other
+ * types of text messages. Clients ignore them.
  */
-export const brokerMessage = z.discriminatedUnion('type', [
-  z.object({
-    type: z.literal('ready'),
-    client_id: clientId,
-    offset: z.number(),
-    cols,
-    rows,
-    // Brokers of version 0.1.0 send no `window`, and accept no message `received`.
-    window: z.number().optional(),
-  }),
-  z.object({ type: z.literal('status'), status: z.enum(sessionStatuses) }),
-  z.object({ type: z.literal('size'), cols, rows }),
-  z.object({ type: z.literal('refused'), message: z.string() }),
-  z.object({
-    type: z.literal('end'),
-    exit_code: z.number().nullable(),
-    signal: z.string().nullable(),
-    reason: z.string().nullable(),
-  }),
-]);
-export type BrokerMessage = z.output<typeof brokerMessage>;
+export type BrokerMessage =
+  | {
+      type: 'ready';
+      client_id: string;
+      offset: number;
+      cols: number;
+      rows: number;
+      /** Undefined if the broker has version 0.1.0, which accepts no message `received`. */
+      window?: number | undefined;
+    }
+  | { type: 'status'; status: (typeof sessionStatuses)[number] }
+  | { type: 'size'; cols: number; rows: number }
+  | { type: 'refused'; message: string }
+  | { type: 'end'; exit_code: number | null; signal: string | null; reason: string | null };
 
 const description = `Open the \`stream_url\` of an attach as a WebSocket. It needs no API key: its ticket is valid once, within 30 seconds.
 A browser may open it only from the broker’s own pages (\`Origin\`).
