@@ -1,7 +1,6 @@
 // Compares versions as pacman does (vercmp(8)). The rule is similar to rpm's, but 1.0beta is older than 1.0,
 // and the number of separators between segments counts.
-import { compareNumbers, compareTexts } from './deb.ts';
-import { compareWithEpoch } from './rpm.ts';
+import { compareNumbersOrLetters, compareWithEpoch } from './rpm.ts';
 
 /** Returns a number below 0 if `a` is older than `b` for pacman, above 0 if `a` is newer, and 0 if both are equal. */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
@@ -17,15 +16,9 @@ function compareSegments(a: string, b: string): number {
     const [, others = '', other] = two ?? [];
     if (segment === undefined || other === undefined) return compareRests(one?.[0] ?? '', two?.[0] ?? '');
     if (signs.length !== others.length) return signs.length - others.length;
-    const order = compareSegment(segment, other);
+    const order = compareNumbersOrLetters(segment, other);
     if (order !== 0) return order;
   }
-}
-
-function compareSegment(x: string, y: string): number {
-  const [isNumber, isOther] = [/^\d/.test(x), /^\d/.test(y)];
-  if (isNumber !== isOther) return isNumber ? 1 : -1;
-  return isNumber ? compareNumbers(x, y) : compareTexts(x, y);
 }
 
 /**

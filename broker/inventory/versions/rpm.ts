@@ -38,8 +38,12 @@ function compareSegment(x: string | undefined, y: string | undefined): number {
   if (x === '^') return y === undefined ? 1 : -1;
   if (y === '^') return x === undefined ? -1 : 1;
   if (x === undefined || y === undefined) return x === undefined ? -1 : 1;
+  return compareNumbersOrLetters(x, y);
+}
+
+/** Compares segments that consist of digits or of letters. A number is newer than letters. */
+export function compareNumbersOrLetters(x: string, y: string): number {
   const [isNumber, isOther] = [/^\d/.test(x), /^\d/.test(y)];
-  // A number is newer than letters.
   if (isNumber !== isOther) return isNumber ? 1 : -1;
   return isNumber ? compareNumbers(x, y) : compareTexts(x, y);
 }
