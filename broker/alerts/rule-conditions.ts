@@ -3,7 +3,7 @@
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { remoteFileSystems } from '../../shared/remote-file-systems.ts';
-import { version } from '../../shared/version.ts';
+import { isOlder, version } from '../../shared/version.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { machinesOfSchedule, reaches } from '../keys/rights.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
@@ -272,17 +272,6 @@ function measureDisks(mount: string, { disks }: Report): Measured | undefined {
   const used = fitting.flatMap(({ mount: at, space }) => (space ? [{ at, value: percentOf(space) }] : []));
   const [fullest] = used.toSorted((a, b) => b.value - a.value);
   return fullest && { what: `disk usage at ${fullest.at}`, value: fullest.value };
-}
-
-/** Compares versions such as 1.2.3 or 1.2.3-rc.1 by their three numbers; a release is newer than its candidates. */
-function isOlder(some: string, other: string): boolean {
-  const [a, b] = [some, other].map((text) => /^(\d+)\.(\d+)\.(\d+)(-.+)?/.exec(text));
-  if (!a || !b) return false;
-  for (const at of [1, 2, 3]) {
-    const difference = Number(a[at]) - Number(b[at]);
-    if (difference !== 0) return difference < 0;
-  }
-  return a[4] !== undefined && b[4] === undefined;
 }
 
 const keyOfRun = ({ schedule_id, machine_id }: ScheduleRun): string => `${schedule_id} ${machine_id}`;

@@ -63,7 +63,7 @@ export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
   /** Ids of the runs that had not ended when this broker started or took over machines. */
-  readonly #leftOpen: Set<string>;
+  #leftOpen: Set<string>;
   /** For each machine, the monotonic time at which this broker took it over from another broker. */
   readonly #adoptedAt = new Map<string, number>();
   readonly #linkedAt = new Map<string, number>();
@@ -83,7 +83,7 @@ export class Launcher {
    */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
-    for (const id of await this.#context.records.unfinishedIds()) this.#leftOpen.add(id);
+    this.#leftOpen = new Set(await this.#context.records.unfinishedIds());
   }
 
   #ownedSince(machineId: string): number {

@@ -311,6 +311,13 @@ describe('farhand exec on several machines', () => {
     ]);
   });
 
+  test('prints the last bytes of an output even if they are half a character', async () => {
+    const { system, farhand } = await startScene();
+    await system.agent({ name: 'web-2', tags: 'web' });
+    const { out } = await farhand('exec', ['--tag', 'web', '--', String.raw`printf 'caf\303'`]);
+    expect(out.split('\n').toSorted()).toEqual(['', 'web-1 | caf\ufffd', 'web-2 | caf\ufffd']);
+  });
+
   test('starts the command on no further machine after --max-failures', async () => {
     const { system, farhand } = await startScene();
     await system.agent({ name: 'web-2', tags: 'web' });

@@ -19,6 +19,7 @@ import { doctor as brokerDoctor } from '../../broker/doctor.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
 import { startAdvice } from '../../shared/doctor/broker-checks.ts';
 import { fail } from '../../shared/doctor/check-result.ts';
+import { version } from '../../shared/version.ts';
 import { createLine, open } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
@@ -318,18 +319,17 @@ describe('farhand doctor', () => {
     await system.agent({ name: 'web-1' });
     const farhand = createLine(system);
     const metrics = { recorded_at_ms: Date.now() - 86_400_000, cpu_cores: 1, memory: {}, disk: {} };
-    await scriptedMachine(system, { metrics });
+    const candidate = `${version}-rc.1`;
+    await scriptedMachine(system, { metrics, agent_version: candidate });
     const { code, out } = await farhand('doctor');
     expect(code).toBe(0);
-    expect(out).toMatch(
-      /^warn +agents +these agents are older than the broker \(\S+\): scripted \(0\.0\.0\)$/m,
-    );
+    expect(out).toContain(`these agents are older than the broker (${version}): scripted (${candidate})\n`);
     expect(out).toMatch(
       /^warn +clocks +these clocks differ from the broker’s: scripted \((1d|23h 59m) behind\)$/m,
     );
     const list = await farhand('machines list');
     expect(list.out).toMatch(/^NAME +ID +STATUS +OS +VERSION /);
-    expect(list.out).toMatch(/^scripted .* 0\.0\.0 /m);
+    expect(list.out).toContain(` ${candidate} `);
     expect((await farhand('machines status', ['scripted'])).out).toMatch(
       /^clock +(1d|23h 59m)\S* behind the broker’s$/m,
     );

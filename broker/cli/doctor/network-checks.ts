@@ -5,7 +5,7 @@ import { reachPort } from '../../../shared/doctor/reachable-port.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { hostPort } from '../../../shared/read-settings.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
-import { version } from '../../../shared/version.ts';
+import { isOlder, version } from '../../../shared/version.ts';
 import { brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
 import { clean, span } from '../print.ts';
 
@@ -194,11 +194,4 @@ async function machines(client: Farhand, scopes: readonly string[], there: strin
 function some(texts: string[]): string {
   const more = texts.length > 10 ? `, and ${texts.length - 10} more` : '';
   return `${clean(texts.slice(0, 10).join(', '))}${more}`;
-}
-
-/** True if `version` is older. A text without three numbers is not older. */
-function isOlder(version: string, than: string): boolean {
-  const [a, b] = [version, than].map((text) => /^(\d+)\.(\d+)\.(\d+)/.exec(text)?.slice(1).map(Number));
-  const at = a?.findIndex((part, index) => part !== b?.[index]) ?? -1;
-  return at >= 0 && (a?.[at] ?? 0) < (b?.[at] ?? 0);
 }

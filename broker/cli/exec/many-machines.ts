@@ -135,7 +135,11 @@ function prefixed(name: string): MemberListener {
     },
     gap: (stream, count) => put('stderr', [`[${count} bytes of ${stream} were dropped]`]),
     async ended() {
-      for (const stream of ['stdout', 'stderr'] as const) if (rest[stream]) await put(stream, [rest[stream]]);
+      for (const stream of ['stdout', 'stderr'] as const) {
+        // Without bytes, decode() returns a replacement character for a character that is not complete.
+        const last = rest[stream] + decoders[stream].decode();
+        if (last) await put(stream, [last]);
+      }
     },
   };
 }
