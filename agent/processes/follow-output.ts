@@ -25,45 +25,27 @@ export function follow(
   find: () => Promise<Followed>,
   offsets: Offsets,
   signal: AbortSignal,
-): AsyncIterableIterator<Answer, undefined> {
+): AsyncGenerator<Answer> {
   return leaving(signal, async function* (left) {
     yield* events(await find(), offsets, left);
   });
 }
 
-/**
- * Runs the generator `answer` so that return() ends it immediately, even while it waits. `answer` gets a signal that
- * fires when the iteration ends.
- */
-export function leaving<A>(
+/** Runs the generator `answer`. It gets a signal that fires when the iteration ends or `signal` fires. */
+export async function* leaving<A>(
   signal: AbortSignal,
   answer: (left: AbortSignal) => AsyncGenerator<A>,
-): AsyncIterableIterator<A, undefined> {
+): AsyncGenerator<A> {
   const own = new AbortController();
   const leave = (): void => own.abort(signal.aborted ? signal.reason : gaveUp);
   if (signal.aborted) leave();
   signal.addEventListener('abort', leave, { once: true });
-  async function* answers(): AsyncGenerator<A, undefined> {
-    try {
-      yield* answer(own.signal);
-    } finally {
-      signal.removeEventListener('abort', leave);
-      leave();
-    }
+  try {
+    yield* answer(own.signal);
+  } finally {
+    signal.removeEventListener('abort', leave);
+    leave();
   }
-  const inner = answers();
-  return {
-    [Symbol.asyncIterator]() {
-      return this;
-    },
-    next: () => inner.next(),
-    return() {
-      // inner.return() takes effect at the generator's next yield. If the generator is waiting, leave() first ends that
-      // wait.
-      leave();
-      return inner.return(undefined);
-    },
-  };
 }
 
 async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal): AsyncGenerator<Answer> {
