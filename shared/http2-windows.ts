@@ -3,7 +3,7 @@
 //
 // - A near peer (round trip up to 0.4 ms) has a fixed window.
 // - A distant peer's window grows while data is read quickly, and shrinks while unread data takes memory.
-import { subscribe, unsubscribe } from 'node:diagnostics_channel';
+import { subscribe } from 'node:diagnostics_channel';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { linkService } from './agent-rpcs.ts';
 import { every, monotonic } from './clock.ts';
@@ -82,32 +82,22 @@ interface Status {
 
 type Role = 'client' | 'server';
 
-/**
- * The WindowControl of each role. All callers of controlFlow() with the same role share one, because Node reports all
- * HTTP/2 sessions of a role on one diagnostics channel.
- */
-const controls = new Map<Role, WindowControl>();
+/** Roles whose windows are sized. */
+const controlled = new Set<Role>();
 
 /**
- * Sizes the windows of the links that this process dials (`client`) or accepts (`server`). Stops when the returned
- * function is called, which must be done only once.
+ * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the process ends.
+ * Further calls do nothing, because Node reports all HTTP/2 sessions of a role on one diagnostics channel.
  */
-export function controlFlow(role: Role): () => void {
-  const control = controls.get(role) ?? new WindowControl(role);
-  controls.set(role, control);
-  control.users += 1;
-  return () => {
-    control.users -= 1;
-    if (control.users > 0) return;
-    control.stop();
-    controls.delete(role);
-  };
+export function controlFlow(role: Role): void {
+  if (controlled.has(role)) return;
+  controlled.add(role);
+  const control = new WindowControl();
+  subscribe(`http2.${role}.stream.created`, control.opened);
 }
 
 /** Uses Node's diagnostics channels, the only access to the HTTP/2 sessions of grpc-js. */
 class WindowControl {
-  users = 0;
-  readonly #channel: string;
   readonly #sessions = new WeakSet<Http2Session>();
   /**
    * One entry for each session that has carried an answer stream. A fleet's 10,000 control connections normally carry
@@ -121,17 +111,7 @@ class WindowControl {
   readonly #busy = new Set<Peer>();
   #stopLooking = (): void => {};
 
-  constructor(role: Role) {
-    this.#channel = `http2.${role}.stream.created`;
-    subscribe(this.#channel, this.#opened);
-  }
-
-  stop(): void {
-    unsubscribe(this.#channel, this.#opened);
-    this.#stopLooking();
-  }
-
-  readonly #opened = (message: unknown): void => {
+  readonly opened = (message: unknown): void => {
     // The cast is safe: Node documents this type for the messages of the channel.
     const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
     const { session } = stream;

@@ -94,15 +94,7 @@ const farewellMs = 1_000;
  */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
   shortenQueues();
-  const stopControl = controlFlow('client');
-  try {
-    await dialAgain(options, signal);
-  } finally {
-    stopControl();
-  }
-}
-
-async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<void> {
+  controlFlow('client');
   const wait = backoff();
   while (!signal.aborted) {
     options.onProgress?.(patienceMs);

@@ -91,6 +91,7 @@ export async function startListener(
   const { authority, connections, log } = services;
   const { host, port } = options;
   shortenQueues();
+  controlFlow('server');
   const limits = createLinkLimits(services);
   const heartbeats = new Heartbeats(settings);
   const server = grpcServer();
@@ -108,7 +109,6 @@ export async function startListener(
   const applyLeaf = (leaf: SecureContextOptions): void => tls.setSecureContext(leaf);
   const stops = [
     connections.guardCalls(options.hasKey),
-    controlFlow('server'),
     pingConnections(options.pings),
     renewLeaves(() => authority.leaf(), applyLeaf, log),
   ];
