@@ -6,7 +6,7 @@ import type { Disk } from '../proto/types/farhand/agent/v1/Disk.ts';
 import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
-import { monotonic, now, sleep } from '../shared/clock.ts';
+import { endsWithin, monotonic, now } from '../shared/clock.ts';
 import { remoteFileSystems } from '../shared/remote-file-systems.ts';
 import { residentBytes } from '../shared/start-garbage-collection.ts';
 
@@ -175,10 +175,7 @@ class Disks {
   async #spaceAt(path: string): Promise<Space | undefined> {
     if (this.#silent.has(path) || this.#silent.size >= mostSilent) return undefined;
     const answer = this.#asked.get(path) ?? this.#ask(path);
-    const stop = new AbortController();
-    const first = await Promise.race([answer, sleep(diskLimit, stop.signal).then(() => 'late' as const)]);
-    stop.abort();
-    if (first !== 'late') return first;
+    if (await endsWithin(diskLimit, answer)) return answer;
     if (this.#asked.get(path) === answer) this.#silent.add(path);
     return undefined;
   }

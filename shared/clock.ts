@@ -101,3 +101,13 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
     signal?.addEventListener('abort', done, { once: true });
   });
 }
+
+/**
+ * Waits for `work`, but at most `ms` milliseconds. Returns false if `work` has not resolved by then. Rejects as
+ * `work` does.
+ */
+export function endsWithin(ms: number, work: Promise<unknown>): Promise<boolean> {
+  const late = Promise.withResolvers<false>();
+  const cancel = after(ms, () => late.resolve(false));
+  return Promise.race([work.then(() => true), late.promise]).finally(cancel);
+}

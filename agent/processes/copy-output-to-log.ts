@@ -1,8 +1,7 @@
 // Copies the output of a process from its pipe or terminal into its log.
 import type { OnReadOpts, Socket } from 'node:net';
-import { monotonic } from '../../shared/clock.ts';
+import { endsWithin, monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
@@ -18,19 +17,10 @@ const mostSpare = 32;
  * least `drainMs` milliseconds. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
-  const changed = new Wake();
-  let over = false;
-  const all = Promise.all(pumps.map(({ done }) => done)).then(() => {
-    over = true;
-    changed.wake();
-  });
-  do await changed.until(() => over, Math.max(drainMs, 1));
-  while (
-    // A pump whose append does not end means that the disk hangs. The loop then waits for another `drainMs`, because
-    // cut() would lose the output that is still in the pipes.
-    !over &&
-    pumps.some((pump) => pump.stalled(drainMs / 2))
-  );
+  const all = Promise.all(pumps.map(({ done }) => done));
+  // A pump whose append does not end means that the disk hangs. The loop then waits for another `drainMs`, because
+  // cut() would lose the output that is still in the pipes.
+  while (!(await endsWithin(drainMs, all)) && pumps.some((pump) => pump.stalled(drainMs / 2)));
   for (const pump of pumps) pump.cut();
   await all;
 }

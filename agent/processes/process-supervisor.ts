@@ -1,5 +1,5 @@
 // Starts the process of one command or terminal, and tracks it until its whole process tree has ended.
-import { after, now, sleep } from '../../shared/clock.ts';
+import { after, endsWithin, now } from '../../shared/clock.ts';
 import {
   killGraceMs,
   openCommands,
@@ -223,17 +223,11 @@ export class Running {
           { ...about, left },
           'processes of a command survived SIGKILL and still run; they may wait for a disk that no longer responds, so check the disks',
         );
-      else await this.#exitReported();
+      // Waits for the spawner, because only its report says which signal has ended the first process.
+      else await endsWithin(limits.lateMs, this.child.exited);
     } catch (err) {
       log.error({ err, ...about }, 'a command could not be killed; its processes may still run');
     }
     if (this.#alive) this.#givenUp.resolve({ code: 128 + 9, signal: 'SIGKILL' });
-  }
-
-  /** Waits for the spawner, because only its report says which signal has ended the first process. */
-  async #exitReported(): Promise<void> {
-    const waiting = new AbortController();
-    await Promise.race([this.child.exited, sleep(this.#parts.limits.lateMs, waiting.signal)]);
-    waiting.abort();
   }
 }

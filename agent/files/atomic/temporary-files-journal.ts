@@ -3,7 +3,7 @@
 import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
-import { sleep } from '../../../shared/clock.ts';
+import { endsWithin } from '../../../shared/clock.ts';
 import { ignoring } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { BigIntStats, Confined } from '../confine/confined-fs.ts';
@@ -77,10 +77,7 @@ export class Journal {
     if (journal.#live.size === 0) await writeFile(path, '', { mode: 0o600 });
     else await journal.#rewrite();
     const left = [...journal.#live].map(([file, mark]) => journal.#removeLeftover(file, mark));
-    const removed = new AbortController();
-    await Promise.race([Promise.all(left), sleep(longestRemoval, removed.signal)]);
-    // Ends the timer of sleep(). A timer that still runs would delay an exit of the agent by up to five seconds.
-    removed.abort();
+    await endsWithin(longestRemoval, Promise.all(left));
     return journal;
   }
 
