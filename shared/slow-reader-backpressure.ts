@@ -112,12 +112,8 @@ export class Backpressure {
 
   /** Resolves when the writer may continue. `end` returns the offset of the end of the log. */
   async hold(end: () => number): Promise<void> {
-    for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end())) {
-      const stalled = new AbortController();
-      const cancel = after(ms, () => stalled.abort());
-      await this.#moved.wait(stalled.signal);
-      cancel();
-    }
+    for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end()))
+      await this.#moved.until(() => this.#holdMs(end()) === 0, ms);
   }
 
   /** Milliseconds for which the writer has to wait if no reader reads meanwhile. */
