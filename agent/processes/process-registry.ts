@@ -168,8 +168,7 @@ export abstract class ProcessTable<T extends Tracked> {
   async stop(): Promise<void> {
     this.#stopping = true;
     for (const { running } of this.#open) running?.kill('stopped', this.#parts.limits.stopGraceMs);
-    const never = new AbortController().signal;
-    while (this.#open.size > 0) await this.#closed.wait(never);
+    while (this.#open.size > 0) await this.#closed.wait();
   }
 
   notFound(id: string): AppError {
