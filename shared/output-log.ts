@@ -8,8 +8,6 @@ import { errnoOf, fromErrno } from './errors.ts';
 import { Backpressure, Wake } from './slow-reader-backpressure.ts';
 import { countTransferred } from './start-garbage-collection.ts';
 
-export { Wake };
-
 export interface OutputOptions {
   /** How many of the output's last bytes the log stores. It may store about a sixteenth (one segment) more. */
   windowBytes?: number;
@@ -49,11 +47,6 @@ interface Segment {
  */
 const mostSegments = 64;
 
-/** Returns a new, empty log, which creates no file before the first byte. */
-export function newOutput(directory: string, options: OutputOptions = {}): OutputLog {
-  return new OutputLog(directory, [], options);
-}
-
 /** Opens the log in `directory`. Without files there, the log is empty. Appended bytes follow the stored ones. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
@@ -68,7 +61,7 @@ export async function openOutput(directory: string, options: OutputOptions = {})
     // needs its name.
     else await unlink(join(directory, name));
   }
-  return new OutputLog(directory, segments, options);
+  return new OutputLog(directory, options, segments);
 }
 
 export class OutputLog {
@@ -85,8 +78,8 @@ export class OutputLog {
   #queue: Promise<void> = Promise.resolve();
   #made: boolean;
 
-  /** Use newOutput() or openOutput() instead of this constructor. */
-  constructor(directory: string, segments: Segment[], options: OutputOptions) {
+  /** Makes an empty log, which creates no file before the first byte. Only openOutput() passes `segments`. */
+  constructor(directory: string, options: OutputOptions = {}, segments: Segment[] = []) {
     this.changed = options.changed ?? new Wake();
     this.#directory = directory;
     this.#windowBytes = options.windowBytes ?? outputWindowBytes;

@@ -4,14 +4,8 @@ import { mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promise
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import {
-  newOutput,
-  type OutputLog,
-  type OutputOptions,
-  type OutputReader,
-  openOutput,
-  Wake,
-} from '../shared/output-log.ts';
+import { OutputLog, type OutputOptions, type OutputReader, openOutput } from '../shared/output-log.ts';
+import { Wake } from '../shared/slow-reader-backpressure.ts';
 
 let home: string;
 let directory: string;
@@ -28,7 +22,7 @@ afterEach(async () => {
 });
 
 function make(options: OutputOptions = {}): OutputLog {
-  const log = newOutput(directory, options);
+  const log = new OutputLog(directory, options);
   logs.push(log);
   return log;
 }
@@ -157,7 +151,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   await woken;
   // Appends to another log, which takes as long as an append that does not wait. The first append must still wait after
   // that.
-  const other = newOutput(join(home, 'other'));
+  const other = new OutputLog(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));
   expect(waited).toBe(false);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newOutput, type OutputLog } from '../../shared/output-log.ts';
+import { OutputLog } from '../../shared/output-log.ts';
 import { isSignal } from '../../shared/signals.ts';
 import { outputNames, type Recovered } from './crash-recovery.ts';
 import { follow } from './follow-output.ts';
@@ -30,8 +30,8 @@ export class Command extends Tracked {
     super(id);
     const names = outputNames(id);
     const options = { windowBytes: limits.windowBytes, stallMs: limits.stallMs, changed: this.changed };
-    this.stdout = stored?.stdout ?? newOutput(join(outputs, names.stdout), options);
-    this.stderr = stored?.stderr ?? newOutput(join(outputs, names.stderr), options);
+    this.stdout = stored?.stdout ?? new OutputLog(join(outputs, names.stdout), options);
+    this.stderr = stored?.stderr ?? new OutputLog(join(outputs, names.stderr), options);
     if (stored) this.restore(stored.entry);
   }
 

@@ -2,7 +2,8 @@
 import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
-import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output-log.ts';
+import { OutputLog, openOutput } from '../../shared/output-log.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
@@ -151,7 +152,7 @@ export class OutputDirectory {
   /** Creates the output of a new command. */
   fresh(id: string): Output {
     const changed = new Wake();
-    const fresh = (stream: Stream) => newOutput(this.#pathOf(id, stream), { changed, memoryBytes });
+    const fresh = (stream: Stream) => new OutputLog(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: fresh('stdout'), stderr: fresh('stderr') }, changed, this);
   }
 
@@ -179,7 +180,7 @@ export class OutputDirectory {
         return file;
       }
       const tail = command[stream];
-      const tailOnly = newOutput('', { changed, memoryBytes: Number.POSITIVE_INFINITY });
+      const tailOnly = new OutputLog('', { changed, memoryBytes: Number.POSITIVE_INFINITY });
       await tailOnly.skip(bytes - tail.length);
       if (tail.length > 0) await tailOnly.append(tail);
       return tailOnly;
