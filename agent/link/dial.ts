@@ -77,36 +77,31 @@ export class Dial {
    * Opens the stream that answers one call. It uses the connection of the control stream if `quick` is set, otherwise
    * the second connection.
    */
-  answer(callId: string, quick = false): AnswerStream {
+  answer(callId: string, quick: boolean): AnswerStream {
     const metadata = new Metadata();
     metadata.set(callKey, callId);
     return (quick ? this.#first : this.#second).Answer(metadata);
   }
 
   /** True if the connection for long answers is ready. Connects it if needed and waits up to 2 s. */
-  isSecondReady(): Promise<boolean> {
-    return isReady(this.#second);
+  async isSecondReady(): Promise<boolean> {
+    const channel = this.#second.getChannel();
+    const deadline = now() + connectMs;
+    // waitForReady of grpc-js is not used, because it makes a closed client dial again.
+    for (;;) {
+      const state = channel.getConnectivityState(true);
+      if (state === connectivityState.READY) return true;
+      // grpc-js reconnects after a pause, which is too long to wait here.
+      if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
+      const { promise, resolve } = Promise.withResolvers<boolean>();
+      channel.watchConnectivityState(state, deadline, (error) => resolve(!error));
+      if (!(await promise)) return false;
+    }
   }
 
   close(): void {
     this.#first.close();
     this.#second.close();
-  }
-}
-
-/** True if a client is connected. Connects the client if needed, and waits up to 2 s. */
-async function isReady(client: LinkClient): Promise<boolean> {
-  const channel = client.getChannel();
-  const deadline = now() + connectMs;
-  // waitForReady of grpc-js is not used, because it makes a closed client dial again.
-  for (;;) {
-    const state = channel.getConnectivityState(true);
-    if (state === connectivityState.READY) return true;
-    // grpc-js reconnects after a pause, which is too long to wait here.
-    if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
-    const { promise, resolve } = Promise.withResolvers<boolean>();
-    channel.watchConnectivityState(state, deadline, (error) => resolve(!error));
-    if (!(await promise)) return false;
   }
 }
 

@@ -58,13 +58,11 @@ export class PipeNames {
       const reader = path && openFreePipe(path);
       if (path && reader) return { path, reader };
       if (path) rmSync(path, { force: true });
-      else await this.#refillOnce();
+      else {
+        this.#refill ??= this.#more();
+        await this.#refill;
+      }
     }
-  }
-
-  #refillOnce(): Promise<void> {
-    this.#refill ??= this.#more();
-    return this.#refill;
   }
 
   giveBack(paths: readonly string[]): void {
