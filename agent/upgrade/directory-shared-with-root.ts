@@ -7,45 +7,33 @@ import { signatureFileSchema } from '../../shared/package-signature.ts';
 
 export const upgradeDirectory = '/var/lib/farhand-agent-upgrade';
 
-export interface UpgradePaths {
-  /** Directory in which the agent writes a package and the request to install it. */
-  incoming: string;
-  package: string;
-  request: string;
-  /** The request that root has taken but not answered yet. */
-  taken: string;
-  /** File in which `farhand-agent install` describes how the agent is installed. */
-  installed: string;
-  /** Public key, as PEM. The machine accepts only packages whose signature this key verifies. */
-  trustedKey: string;
-  /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
-  result: string;
-  /**
-   * File that only root uses. It contains the step that a running upgrade has reached. It exists from shortly before
-   * the version is switched until the end of the upgrade.
-   */
-  state: string;
-  /** Root's own copy of the package. */
-  copy: string;
-  /** The previous version as a Debian package. */
-  previousDeb: string;
-  /** Copy of the version that ran before the upgrade. Its program finishes the upgrade. */
-  rescue: string;
-}
+export type UpgradePaths = ReturnType<typeof upgradePaths>;
 
-export function upgradePaths(directory: string): UpgradePaths {
+export function upgradePaths(directory: string) {
   const incoming = join(directory, 'incoming');
   return {
+    /** Directory in which the agent writes a package and the request to install it. */
     incoming,
     package: join(incoming, 'package'),
     request: join(incoming, 'request.json'),
+    /** The request that root has taken but not answered yet. */
     taken: join(directory, 'request.json'),
+    /** File in which `farhand-agent install` describes how the agent is installed. */
     installed: join(directory, 'installed.json'),
+    /** Public key, as PEM. The machine accepts only packages whose signature this key verifies. */
     trustedKey: join(directory, 'trusted-key.pem'),
+    /** File with the outcome of the last upgrade. Root writes it, and the agent reads it. */
     result: join(directory, 'result.json'),
+    /**
+     * File that only root uses. It contains the step that a running upgrade has reached. It exists from shortly before
+     * the version is switched until the end of the upgrade.
+     */
     state: join(directory, 'state.json'),
+    /** Root's own copy of the package. */
     copy: join(directory, 'package'),
+    /** The previous version as a Debian package. */
     previousDeb: join(directory, 'previous.deb'),
+    /** Copy of the version that ran before the upgrade. Its program finishes the upgrade. */
     rescue: join(directory, 'rescue'),
   };
 }

@@ -9,7 +9,7 @@ import { StartError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { version } from '../../../shared/version.ts';
 import type { AgentSettings } from '../../settings-schema.ts';
-import { type UpgradeResult, upgradePaths } from '../directory-shared-with-root.ts';
+import { type UpgradePaths, type UpgradeResult, upgradePaths } from '../directory-shared-with-root.ts';
 import { pinKey } from '../trusted-key.ts';
 import { DebianPackage } from './debian-package.ts';
 import type { Installer } from './installer-interface.ts';
@@ -67,7 +67,7 @@ export async function applyUpgrade(settings: AgentSettings, log: Logger): Promis
 class Upgrade {
   readonly #settings: AgentSettings;
   readonly #directory: string;
-  readonly #paths: ReturnType<typeof upgradePaths>;
+  readonly #paths: UpgradePaths;
   readonly #log: Logger;
 
   constructor(settings: AgentSettings, log: Logger) {
@@ -110,7 +110,8 @@ class Upgrade {
 
   /** Runs an upgrade from the step in the state file to its end. After a reboot or crash, that step starts again. */
   async finish(): Promise<void> {
-    const state = await this.#begun(this.#read());
+    const stored = stateSchema.parse(JSON.parse(readFileSync(this.#paths.state, 'utf8')));
+    const state = await this.#begun(stored);
     if (state.phase === 'rolling_back') return await this.#rollBack(state);
     const reason =
       state.begun > mostSwitches
@@ -174,10 +175,6 @@ class Upgrade {
 
   #installer(kind: State['kind']): Installer {
     return kind === 'deb' ? new DebianPackage(this.#paths) : new TarVersions(this.#paths);
-  }
-
-  #read(): State {
-    return stateSchema.parse(JSON.parse(readFileSync(this.#paths.state, 'utf8')));
   }
 
   async #begun(state: State): Promise<State> {

@@ -6,7 +6,7 @@ import { dirname, join } from 'node:path';
 import { monotonic, sleep } from '../../../shared/clock.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { must, run } from '../../../shared/systemd/control.ts';
-import type { upgradePaths } from '../directory-shared-with-root.ts';
+import type { UpgradePaths } from '../directory-shared-with-root.ts';
 import type { Installer, VersionNames } from './installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 
@@ -20,9 +20,9 @@ const retryMs = 5_000;
 
 export class DebianPackage implements Installer {
   readonly command = '/usr/bin/farhand-agent';
-  readonly #paths: ReturnType<typeof upgradePaths>;
+  readonly #paths: UpgradePaths;
 
-  constructor(paths: ReturnType<typeof upgradePaths>) {
+  constructor(paths: UpgradePaths) {
     this.#paths = paths;
   }
 

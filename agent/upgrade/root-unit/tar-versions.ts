@@ -4,7 +4,7 @@ import { mkdtemp, readdir, readlink, rename, rm, symlink } from 'node:fs/promise
 import { join } from 'node:path';
 import { syncDirectory } from '../../../shared/durable-file.ts';
 import { must } from '../../../shared/systemd/control.ts';
-import type { upgradePaths } from '../directory-shared-with-root.ts';
+import type { UpgradePaths } from '../directory-shared-with-root.ts';
 import type { Installer, VersionNames } from './installer-interface.ts';
 import { assertRuns } from './try-version.ts';
 
@@ -13,9 +13,9 @@ const current = join(place, 'current');
 
 export class TarVersions implements Installer {
   readonly command = '/usr/local/bin/farhand-agent';
-  readonly #paths: ReturnType<typeof upgradePaths>;
+  readonly #paths: UpgradePaths;
 
-  constructor(paths: ReturnType<typeof upgradePaths>) {
+  constructor(paths: UpgradePaths) {
     this.#paths = paths;
   }
 
