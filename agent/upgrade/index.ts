@@ -23,7 +23,7 @@ import {
   refusal,
   type StageRequests,
 } from './receive-package.ts';
-import { readTrustedKey } from './trusted-key.ts';
+import { readTrustedKey, readUsableKey } from './trusted-key.ts';
 
 export interface UpgradesOptions {
   /** Directory shared with the systemd unit farhand-agent-upgrade; see directory-shared-with-root.ts. */
@@ -69,10 +69,12 @@ export class Upgrades {
   installation(): Installation {
     const { directory, holdVersion = '' } = this.#options;
     const installed = installedKind(directory);
+    // A damaged key file counts as no key here. StageUpgrade reports what is wrong with the file.
+    const key = readUsableKey(directory);
     return {
       kind: kinds[installed ?? kindOfHome(home) ?? 'none'],
       upgrade_unit: installed !== undefined,
-      trusted_key: fingerprintIn(directory),
+      trusted_key: key ? fingerprintOf(key) : '',
       hold_version: holdVersion,
       last_upgrade: this.lastUpgrade(),
     };
@@ -204,16 +206,6 @@ const kinds = {
   deb: 'PACKAGE_KIND_DEB',
   none: 'PACKAGE_KIND_UNSPECIFIED',
 } as const;
-
-function fingerprintIn(directory: string): string {
-  try {
-    const key = readTrustedKey(directory);
-    return key ? fingerprintOf(key) : '';
-  } catch {
-    // A damaged key file counts as no key here. StageUpgrade reports what is wrong with the file.
-    return '';
-  }
-}
 
 /** Removes a file. Returns false if it was missing. */
 async function removed(file: string): Promise<boolean> {

@@ -50,8 +50,8 @@ export async function pinKey(directory: string, key: Buffer): Promise<void> {
   await writeDurably(upgradePaths(directory).trustedKey, pem, { mode: 0o644 });
 }
 
-/** Reads the key that `trust-key` replaces. Returns undefined if there is none, or if its file is damaged. */
-function replaceableKey(directory: string): Buffer | undefined {
+/** Reads the trusted key. Unlike readTrustedKey(), returns undefined also if its file is damaged. */
+export function readUsableKey(directory: string): Buffer | undefined {
   try {
     return readTrustedKey(directory);
   } catch {
@@ -66,7 +66,7 @@ export async function trustKey(argv: readonly string[], directory = upgradeDirec
   if (file === undefined || more.length > 0 || file.startsWith('-')) throw new UsageError(usage);
   if (process.getuid?.() !== 0) throw new StartError('trust-key must be run as root; use sudo', 1);
   const key = readPublicKey(file);
-  const before = replaceableKey(directory);
+  const before = readUsableKey(directory);
   await pinKey(directory, key);
   const replaced = before && !before.equals(key) ? `, and no longer ${fingerprintOf(before)}` : '';
   return `This machine now accepts packages signed by ${fingerprintOf(key)}${replaced}.\n`;

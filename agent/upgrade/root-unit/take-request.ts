@@ -67,13 +67,8 @@ export async function verifiedCopy(
   const fault =
     fitFault(request, { installed, holdVersion }) ?? signerFault(request, readTrustedKey(directory));
   if (fault) throw new StartError(fault[2]);
-  await copyVerified(upgradePaths(directory), request);
-}
-
-async function copyVerified(
-  { package: from, copy }: ReturnType<typeof upgradePaths>,
-  { size, sha256 }: UpgradeRequest,
-): Promise<void> {
+  const { package: from, copy } = upgradePaths(directory);
+  const { size, sha256 } = request;
   await rm(copy, { force: true });
   await using source = await open(from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!(await source.stat()).isFile()) throw new StartError('the package is not a regular file');
