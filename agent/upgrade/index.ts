@@ -12,17 +12,16 @@ import type { Logger } from '../../shared/logger.ts';
 import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
 import { home } from '../../shared/shipped-files.ts';
 import { unlessAborted } from '../../shared/stop-waiting-on-abort.ts';
+import { Upload } from '../files/upload-messages.ts';
 import type { Processes } from '../processes/index.ts';
-import { installedKind, kindOfHome, readResult, upgradePaths } from './directory-shared-with-root.ts';
 import {
-  acceptUpgrade,
-  firstMessage,
-  type Open,
-  type Opened,
-  receivePackage,
-  refusal,
-  type StageRequests,
-} from './receive-package.ts';
+  installedKind,
+  kindOfHome,
+  readResult,
+  type UpgradeRequest,
+  upgradePaths,
+} from './directory-shared-with-root.ts';
+import { acceptUpgrade, type Open, receivePackage, refusal } from './receive-package.ts';
 import { readTrustedKey, readUsableKey } from './trusted-key.ts';
 
 export interface UpgradesOptions {
@@ -93,7 +92,7 @@ export class Upgrades {
   }
 
   async *#stage(
-    requests: StageRequests,
+    requests: Parameters<AgentMethods['stageUpgrade']>[0],
     signal: AbortSignal,
   ): ReturnType<AgentMethods['stageUpgrade']> extends AsyncIterable<infer T> ? AsyncGenerator<T> : never {
     if (this.#busy)
@@ -101,10 +100,12 @@ export class Upgrades {
     this.#busy = true;
     let handedOver: Promise<void> | undefined;
     try {
-      const opened = await this.#receive(requests, signal);
+      using upload = await Upload.begin(requests, signal);
+      const request = this.#accept(upload.open);
+      await receivePackage(upgradePaths(this.#options.directory).package, request, upload);
       yield { staged: {} };
-      for await (const processes of this.#waiting(opened.open, signal)) yield { waiting: { processes } };
-      handedOver = this.#handOver(opened);
+      for await (const processes of this.#waiting(upload.open, signal)) yield { waiting: { processes } };
+      handedOver = this.#handOver(request);
       yield { switching: {} };
       await unlessAborted(signal, handedOver);
     } finally {
@@ -115,19 +116,15 @@ export class Upgrades {
     }
   }
 
-  async #receive(requests: StageRequests, signal: AbortSignal): Promise<Opened> {
+  #accept(open: Open): UpgradeRequest {
     const { directory, holdVersion } = this.#options;
-    const incoming = requests[Symbol.asyncIterator]();
-    const open = await firstMessage(incoming);
-    const opened = acceptUpgrade(open, {
+    return acceptUpgrade(open, {
       installed: installedKind(directory),
       packaged: kindOfHome(home) !== undefined,
       holdVersion,
       trusted: readTrustedKey(directory),
       last: readResult(directory),
     });
-    await receivePackage(upgradePaths(directory).package, opened.request, incoming, signal);
-    return opened;
   }
 
   /**
@@ -159,11 +156,11 @@ export class Upgrades {
    * Asks root to install the package. Rejects if root refuses the package. Resolves when the agent stops, or after
    * `switchMs` milliseconds.
    */
-  #handOver(opened: Opened): Promise<void> {
+  #handOver(request: UpgradeRequest): Promise<void> {
     const { processes, log } = this.#options;
     // The upgrade restarts the agent, which would end a process that starts now. So no process may start.
     processes.refuseStarts(true);
-    const done = this.#switch(opened).finally(() => {
+    const done = this.#switch(request).finally(() => {
       processes.refuseStarts(false);
       this.#busy = false;
     });
@@ -173,7 +170,7 @@ export class Upgrades {
     return done;
   }
 
-  async #switch({ request }: Opened): Promise<void> {
+  async #switch(request: UpgradeRequest): Promise<void> {
     const { directory } = this.#options;
     const file = upgradePaths(directory).request;
     const { upgrade_id, link_timeout_ms } = request;

@@ -1,12 +1,12 @@
 // Decides whether the agent accepts an upgrade that the broker describes, and writes the package to the disk.
-import { createHash } from 'node:crypto';
 import { open, rm } from 'node:fs/promises';
 import * as z from 'zod';
+import type { StageUpgradeCommit__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeCommit.ts';
 import type { StageUpgradeOpen__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeOpen.ts';
-import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { signatureFault } from '../../shared/package-signature.ts';
 import { version } from '../../shared/version.ts';
+import type { Upload } from '../files/upload-messages.ts';
 import {
   type PackageKind,
   requestSchema,
@@ -14,13 +14,7 @@ import {
   type UpgradeResult,
 } from './directory-shared-with-root.ts';
 
-export type StageRequests = AsyncIterable<StageUpgradeRequest__Output>;
 export type Open = StageUpgradeOpen__Output;
-
-export interface Opened {
-  open: Open;
-  request: UpgradeRequest;
-}
 
 interface Machine {
   /** The kind of package that the upgrade unit can replace; undefined if that unit is not installed. */
@@ -39,19 +33,15 @@ export function refusal(code: Code, reason: string, message: string): AppError {
   return new AppError(code, message, { reason });
 }
 
-export async function firstMessage(incoming: AsyncIterator<StageUpgradeRequest__Output>): Promise<Open> {
-  const first = await incoming.next();
-  const found = first.done ? undefined : first.value.open;
-  if (!found) throw new AppError('invalid_request', 'the first message of StageUpgrade must be `open`');
-  return found;
-}
-
-/** Checks everything that can be checked before the package arrives, including its signature. Throws AppError. */
-export function acceptUpgrade(open: Open, machine: Machine): Opened {
+/**
+ * Checks everything that can be checked before the package arrives, including its signature. Returns the request to
+ * root. Throws AppError.
+ */
+export function acceptUpgrade(open: Open, machine: Machine): UpgradeRequest {
   const request = requestOf(open);
   const fault = faultOf(request, machine);
   if (fault) throw refusal(...fault);
-  return { open, request };
+  return request;
 }
 
 type Fault = [code: Code, reason: string, message: string];
@@ -157,35 +147,23 @@ function requestOf({ kind, sha256, signature, ...open }: Open): UpgradeRequest {
 export async function receivePackage(
   file: string,
   { size, sha256 }: UpgradeRequest,
-  incoming: AsyncIterator<StageUpgradeRequest__Output>,
-  signal: AbortSignal,
+  upload: Upload<Open, StageUpgradeCommit__Output>,
 ): Promise<void> {
   await rm(file, { force: true });
   await using handle = await open(file, 'wx', 0o600);
-  const hash = createHash('sha256');
   const wrong = (): AppError =>
     refusal(
       'validation_failed',
       'wrong_hash',
       'the package has another size or SHA-256 than its signature says',
     );
-  for (let received = 0; ; ) {
-    const next = await incoming.next();
-    signal.throwIfAborted();
-    if (next.done) throw new AppError('invalid_request', 'StageUpgrade ended before `commit`');
-    const { chunk, commit } = next.value;
-    if (commit) {
-      if (received !== size || hash.digest('hex') !== sha256) throw wrong();
-      return await handle.sync();
-    }
-    if (!chunk)
-      throw new AppError(
-        'invalid_request',
-        'after `open`, StageUpgrade accepts only `chunk` and `commit` messages',
-      );
+  let received = 0;
+  for await (const chunk of upload.chunks()) {
     received += chunk.length;
     if (received > size) throw wrong();
-    hash.update(chunk);
+    upload.hash.update(chunk);
     await handle.writeFile(chunk);
   }
+  if (received !== size || upload.hash.digest('hex') !== sha256) throw wrong();
+  await handle.sync();
 }
