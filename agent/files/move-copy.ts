@@ -5,7 +5,7 @@ import { assertPlace, type Placement, place } from './atomic/rename-into-place.t
 import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/confined-fs.ts';
-import { assertFolder, type Bytes, fault, type Target, targetOf, toText } from './confine/request-path.ts';
+import { assertFolder, fault, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { duplicate } from './copy-tree.ts';
 import { describeName } from './file-description.ts';
@@ -50,7 +50,7 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
     destination: destination.path,
     signal,
     moves: false,
-    leaveOut: (name: Bytes) => disk.journal.isTemporary(name),
+    leaveOut: disk.journal.isTemporary,
   };
   const copied = await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   await publish(transfer, arriving.content());
@@ -124,7 +124,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   // anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const paths = { path: source.path, destination: destination.path };
-  const leaveOut = (name: Bytes): boolean => journal.isTemporary(name);
+  const leaveOut = journal.isTemporary;
   const options = { boundary: writing.boundary, ...paths, signal, moves: true, leaveOut };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());

@@ -84,7 +84,7 @@ class Watch implements Disposable {
 
   constructor({ reading, watches, journal }: Disk, entry: PathEntry, recursive: boolean) {
     this.#confinement = reading;
-    this.#isTemporary = (name) => journal.isTemporary(name);
+    this.#isTemporary = journal.isTemporary;
     this.#entry = entry;
     this.#recursive = recursive;
     const directory = entry.found?.stats.isDirectory() ? entry.found.at : undefined;

@@ -52,7 +52,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
     signal,
     skip: leaveOutForbidden,
     // The temporary files of writes in progress are not part of the directory.
-    leaveOut: (name) => disk.journal.isTemporary(name),
+    leaveOut: disk.journal.isTemporary,
     enter: (_, inside) => holdsFiles(inside),
   });
   for await (const step of steps) {

@@ -104,9 +104,7 @@ export class Journal {
   }
 
   /** True if a name is that of a temporary file of this agent. */
-  isTemporary(name: Bytes): boolean {
-    return this.#names.has(name);
-  }
+  readonly isTemporary = (name: Bytes): boolean => this.#names.has(name);
 
   /** Adds a name to the journal. Resolves when its line is durable. */
   #add(path: Bytes, mark = ''): Promise<void> {

@@ -55,7 +55,7 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
   using opened = await reading.directory(path);
   const job: Job = {
     ...{ reading, directory: opened.at, path, users: await users(), signal, hidden, name: glob, text },
-    leaveOut: (found) => disk.journal.isTemporary(found),
+    leaveOut: disk.journal.isTemporary,
     ...{ limit: limit || Number.POSITIVE_INFINITY, visited: 0, unreadable: 0, truncated: false },
   };
   yield* inTurn(signal, batchesOf(job));
