@@ -121,8 +121,6 @@ export type Lane =
 
 /** A call of the broker, as a handler of the agent gets it. */
 export interface AgentCall {
-  call_id: string;
-  request_id: string;
   /** Fires when the broker cancels the call, its deadline passes or the link is lost. */
   signal: AbortSignal;
 }

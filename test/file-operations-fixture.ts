@@ -143,8 +143,6 @@ export const isRoot = process.geteuid?.() === 0;
 export const mayMount = isRoot && mountable();
 
 export const call = (signal: AbortSignal = new AbortController().signal): AgentCall => ({
-  call_id: 'call_test',
-  request_id: 'req_test',
   signal,
 });
 

@@ -16,7 +16,7 @@ import { createLogger } from '../shared/logger.ts';
 const linkLost = new Error('the link to the broker was lost');
 
 export function call(signal: AbortSignal = new AbortController().signal): AgentCall {
-  return { call_id: newId('call'), request_id: newId('request'), signal };
+  return { signal };
 }
 
 export interface Keeper {

@@ -223,9 +223,10 @@ export class Calls {
     }
   }
 
-  async *#responses({ shape, call, entry, abort }: OpenCall, request: () => unknown): AsyncGenerator<Buffer> {
-    const { call_id, request_id } = call;
-    const result = this.#handlerOf(shape)(await request(), { call_id, request_id, signal: abort.signal });
+  async *#responses({ shape, entry, abort }: OpenCall, request: () => unknown): AsyncGenerator<Buffer> {
+    // The cast is safe: AgentMethods pairs each key with the request type that its shape decodes.
+    const handler = this.#options.handlers[shape.key] as Handler;
+    const result = handler(await request(), { signal: abort.signal });
     if (!shape.serverStreams) {
       const response = await result;
       entry.done();
@@ -237,12 +238,6 @@ export class Calls {
       entry.answered(response);
       yield shape.frameResponse(response);
     }
-  }
-
-  #handlerOf(shape: MethodShape): Handler {
-    const { handlers } = this.#options;
-    // The cast is safe: AgentMethods pairs each key with the request type that its shape decodes.
-    return handlers[shape.key].bind(handlers) as Handler;
   }
 }
 

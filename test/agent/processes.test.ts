@@ -58,7 +58,7 @@ async function open(limits: Limits = {}, mayRunAs = true): Promise<Processes> {
 }
 
 function call(signal: AbortSignal = new AbortController().signal): AgentCall {
-  return { call_id: newId('call'), request_id: newId('request'), signal };
+  return { signal };
 }
 
 /** A shell command, or fields of a process spec. */
@@ -1054,7 +1054,7 @@ async function fixture(body: string): Promise<string> {
     const processes = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
     const spec = { command: '', direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '',
       stdin: Buffer.alloc(0), timeout_ms: 0, input: false };
-    const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
+    const call = { signal: new AbortController().signal };
     ${body}`,
   );
   return path;

@@ -606,7 +606,7 @@ test('a killed agent leaves no process of a terminal, and the next one reports i
     const processes = await startProcesses({ directory, log, mayRunAs: true });
     const args = ['-c', 'trap "" HUP; setsid sleep ${duration} & sleep ${duration}'];
     const spec = { program: '/bin/sh', args, cwd: '', env: {}, size: { cols: 80, rows: 24 }, grace_ms: 60000 };
-    const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
+    const call = { signal: new AbortController().signal };
     for await (const { event } of processes.openTerminal({ id: 'ses_1', spec }, call)) console.log(event.started.pid);`,
   );
   const agent = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });

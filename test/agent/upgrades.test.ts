@@ -75,8 +75,7 @@ async function stage(
   answers: string[] = [],
 ): Promise<{ answers: string[]; error: unknown }> {
   try {
-    const call = { call_id: 'c', request_id: 'r', signal };
-    for await (const answer of upgrades.handlers.stageUpgrade(overWire(...messages), call))
+    for await (const answer of upgrades.handlers.stageUpgrade(overWire(...messages), { signal }))
       answers.push(...Object.keys(answer));
     return { answers, error: undefined };
   } catch (error) {

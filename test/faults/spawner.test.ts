@@ -29,7 +29,7 @@ async function open(more: { lateMs?: number } = {}): Promise<void> {
 }
 
 function call(signal: AbortSignal = new AbortController().signal): AgentCall {
-  return { call_id: newId('call'), request_id: newId('request'), signal };
+  return { signal };
 }
 
 interface Answer {
@@ -300,7 +300,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       const spec = { direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '', timeout_ms: 0,
         stdin: Buffer.alloc(0), input: false };
       const start = (command, id) =>
-        processes.startProcess({ id, spec: { ...spec, command } }, { call_id: 'c', request_id: 'r', signal }).next();
+        processes.startProcess({ id, spec: { ...spec, command } }, { signal }).next();
       ${body}
       console.log(processes.journalId);`,
     );
