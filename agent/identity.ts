@@ -93,16 +93,6 @@ export async function markRemoved(directory: string): Promise<void> {
   if (found) await writeDurably(identityFile(directory), JSON.stringify({ ...found, removed: true }));
 }
 
-/** The identity in a data directory; undefined if the machine has not joined a broker. */
-export async function machineIn(
-  directory: string,
-): Promise<(Omit<Identity, 'privateKey'> & { removed: boolean }) | undefined> {
-  const found = await readIdentity(directory);
-  if (!found?.machine_id) return undefined;
-  const { machine_id: machineId, fingerprint, ca_certificate: caCertificate, removed = false } = found;
-  return { machineId, fingerprint, caCertificate, removed };
-}
-
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 function identityOf(from: StoredIdentity, machineId: string): Identity {

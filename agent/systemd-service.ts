@@ -4,6 +4,7 @@ import { readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
+import { readIdentity } from '../shared/identity-file.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import {
   flag,
@@ -18,7 +19,7 @@ import { type LinkState, linkIn } from '../shared/systemd/link-status-text.ts';
 import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
 import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { checkRoots } from './files/index.ts';
-import { machineIn, readTokenFile } from './identity.ts';
+import { readTokenFile } from './identity.ts';
 import { agentSettings, serviceSettings } from './settings-schema.ts';
 import { upgradeDirectory } from './upgrade/directory-shared-with-root.ts';
 import { planUpgradeUnit } from './upgrade/install-root-unit.ts';
@@ -141,13 +142,13 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
  * broker than the one that the machine has joined.
  */
 async function checkMachine(token: string): Promise<void> {
-  const machine = await machineIn(dataOf(agent));
-  if (!machine && !token && !existsSync(tokenFile)) {
+  const machine = await readIdentity(dataOf(agent));
+  if (!machine?.machine_id && !token && !existsSync(tokenFile)) {
     throw new StartError(
       'this machine has not joined a broker yet; pass a join token by --join-token-file FILE or FARHAND_JOIN_TOKEN',
     );
   }
-  if (!machine || machine.removed || !token) return;
+  if (!machine?.machine_id || machine.removed || !token) return;
   if (parseJoinToken(token).fingerprint === machine.fingerprint) return;
   throw new StartError(
     `the join token is from another broker than the one this machine has joined; run ${agent.name} uninstall first`,
@@ -157,15 +158,15 @@ async function checkMachine(token: string): Promise<void> {
 async function uninstallAgent(from: Invocation): Promise<number> {
   const { keep_data } = readSettings(uninstallSettings, from);
   needSystemd('uninstall', true, noService);
-  const machine = await machineIn(dataOf(agent)).catch(() => undefined);
+  const machine = await readIdentity(dataOf(agent)).catch(() => undefined);
   try {
     await uninstall(agent, keep_data);
   } finally {
     // The program is removed even if uninstall() failed, for example because the account still has a process.
     await removeProgram();
-    if (machine && !machine.removed && !keep_data)
+    if (machine?.machine_id && !machine.removed && !keep_data)
       say(
-        `The broker still lists this machine; remove it there: farhand machines remove ${machine.machineId}`,
+        `The broker still lists this machine; remove it there: farhand machines remove ${machine.machine_id}`,
       );
   }
   // A program that a package manager installed is not removed here. The package manager removes it.

@@ -3,7 +3,7 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { machineIn } from '../agent/identity.ts';
+import { readIdentity } from '../shared/identity-file.ts';
 import { readRegularFile } from '../shared/regular-file.ts';
 import { temporaryFolder } from './start-farhand.ts';
 
@@ -23,7 +23,7 @@ describe('in a directory that another user owns, root', () => {
     const directory = directoryWith('identity.json', what);
     const refused = { exitCode: 78, message: expect.stringContaining('is not a regular file; remove it') };
     await expect(readRegularFile(join(directory, 'identity.json'))).rejects.toMatchObject(refused);
-    await expect(machineIn(directory)).rejects.toMatchObject(refused);
+    await expect(readIdentity(directory)).rejects.toMatchObject(refused);
     const doctor = ['broker/cli/main.ts', 'doctor', '--agent-data-dir', directory];
     const { status, stdout } = spawnSync(process.execPath, doctor, {
       cwd: checkout,
