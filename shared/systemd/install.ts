@@ -51,7 +51,7 @@ export interface Installation extends UnitValues {
     /** The program that the helper's unit runs, and its first arguments. The unit adds further arguments. */
     command: readonly string[];
     /** Creates the directory of `Service.helper` and its content. `account`: the user and group of the service. */
-    prepare(account: { uid: number; gid: number }): Promise<void>;
+    prepare(account: Account): Promise<void>;
   };
 }
 
@@ -301,7 +301,6 @@ export async function place(file: string, content: FileContent | undefined): Pro
 // ---- The account that a service runs as
 
 interface Account {
-  name: string;
   uid: number;
   gid: number;
 }
@@ -332,15 +331,11 @@ async function findAccount(name: string): Promise<Account | undefined> {
   if (!/^[A-Za-z_][\w.-]*$/.test(name)) return undefined;
   const { code, stdout } = await run('getent', ['passwd', name]);
   const [found, , uid, gid] = stdout.trim().split(':');
-  return code === 0 && found ? { name: found, uid: Number(uid), gid: Number(gid) } : undefined;
+  return code === 0 && found ? { uid: Number(uid), gid: Number(gid) } : undefined;
 }
 
 /** Stops the service, and makes this account the owner of a data directory. */
-async function takeOver(
-  service: string,
-  directory: string,
-  { uid, gid }: Pick<Account, 'uid' | 'gid'>,
-): Promise<void> {
+async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;
   await run('systemctl', ['stop', service]);
