@@ -5,28 +5,23 @@ import { monotonic } from './clock.ts';
 const firstMs = 500;
 const mostMs = 30_000;
 
-export interface Backoff {
-  /** Returns the next delay in milliseconds. */
-  next(): number;
-  /** Makes the next delay short again; called after a success. */
-  reset(): void;
-}
-
 /**
  * Each delay is random, from 0 to a ceiling. The ceiling doubles with each attempt, but is at most the time since the
  * first failure. Without this bound, quick refusals during an outage of 8 s would raise the ceiling to 30 s.
  */
-export function backoff(): Backoff {
+export function backoff() {
   let failedAt: number | undefined;
   let ceiling = firstMs;
   return {
-    next() {
+    /** Returns the next delay in milliseconds. */
+    next(): number {
       failedAt ??= monotonic();
       const most = Math.min(ceiling, Math.max(firstMs, monotonic() - failedAt));
       ceiling = Math.min(mostMs, ceiling * 2);
       return Math.random() * most;
     },
-    reset() {
+    /** Makes the next delay short again; called after a success. */
+    reset(): void {
       failedAt = undefined;
       ceiling = firstMs;
     },

@@ -4,22 +4,14 @@ import { every } from '../clock.ts';
 import type { Logger } from '../logger.ts';
 import { version } from '../version.ts';
 
-export interface Notify {
-  /**
-   * Reports that the program is ready, with `text` as its status. Later calls only change the text. Also feeds
-   * systemd's watchdog while `alive` returns true.
-   */
-  up(text: string, alive: () => boolean | Promise<boolean>): void;
-  /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */
-  ending(text: string): Promise<void>;
-}
+export type Notify = ReturnType<typeof createNotify>;
 
 type Environment = Record<string, string | undefined>;
 
 const notifyMs = 10_000;
 
 /** Removes systemd's variables from `env`. Without NOTIFY_SOCKET the returned methods do nothing. */
-export function createNotify(env: Environment, pid: number, log: Logger): Notify {
+export function createNotify(env: Environment, pid: number, log: Logger) {
   const socket = take(env, 'NOTIFY_SOCKET');
   const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
   const watched = [undefined, String(pid)].includes(take(env, 'WATCHDOG_PID'));
@@ -37,7 +29,11 @@ export function createNotify(env: Environment, pid: number, log: Logger): Notify
     return sent;
   };
   return {
-    up(text, alive) {
+    /**
+     * Reports that the program is ready, with `text` as its status. Later calls only change the text. Also feeds
+     * systemd's watchdog while `alive` returns true.
+     */
+    up(text: string, alive: () => boolean | Promise<boolean>): void {
       if (over) return;
       // The status includes the version of the running program, because its file may have been updated since its start.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
@@ -48,7 +44,8 @@ export function createNotify(env: Environment, pid: number, log: Logger): Notify
       };
       beats ??= every(watchdogMs / 2, () => void beat());
     },
-    ending(text) {
+    /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */
+    ending(text: string): Promise<void> {
       over = true;
       beats?.();
       return notify('STOPPING=1', `STATUS=${line(text)}`);
