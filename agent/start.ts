@@ -39,7 +39,7 @@ type Closers = (() => unknown)[];
 export async function startAgent(
   settings: AgentSettings,
   log: Logger,
-  onLinkChange?: (linked: boolean, broker: string) => void,
+  onLinkChange: LinkOptions['onLinkChange'] = () => {},
 ): Promise<Agent> {
   warnOfLocks(settings, log);
   const closers: Closers = [takeDirectory(settings.data_dir, 'agent')];
@@ -59,14 +59,14 @@ async function assemble(
   settings: AgentSettings,
   log: Logger,
   closers: Closers,
-  onLinkChange?: (linked: boolean, broker: string) => void,
+  onLinkChange: LinkOptions['onLinkChange'],
 ): Promise<Agent> {
   const directory = settings.data_dir;
   const stopping = new AbortController();
   // The roots are checked first, because joining uses up the join token.
   await checkRoots(settings.root);
   const [first = ''] = settings.broker;
-  const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false, first));
+  const identity = await joined(settings, log, stopping.signal, () => onLinkChange(false, first));
   const auditLog = await AuditLog.open(directory, log);
   closers.push(() => auditLog.close());
   const services = await startServices(settings, log, closers);
@@ -74,10 +74,10 @@ async function assemble(
   const onProgress = (ms: number): void => {
     dueBy = monotonic() + ms;
   };
-  onLinkChange?.(false, first);
+  onLinkChange(false, first);
   const brokers = await BrokerAddresses.open(directory, settings.broker, log);
   const { allow: capabilities, root: roots } = settings;
-  const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
+  const watching = { onProgress, onLinkChange };
   const options = { brokers, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
   // `ended` may reject before the caller awaits it. Without this handler, that would be an unhandled rejection.
@@ -93,12 +93,7 @@ async function assemble(
   };
 }
 
-type Services = Pick<
-  LinkOptions,
-  'handlers' | 'missing' | 'journalId' | 'processIds' | 'report' | 'installation' | 'lastUpgrade'
->;
-
-async function startServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
+async function startServices(settings: AgentSettings, log: Logger, closers: Closers) {
   const { data_dir: directory, allow, root: roots } = settings;
   const mayRunAs = allow.includes('user');
   const processes = await startProcesses({ directory: join(directory, 'processes'), log, mayRunAs });

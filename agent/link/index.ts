@@ -48,12 +48,12 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   installation(): Installation;
   lastUpgrade(): LastUpgrade | null;
   /** Called whenever the link is established or lost. */
-  onLinkChange?(linked: boolean, broker: string): void;
+  onLinkChange(linked: boolean, broker: string): void;
   /**
    * Called at each attempt to connect and at each message of the broker. If this function is not called again within
    * `ms` milliseconds, the agent counts as hung and systemd restarts it.
    */
-  onProgress?(ms: number): void;
+  onProgress(ms: number): void;
 }
 
 export class Removed extends StartError {
@@ -97,7 +97,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   controlFlow('client');
   const wait = backoff();
   while (!signal.aborted) {
-    options.onProgress?.(patienceMs);
+    options.onProgress(patienceMs);
     const broker = options.brokers.next();
     const line = new Dial(broker, options.identity.caCertificate);
     let failure: unknown;
@@ -108,7 +108,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
         failure = error;
       });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
-    options.onProgress?.(ms + patienceMs);
+    options.onProgress(ms + patienceMs);
     if (!signal.aborted) logRetry(options.log, broker, Math.round(ms), failure);
     await sleep(ms, signal);
   }
@@ -163,7 +163,7 @@ class Connection {
     try {
       for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
         this.#heardAt = monotonic();
-        this.#options.onProgress?.(this.#silenceMs + patienceMs);
+        this.#options.onProgress(this.#silenceMs + patienceMs);
         const retryMs = await this.#take(message);
         if (retryMs !== undefined) return retryMs;
       }
@@ -174,7 +174,7 @@ class Connection {
       this.#stopBeating();
       this.#calls.close();
       this.#control.cancel();
-      if (this.#welcomed) this.#options.onLinkChange?.(false, this.#broker);
+      if (this.#welcomed) this.#options.onLinkChange(false, this.#broker);
     }
   }
 
@@ -248,7 +248,7 @@ class Connection {
         ),
       );
     this.#options.log.info({ broker: this.#broker }, 'linked');
-    this.#options.onLinkChange?.(true, this.#broker);
+    this.#options.onLinkChange(true, this.#broker);
   }
 
   /** Returns the last upgrade if it has changed since the last report to the broker. */
