@@ -40,26 +40,21 @@ const base64 = (bytes: number): z.ZodType<Buffer, string> =>
     return z.NEVER;
   });
 
-const signedPackageSchema = z.object({
+export const keyChangesSchema = z
+  .array(z.object({ public_key: base64(32), signature: base64(64) }))
+  .max(mostKeyChanges);
+
+/** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
+export const signatureFileSchema = z.object({
   version: z.string().regex(/^\d[\w.+-]{0,63}$/),
   arch: z.string().regex(/^\w{1,32}$/),
   kind: z.enum(['tar.gz', 'deb']),
   size: z.int().min(1).max(mostPackageBytes),
   sha256: z.string().regex(/^[0-9a-f]{64}$/),
-});
-
-export const keyChangesSchema = z
-  .array(z.object({ public_key: base64(32), signature: base64(64) }))
-  .max(mostKeyChanges);
-
-const packageSignatureSchema = z.object({
   public_key: base64(32),
   signature: base64(64),
   key_changes: keyChangesSchema,
 });
-
-/** Content of the file NAME.sig beside a package NAME, as JSON. Keys and signatures are base64. */
-export const signatureFileSchema = signedPackageSchema.extend(packageSignatureSchema.shape);
 
 export function signatureJson(
   { version, arch, kind, size, sha256 }: SignedPackage,
