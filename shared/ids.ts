@@ -3,7 +3,6 @@ import { customAlphabet } from 'nanoid';
 
 const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const random = customAlphabet(alphabet, 22);
-const randomSecret = customAlphabet(alphabet, 43);
 
 /** Kinds of objects that have an id, each with the prefix of its ids. */
 export const prefixes = {
@@ -83,6 +82,4 @@ export function isId(kind: IdKind, id: string): boolean {
 }
 
 /** Returns a new secret of 43 characters with 256 random bits. */
-export function newSecret(): string {
-  return randomSecret();
-}
+export const newSecret: () => string = customAlphabet(alphabet, 43);
