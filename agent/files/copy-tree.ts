@@ -92,7 +92,7 @@ class Copier implements AsyncDisposable {
   async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
     // A handle opened with O_PATH cannot be flushed, so the directory is opened again.
     using pinned = made.pop();
-    if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
+    if (pinned) await this.#finish(await fs.pin(pinned.at, fs.O_RDONLY | fs.O_DIRECTORY), stats, path);
   }
 
   /** Resolves when everything is on the disk. */
@@ -193,8 +193,6 @@ class Copier implements AsyncDisposable {
     return this.#options.moves || process.geteuid?.() === 0;
   }
 }
-
-const openDirectory = (at: fs.Confined): Promise<fs.Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
 
 /** Opens the regular file whose access was checked. Throws `conflict` if another file has its name now. */
 async function openSameFile({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {

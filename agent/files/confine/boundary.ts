@@ -42,10 +42,6 @@ export async function ancestry(at: Confined): Promise<string[]> {
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
 
-function assertAbsolute(path: string): void {
-  if (!posix.isAbsolute(path)) throw new AppError('invalid_path', `${path}: must be an absolute path`);
-}
-
 async function canonical(root: string): Promise<Bytes> {
   try {
     const path = await realpath(root, 'latin1');
@@ -89,7 +85,8 @@ export class Boundary {
     forbidden: string[],
     processes: () => number[] = () => [process.pid],
   ): Promise<Boundary> {
-    for (const path of [...roots, ...forbidden]) assertAbsolute(path);
+    for (const path of [...roots, ...forbidden])
+      if (!posix.isAbsolute(path)) throw new AppError('invalid_path', `${path}: must be an absolute path`);
     await access('/proc/self/fd').catch(() => {
       throw new AppError(
         'not_supported',
