@@ -58,9 +58,8 @@ const resultSchema = z.object({
 });
 export type UpgradeResult = z.output<typeof resultSchema>;
 
-const kindSchema = z.enum(['tar.gz', 'deb']);
-export type PackageKind = z.output<typeof kindSchema>;
-const installedSchema = z.object({ kind: kindSchema });
+export type PackageKind = UpgradeRequest['kind'];
+const installedSchema = signatureFileSchema.pick({ kind: true });
 
 /** Returns the outcome of the last upgrade; undefined if there was none. */
 export function readResult(directory: string): UpgradeResult | undefined {
