@@ -100,7 +100,7 @@ export class Terminals extends ProcessTable<Terminal> {
     const client = this.#join(terminal, open);
     const leave = (): void => {
       client.end(signal.reason === gaveUp ? 'left' : 'lost');
-      terminal.detach(open.client_id, client, client.parting === 'lost');
+      terminal.detach(open.client_id, client);
     };
     signal.addEventListener('abort', leave, { once: true });
     void listen(incoming, client);

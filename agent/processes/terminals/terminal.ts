@@ -35,9 +35,11 @@ export class Terminal extends Tracked {
   graceMs = 0;
   pty?: Pty;
   readonly #limits: Limits;
+  /**
+   * Clients by id. A client whose link was lost stays for a while, because it may attach again. Its unread output still
+   * pauses the program.
+   */
   readonly #clients = new Map<string, Client>();
-  /** Clients that lost their link and may attach again. Their unread output still pauses the program. */
-  readonly #held = new Map<string, Client>();
   #keepers = 0;
   #stopGrace = (): void => {};
   #stopWaiting = (): void => {};
@@ -50,11 +52,11 @@ export class Terminal extends Tracked {
 
   /** Number of clients, including clients whose link was lost. */
   get clients(): number {
-    return this.#clients.size + this.#held.size;
+    return this.#clients.size;
   }
 
   knows(client: string): boolean {
-    return this.#clients.has(client) || this.#held.has(client);
+    return this.#clients.has(client);
   }
 
   written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'> {
@@ -63,7 +65,7 @@ export class Terminal extends Tracked {
 
   async close(): Promise<void> {
     this.#stopGrace();
-    this.#releaseHeld();
+    this.#removeLost();
   }
 
   async remove(): Promise<void> {
@@ -77,7 +79,7 @@ export class Terminal extends Tracked {
   keep(): () => void {
     this.#keepers += 1;
     this.#stopGrace();
-    this.#awaitHeld();
+    this.#awaitLost();
     return () => {
       this.#keepers -= 1;
       if (this.#keepers > 0 || this.exit) return;
@@ -95,21 +97,18 @@ export class Terminal extends Tracked {
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
     if (from < this.output.start || from > this.output.end) throw fellOut(this.output, from);
-    const before = this.#clients.get(id) ?? this.#held.get(id);
+    const before = this.#clients.get(id);
     before?.end('left');
     const client = new Client(this, from, before);
-    this.#unhold(id);
+    if (before) this.#remove(id, before);
     this.#clients.set(id, client);
     return client;
   }
 
-  /** Detaches a client. `lost`: true if its link was lost. The client may then attach again and continue. */
-  detach(id: string, client: Client, lost: boolean): void {
-    const known = this.#clients.get(id) === client && this.#clients.delete(id);
-    const held = known && lost && !this.exit;
-    if (held) this.#held.set(id, client);
-    else this.output.pace.leave(client.place);
-    if (held && this.#keepers > 0) this.#awaitHeld();
+  /** Called when the call of a client has ended. A client whose link was lost may attach again and continue. */
+  detach(id: string, client: Client): void {
+    if (client.parting !== 'lost' || this.exit) this.#remove(id, client);
+    else if (this.#keepers > 0) this.#awaitLost();
   }
 
   /** Sets the size for all clients. The clients other than `by` are notified. */
@@ -121,23 +120,22 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Removes the clients in #held after `heldMs` milliseconds, unless they have attached again. Call this only while the
-   * broker keeps the terminal alive, because clients can come back only through the broker.
+   * Removes the clients whose link was lost after `heldMs` milliseconds, unless they have attached again. Call this only
+   * while the broker keeps the terminal alive, because clients can come back only through the broker.
    */
-  #awaitHeld(): void {
+  #awaitLost(): void {
     this.#stopWaiting();
-    if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#releaseHeld());
+    this.#stopWaiting = after(this.#limits.heldMs, () => this.#removeLost());
   }
 
-  #releaseHeld(): void {
+  #removeLost(): void {
     this.#stopWaiting();
-    for (const id of [...this.#held.keys()]) this.#unhold(id);
+    for (const [id, client] of this.#clients) if (client.parting === 'lost') this.#remove(id, client);
   }
 
-  #unhold(id: string): void {
-    const client = this.#held.get(id);
-    if (client) this.output.pace.leave(client.place);
-    this.#held.delete(id);
+  #remove(id: string, client: Client): void {
+    this.output.pace.leave(client.place);
+    if (this.#clients.get(id) === client) this.#clients.delete(id);
   }
 }
 
