@@ -1,11 +1,12 @@
 // Creates stdin, stdout and stderr of a command, as named pipes or files. Node would create sockets instead. With
 // sockets, `echo >/dev/stderr` fails, and bash behaves as if it was started by a remote login.
-import { spawn } from 'node:child_process';
+import { execFile } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { drain, Pump, type Sink } from './copy-output-to-log.ts';
@@ -107,22 +108,12 @@ function openFreePipe(path: string): number | undefined {
   return undefined;
 }
 
-function mkfifo(paths: string[]): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const fail = (cause?: unknown): void => {
-      reject(
-        new AppError(
-          'unavailable',
-          'mkfifo could not create a named pipe for a command; check the free disk space of the machine',
-          {},
-          { cause },
-        ),
-      );
-    };
-    const env = { PATH: '/usr/bin:/bin', NODE_V8_COVERAGE: undefined };
-    const child = spawn('mkfifo', ['-m', '600', '--', ...paths], { stdio: 'ignore', env });
-    child.once('error', fail);
-    child.once('exit', (code) => (code === 0 ? resolve() : fail()));
+async function mkfifo(paths: string[]): Promise<void> {
+  const env = { PATH: '/usr/bin:/bin', NODE_V8_COVERAGE: undefined };
+  await promisify(execFile)('mkfifo', ['-m', '600', '--', ...paths], { env }).catch((cause: unknown) => {
+    const message =
+      'mkfifo could not create a named pipe for a command; check the free disk space of the machine';
+    throw new AppError('unavailable', message, {}, { cause });
   });
 }
 

@@ -1,5 +1,6 @@
 // Reports to systemd that a program which it started is ready, alive or stopping (sd_notify(3)).
 import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
 import { every } from '../clock.ts';
 import type { Logger } from '../logger.ts';
 import { version } from '../version.ts';
@@ -62,9 +63,7 @@ function take(env: Environment, name: string): string | undefined {
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
 /** Runs `systemd-notify`, because Node cannot send datagrams to a Unix socket. Each run takes 8 ms. */
-function send(socket: string, words: string[]): Promise<void> {
+async function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
-  return new Promise((resolve, reject) => {
-    execFile('systemd-notify', words, options, (error) => (error ? reject(error) : resolve()));
-  });
+  await promisify(execFile)('systemd-notify', words, options);
 }
