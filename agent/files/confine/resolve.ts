@@ -144,7 +144,7 @@ export class Confinement {
   #enter(trail: Trail, parents: boolean): Promise<PathEntry> {
     const { path } = trail;
     return this.#resolve(trail, async () => {
-      const { at } = await this.#parent(trail, posix.dirname(path), parents);
+      const { at } = await this.#directory(trail, posix.dirname(path), parents);
       return this.#lookUp(trail, at, posix.basename(path));
     });
   }
@@ -176,7 +176,8 @@ export class Confinement {
     }
   }
 
-  async #parent(trail: Trail, path: Bytes, make: boolean): Promise<fs.Pinned> {
+  /** Opens a directory. `make`: if it is missing, create it and the missing directories above it. */
+  async #directory(trail: Trail, path: Bytes, make = false): Promise<fs.Pinned> {
     try {
       return await trail.hold(path, fs.O_DIRECTORY);
     } catch (error) {
@@ -186,7 +187,7 @@ export class Confinement {
   }
 
   async #make(trail: Trail, path: Bytes): Promise<fs.Pinned> {
-    const above = (await this.#parent(trail, posix.dirname(path), true)).at;
+    const above = (await this.#directory(trail, posix.dirname(path), true)).at;
     const name = posix.basename(path);
     const at = fs.child(above, name);
     await this.#check(trail, { at: above, name });
@@ -251,10 +252,6 @@ export class Confinement {
     await this.#check(trail, { at: directory.at });
     const found = { at: directory.at, stats: await directory.stat() };
     return new PathEntry(trail, this.boundary, directory.at, '.', found);
-  }
-
-  async #directory(trail: Trail, path: Bytes): Promise<fs.Pinned> {
-    return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
   }
 
   /**
