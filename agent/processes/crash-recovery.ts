@@ -34,7 +34,7 @@ export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRE
 /** Kills the spawners (which start commands) that an earlier run of the agent left. Then opens the journal. */
 export async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
   const stored = await readJournal(directory, log);
-  if (!stored.isNew) await killSpawners(stored.id, limits.killForMs, log);
+  await killSpawners(stored.id, limits.killForMs, log);
   const lines = [...stored.lines, ...(await readPromisesFiles(directory, stored.lines))];
   const journal = await Journal.open(directory, { ...stored, lines }, limits.seenMs, log);
   await removePromisesFiles(directory);

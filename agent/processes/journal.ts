@@ -40,8 +40,6 @@ export interface StoredJournal {
   /** Random id, created together with the journal. */
   id: string;
   lines: Line[];
-  /** True if this journal has just been created, so that no running process can belong to it. */
-  isNew: boolean;
 }
 
 interface Batch {
@@ -70,8 +68,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   });
   const [first = '', ...rest] = text.split('\n');
   const [head] = parseLine(first);
-  if (head?.t === 'journal' && head.version === version)
-    return { id: head.id, lines: parseLines(rest), isNew: false };
+  if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
   if (text) {
     // The new journal has another id. From that id the broker knows that the commands of the unreadable journal are
     // lost.
@@ -81,7 +78,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
     );
     await rename(path, `${path}.unreadable`);
   }
-  return { id: randomUUID(), lines: [], isNew: true };
+  return { id: randomUUID(), lines: [] };
 }
 
 /**
