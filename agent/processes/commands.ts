@@ -52,17 +52,14 @@ const fromStart = { stdout: 0, stderr: 0 };
 
 type CommandMethods = Pick<AgentMethods, 'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess'>;
 
-export class Commands extends ProcessTable<Command> {
-  readonly #parts: CommandParts;
-
+export class Commands extends ProcessTable<Command, CommandParts> {
   constructor(parts: CommandParts, recovered: ReadonlyMap<string, Recovered>) {
     super(parts, { name: 'command', notFound: 'command_not_found', limit: parts.limits.open });
-    this.#parts = parts;
     this.restore([...recovered].map(([id, stored]) => new Command(id, parts, stored)));
   }
 
   protected create(id: string): Command {
-    return new Command(id, this.#parts);
+    return new Command(id, this.parts);
   }
 
   readonly methods: CommandMethods = {
@@ -101,7 +98,7 @@ export class Commands extends ProcessTable<Command> {
   };
 
   async #prepare(spec: ProcessSpec__Output, command: Command): Promise<Prepared> {
-    const { mayRunAs, outputs, names, log } = this.#parts;
+    const { mayRunAs, outputs, names, log } = this.parts;
     const { id, stdout, stderr } = command;
     const planned = await plan(id, spec, mayRunAs);
     const stdio = await Piped.open({

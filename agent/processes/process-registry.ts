@@ -89,8 +89,8 @@ async function closeUnused(stdio: Stdio): Promise<void> {
   stdio.close();
 }
 
-export abstract class ProcessTable<T extends Tracked> {
-  readonly #parts: Parts;
+export abstract class ProcessTable<T extends Tracked, P extends Parts> {
+  protected readonly parts: P;
   readonly #kind: Kind;
   readonly #entries = new Map<string, T>();
   /** Entries whose output files are open. */
@@ -100,8 +100,8 @@ export abstract class ProcessTable<T extends Tracked> {
   /** True if no new process may start, because an upgrade restarts the agent. */
   refusesStarts = false;
 
-  constructor(parts: Parts, kind: Kind) {
-    this.#parts = parts;
+  constructor(parts: P, kind: Kind) {
+    this.parts = parts;
     this.#kind = kind;
   }
 
@@ -132,7 +132,7 @@ export abstract class ProcessTable<T extends Tracked> {
   /** Waits until the process has started or is over. */
   async begun(id: string, signal: AbortSignal): Promise<T> {
     const one = this.#entries.get(id);
-    if (!one) throw this.#parts.journal.wasForgotten(id) ? this.#gone(id) : this.notFound(id);
+    if (!one) throw this.parts.journal.wasForgotten(id) ? this.#gone(id) : this.notFound(id);
     await one.begun(signal);
     return one;
   }
@@ -167,7 +167,7 @@ export abstract class ProcessTable<T extends Tracked> {
   /** Kills all running processes. Resolves when all are over. */
   async stop(): Promise<void> {
     this.#stopping = true;
-    for (const { running } of this.#open) running?.kill('stopped', this.#parts.limits.stopGraceMs);
+    for (const { running } of this.#open) running?.kill('stopped', this.parts.limits.stopGraceMs);
     while (this.#open.size > 0) await this.#closed.wait();
   }
 
@@ -183,7 +183,7 @@ export abstract class ProcessTable<T extends Tracked> {
     // "Expired" means that the process was dropped before it was spawned. It did not run, so it may be started again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
-    const { journal, cgroups } = this.#parts;
+    const { journal, cgroups } = this.parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
     // The process is prepared while the disk flushes the journal. It is started only after that.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
@@ -195,7 +195,7 @@ export abstract class ProcessTable<T extends Tracked> {
   }
 
   #find(id: string): T | undefined {
-    const { journal } = this.#parts;
+    const { journal } = this.parts;
     const one = this.#entries.get(id);
     if (one) return one;
     // Commands and terminals have a registry each, but share the journal. This id belongs to the other registry.
@@ -246,7 +246,7 @@ export abstract class ProcessTable<T extends Tracked> {
     prepared: PromiseSettledResult<Prepared>,
     signal: AbortSignal,
   ): Promise<Ending | undefined> {
-    const { spawners, journal, limits, log } = this.#parts;
+    const { spawners, journal, limits, log } = this.parts;
     const cancelled = (): number | undefined =>
       one.state.is === 'accepted' ? one.state.cancelled : undefined;
     try {
@@ -256,7 +256,7 @@ export abstract class ProcessTable<T extends Tracked> {
       // check and the spawn request.
       if (cancelled() !== undefined) return endings.cancelled;
       if (signal.aborted || this.#stopping) return dropped;
-      const running = await startRunning(one.id, prepared.value, this.#parts);
+      const running = await startRunning(one.id, prepared.value, this.parts);
       const grace = cancelled();
       one.state = { is: 'running', running };
       one.started = { pid: running.child.pid, at: running.startedAt };
@@ -281,7 +281,7 @@ export abstract class ProcessTable<T extends Tracked> {
   }
 
   async #finish(one: T, ending: Ending): Promise<void> {
-    const { journal, cgroups, log } = this.#parts;
+    const { journal, cgroups, log } = this.parts;
     const { id } = one;
     const times = { started_at_ms: one.started?.at ?? 0, finished_at_ms: now() };
     const exit = { exit_code: 0, signal: '', ...times, ...one.written(), ...ending };
@@ -300,7 +300,7 @@ export abstract class ProcessTable<T extends Tracked> {
   }
 
   #refuse(one: T, failure: AppError): never {
-    this.#parts.cgroups?.giveBack(one.id);
+    this.parts.cgroups?.giveBack(one.id);
     this.#entries.delete(one.id);
     this.#open.delete(one);
     one.state = { is: 'refused', failure };
@@ -311,7 +311,7 @@ export abstract class ProcessTable<T extends Tracked> {
 
   async #remove(id: string, one: T): Promise<void> {
     this.#entries.delete(id);
-    this.#parts.journal.forget(id);
+    this.parts.journal.forget(id);
     await one.remove();
   }
 }

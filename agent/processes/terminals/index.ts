@@ -22,24 +22,21 @@ type Events = AsyncIterable<{ event: TerminalEvent }>;
 
 type TerminalMethods = Pick<AgentMethods, 'openTerminal' | 'keepTerminal' | 'attachTerminal'>;
 
-export class Terminals extends ProcessTable<Terminal> {
-  readonly #parts: TerminalParts;
-
+export class Terminals extends ProcessTable<Terminal, TerminalParts> {
   constructor(parts: TerminalParts) {
     super(parts, { name: 'terminal', notFound: 'session_not_found', limit: parts.limits.terminals });
-    this.#parts = parts;
     const earlier = [...parts.journal.entries].filter(([, { terminal }]) => terminal);
     this.restore(earlier.map(([id, entry]) => this.create(id).restore(entry)));
   }
 
   protected create(id: string): Terminal {
-    return new Terminal(id, this.#parts.limits);
+    return new Terminal(id, this.parts.limits);
   }
 
   readonly methods: TerminalMethods = {
     openTerminal: ({ id, spec }, { signal }) =>
       this.#keep(signal, async () => {
-        const { maker } = this.#parts;
+        const { maker } = this.parts;
         if (!maker)
           throw new AppError(
             'not_supported',
@@ -66,7 +63,7 @@ export class Terminals extends ProcessTable<Terminal> {
   async #prepare(spec: TerminalSpec__Output, terminal: Terminal, maker: PtyMaker): Promise<Prepared> {
     const { id, size, output } = terminal;
     const plan = await terminalPlan(id, spec);
-    const { log, limits } = this.#parts;
+    const { log, limits } = this.parts;
     terminal.pty = new Pty(maker, { id, plan, size, output, log });
     // An interactive shell ignores SIGTERM, so a kill begins with SIGHUP.
     return { plan, stdio: terminal.pty, first: 'SIGHUP', leftoversMs: limits.hangupMs, timeoutMs: 0 };
@@ -108,7 +105,7 @@ export class Terminals extends ProcessTable<Terminal> {
   }
 
   #join(terminal: Terminal, { client_id, offset }: AttachTerminalOpen__Output): Client {
-    const { clients: limit } = this.#parts.limits;
+    const { clients: limit } = this.parts.limits;
     const open = [...this.all()].reduce((sum, { clients }) => sum + clients, 0);
     if (open >= limit && !terminal.knows(client_id)) {
       const message = `the terminals of this machine have ${limit} clients already, the most allowed; detach one and try again`;
