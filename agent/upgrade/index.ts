@@ -2,6 +2,8 @@
 // agent itself may not write in its program's directory.
 import { existsSync } from 'node:fs';
 import { rm, unlink } from 'node:fs/promises';
+import type { StageUpgradeRequest__Output } from '../../proto/types/farhand/agent/v1/StageUpgradeRequest.ts';
+import type { StageUpgradeResponse } from '../../proto/types/farhand/agent/v1/StageUpgradeResponse.ts';
 import type { Installation } from '../../proto/types/farhand/link/v1/Installation.ts';
 import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
@@ -92,9 +94,9 @@ export class Upgrades {
   }
 
   async *#stage(
-    requests: Parameters<AgentMethods['stageUpgrade']>[0],
+    requests: AsyncIterable<StageUpgradeRequest__Output>,
     signal: AbortSignal,
-  ): ReturnType<AgentMethods['stageUpgrade']> extends AsyncIterable<infer T> ? AsyncGenerator<T> : never {
+  ): AsyncGenerator<StageUpgradeResponse> {
     if (this.#busy)
       throw refusal('conflict', 'in_progress', 'another upgrade of this machine is running; try again later');
     this.#busy = true;
