@@ -35,8 +35,9 @@ const isFilled = (path: string): Promise<boolean> =>
     () => false,
   );
 
-export const exists = (path: string): Promise<boolean> =>
-  access(path).then(
+/** True if a path exists and the agent may use it as `mode` says. */
+export const exists = (path: string, mode?: number): Promise<boolean> =>
+  access(path, mode).then(
     () => true,
     () => false,
   );

@@ -1,5 +1,5 @@
 // Lists failed systemd units, and containers of Docker and Podman if the agent may use their sockets.
-import { access, constants } from 'node:fs/promises';
+import { constants } from 'node:fs/promises';
 import { request } from 'node:http';
 import type { InventoryContainer } from '../../proto/types/farhand/agent/v1/InventoryContainer.ts';
 import type { InventoryUnit } from '../../proto/types/farhand/agent/v1/InventoryUnit.ts';
@@ -35,10 +35,7 @@ const mostAnswer = 4 * 1024 * 1024;
 export async function readContainers(paths: readonly string[] = sockets): Promise<InventoryContainer[]> {
   const found = new Map<string, InventoryContainer>();
   for (const path of paths) {
-    const isUsable = await access(path, constants.R_OK | constants.W_OK).then(
-      () => true,
-      () => false,
-    );
+    const isUsable = await exists(path, constants.R_OK | constants.W_OK);
     // Containers are stored by id, because two socket paths may lead to the same container engine.
     if (isUsable) for (const one of parseContainers(await askEngine(path))) found.set(one.id ?? '', one);
   }
