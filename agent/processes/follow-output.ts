@@ -26,9 +26,7 @@ export function follow(
   offsets: Offsets,
   signal: AbortSignal,
 ): AsyncGenerator<Answer> {
-  return leaving(signal, async function* (left) {
-    yield* events(await find(), offsets, left);
-  });
+  return leaving(signal, (left) => events(find, offsets, left));
 }
 
 /** Runs the generator `answer`. It gets a signal that fires when the iteration ends or `signal` fires. */
@@ -48,7 +46,12 @@ export async function* leaving<A>(
   }
 }
 
-async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal): AsyncGenerator<Answer> {
+async function* events(
+  find: () => Promise<Followed>,
+  offsets: Offsets,
+  signal: AbortSignal,
+): AsyncGenerator<Answer> {
+  const followed = await find();
   const readers = {
     stdout: followed.stdout.reader(offsets.stdout),
     stderr: followed.stderr.reader(offsets.stderr),
