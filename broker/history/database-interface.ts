@@ -50,11 +50,39 @@ export interface HistoryTransaction extends Journal, RowReader {
   committed(run: () => void): void;
 }
 
+/** The state of the connection to the database. */
+export interface Connection {
+  /** False while the database does not answer. A write that is requested in that time rejects at once. */
+  readonly isReady: boolean;
+  /** Calls `listener` each time the database stops answering. */
+  onUnavailable(listener: () => void): void;
+  /**
+   * Number of times that the database has stopped answering. When it answers again, the server may be a promoted
+   * standby that lacks the last commits.
+   */
+  readonly disconnects: number;
+  /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
+  onCommitsLost(listener: (error: Error) => void): void;
+  /**
+   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * answers again.
+   */
+  stopWaiting(): void;
+}
+
+/** The connection to a file, which always answers and loses no commit. */
+export const fileConnection: Connection = {
+  ...{ isReady: true, disconnects: 0 },
+  onUnavailable() {},
+  onCommitsLost() {},
+  stopWaiting() {},
+};
+
 /**
  * The connection that writes. It runs statements in the order of the calls. After a failed statement, all further
  * statements may fail until rollback().
  */
-export interface Writer {
+export interface Writer extends Connection {
   begin(): Promise<void>;
   execute(sql: string, values: readonly Value[]): Promise<Row[]>;
   /**
@@ -74,19 +102,6 @@ export interface Database extends RowReader {
   /** Name of the database in messages. */
   readonly name: string;
   readonly writer: Writer;
-  /** False while the database does not answer. A write that is requested in that time rejects at once. */
-  readonly isReady: boolean;
-  /** Calls `listener` each time the database stops answering. */
-  onUnavailable(listener: () => void): void;
-  /** Number of times that the database has stopped answering. */
-  readonly disconnects: number;
-  /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
-  onCommitsLost(listener: (error: Error) => void): void;
-  /**
-   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
-   * answers again.
-   */
-  stopWaiting(): void;
   /**
    * True for a database server. A commit then takes longer than a turn of the event loop, so get(), all() and read() of
    * History first wait for earlier writes.

@@ -43,7 +43,6 @@ const mostOfGroup = 100;
 export class GroupCommit {
   /** Makes the statement that checks the owner of a machine; undefined with a single broker. */
   fence: Fence | undefined;
-  readonly #database: Database;
   readonly #name: string;
   readonly #writer: Writer;
   readonly #appliers: ReadonlyMap<string, Applier>;
@@ -57,13 +56,12 @@ export class GroupCommit {
   /** Settles when the write that was requested last has ended. */
   #latest: Promise<unknown> = Promise.resolve();
 
-  constructor(database: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
-    this.#database = database;
-    this.#name = database.name;
-    this.#writer = database.writer;
+  constructor({ name, writer }: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
+    this.#name = name;
+    this.#writer = writer;
     this.#appliers = appliers;
     this.#log = log;
-    database.onUnavailable(() => this.#rejectWaiting());
+    this.#writer.onUnavailable(() => this.#rejectWaiting());
   }
 
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
@@ -73,7 +71,7 @@ export class GroupCommit {
       return () => resolve(result);
     };
     if (this.#isClosed) reject(new Error(`${this.#name} is closed`));
-    else if (!this.#database.isReady) reject(databaseUnavailable());
+    else if (!this.#writer.isReady) reject(databaseUnavailable());
     else {
       if (this.#queue.push({ run, reject }) === 1) setImmediate(() => void this.#flush());
       this.#latest = promise.catch(() => {});
@@ -86,7 +84,7 @@ export class GroupCommit {
    * answer.
    */
   async settled(): Promise<void> {
-    if (!this.#database.isReady) throw databaseUnavailable();
+    if (!this.#writer.isReady) throw databaseUnavailable();
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     this.#waiting.add(reject);
     void this.#latest.then(() => {

@@ -4,6 +4,7 @@ import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type {
+  Connection,
   Database,
   HistoryTransaction,
   OutboxEntry,
@@ -15,7 +16,7 @@ import type {
 import { type Applier, type Fence, GroupCommit } from './group-commit.ts';
 import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 
-export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './database-interface.ts';
+export type { Connection, HistoryTransaction, OutboxEntry, Row, RowReader } from './database-interface.ts';
 
 /** Reads a text column. Throws for another type, which means that the database was changed by hand. */
 export function textIn(row: Row, column: string): string {
@@ -73,7 +74,7 @@ export class History implements RowReader {
         );
       }),
       every(countMs, () => {
-        if (!this.isReady) return;
+        if (!this.connection.isReady) return;
         this.countRows().catch((err: unknown) =>
           log.error(
             { err },
@@ -89,35 +90,9 @@ export class History implements RowReader {
     return this.#database.isRemote;
   }
 
-  /** False while the database does not answer. A write that is requested in that time rejects at once. */
-  get isReady(): boolean {
-    return this.#database.isReady;
-  }
-
-  /** Calls `listener` each time the database stops answering. */
-  onUnavailable(listener: () => void): void {
-    this.#database.onUnavailable(listener);
-  }
-
-  /**
-   * Number of times that the database has stopped answering. When it answers again, the server may be a promoted
-   * standby that lacks the last commits.
-   */
-  get disconnects(): number {
-    return this.#database.disconnects;
-  }
-
-  /** Calls `listener` if the database has lost commits of this broker. The broker must then end. */
-  onCommitsLost(listener: (error: Error) => void): void {
-    this.#database.onCommitsLost(listener);
-  }
-
-  /**
-   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
-   * answers again.
-   */
-  stopWaiting(): void {
-    this.#database.stopWaiting();
+  /** The connection that writes to the database. */
+  get connection(): Connection {
+    return this.#database.writer;
   }
 
   /**

@@ -92,26 +92,6 @@ export class PostgresDatabase implements Database {
     }
   }
 
-  get isReady(): boolean {
-    return this.writer.isReady;
-  }
-
-  onUnavailable(listener: () => void): void {
-    this.writer.onUnavailable(listener);
-  }
-
-  get disconnects(): number {
-    return this.writer.disconnects;
-  }
-
-  onCommitsLost(listener: (error: Error) => void): void {
-    this.writer.onCommitsLost = listener;
-  }
-
-  stopWaiting(): void {
-    this.writer.stopWaiting();
-  }
-
   async get(sql: string, ...values: Value[]): Promise<Row | undefined> {
     return (await this.all(sql, ...values))[0];
   }

@@ -96,8 +96,7 @@ export class PostgresSession implements Writer {
   disconnects = 0;
   #cancelRetry = (): void => {};
   readonly #listeners: (() => void)[] = [];
-  /** Called if the database has lost commits of this broker. */
-  onCommitsLost: (error: Error) => void = () => {};
+  #commitsLost: (error: Error) => void = () => {};
   #isClosed = false;
   #isStopping = false;
   /** Id of this broker; undefined if no other broker may use the database. */
@@ -148,6 +147,10 @@ export class PostgresSession implements Writer {
 
   onUnavailable(listener: () => void): void {
     this.#listeners.push(listener);
+  }
+
+  onCommitsLost(listener: (error: Error) => void): void {
+    this.#commitsLost = listener;
   }
 
   stopWaiting(): void {
@@ -298,7 +301,7 @@ export class PostgresSession implements Writer {
       if (this.#isClosed) throw databaseUnavailable();
     } catch (error) {
       void client.end().catch(() => {});
-      if (error instanceof CommitsLostError) this.onCommitsLost(error);
+      if (error instanceof CommitsLostError) this.#commitsLost(error);
       throw error;
     }
     this.#log.info(`${this.#address.name} answers again`);

@@ -3,7 +3,14 @@ import { closeSync, openSync } from 'node:fs';
 import { backup, DatabaseSync, type StatementSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Database, Query, Row, Value, Writer } from './database-interface.ts';
+import {
+  type Database,
+  fileConnection,
+  type Query,
+  type Row,
+  type Value,
+  type Writer,
+} from './database-interface.ts';
 import { HistoryReader } from './sqlite-read-client.ts';
 
 /**
@@ -20,7 +27,6 @@ const copyPages = 256;
  */
 export class SqliteDatabase implements Database {
   readonly name = 'history.db';
-  readonly isReady = true;
   readonly isRemote = false;
   /** Reads of committed rows use the same connection, because they take only microseconds. */
   readonly committed = this;
@@ -42,16 +48,8 @@ export class SqliteDatabase implements Database {
     this.#reader = new HistoryReader(file);
   }
 
-  /** Never calls the listener, because a file always answers. */
-  onUnavailable(): void {}
-  readonly disconnects = 0;
-  /** Never calls the listener, because a commit stays in the file. */
-  onCommitsLost(): void {}
-
-  /** Does nothing, because a file always answers. */
-  stopWaiting(): void {}
-
   readonly writer: Writer = {
+    ...fileConnection,
     begin: async () => {
       this.#prepare('BEGIN IMMEDIATE').run();
       this.#running = Promise.withResolvers();

@@ -132,7 +132,7 @@ export async function createParts(opening: Opening) {
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
-  const isAway = (): boolean => !history.isReady || (cluster?.isCutOff ?? false);
+  const isAway = (): boolean => !history.connection.isReady || (cluster?.isCutOff ?? false);
   const service = {
     ...serviceHandlers(status, authority, publicUrl, metrics, isAway),
     ...prometheusHandlers({ ...stores, publicUrl }),

@@ -142,7 +142,7 @@ async function startParts(
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([leaving, ...stops.map((stop) => stop())]);
-    parts.history.stopWaiting();
+    parts.history.connection.stopWaiting();
   });
   await rm(socket, { force: true });
   await listen(local, { path: socket }, socket, socket);
@@ -166,7 +166,7 @@ function failureOf(history: Parts['history']): Promise<never> {
   const failed = Promise.withResolvers<never>();
   // Without a handler, the rejection would count as unhandled where nothing awaits it, as in tests.
   failed.promise.catch(() => {});
-  history.onCommitsLost(failed.reject);
+  history.connection.onCommitsLost(failed.reject);
   return failed.promise;
 }
 

@@ -5,6 +5,7 @@ import { isDeepStrictEqual } from 'node:util';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
 import {
+  type Connection,
   type History,
   type HistoryTransaction,
   jsonIn,
@@ -42,19 +43,15 @@ export class PostgresStore implements StateStore {
     return new PostgresStore(history, fresh);
   }
 
-  get isReady(): boolean {
-    return this.#history.isReady;
-  }
-
-  onUnavailable(listener: () => void): void {
-    this.#history.onUnavailable(listener);
+  get connection(): Connection {
+    return this.#history.connection;
   }
 
   /** Other brokers that change documents wait until this change is committed. */
   async change(current: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     let result = current;
     await this.#history.write(async (transaction) => {
-      const { disconnects } = this.#history;
+      const { disconnects } = this.connection;
       const row = await transaction.get('SELECT generation FROM installation FOR UPDATE');
       const newest = await this.#newest(
         current,
@@ -75,7 +72,8 @@ export class PostgresStore implements StateStore {
 
   /** Does not wait for writes, which may take long. So a key that another broker has revoked is soon refused here. */
   async refresh(current: Version): Promise<Version> {
-    const { committed, disconnects } = this.#history;
+    const { committed, connection } = this.#history;
+    const { disconnects } = connection;
     const row = await committed.get('SELECT generation FROM installation');
     // The generation is read first, so #newest() may also return documents of later generations. That does no harm: the
     // result has the earlier generation, so the next refresh reads these documents again.

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { Low } from 'lowdb';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
+import { fileConnection } from '../history/database-interface.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, names, newDocuments } from './document-types.ts';
 import { commandBack, StateFile } from './state-file.ts';
@@ -15,7 +16,7 @@ import type { Apply, Edited, StateStore, Version } from './store-interface.ts';
 const traces = ['state.json.last', 'history.db', 'authority.json'];
 
 export class FileStore implements StateStore {
-  readonly isReady = true;
+  readonly connection = fileConnection;
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
@@ -48,9 +49,6 @@ export class FileStore implements StateStore {
   get isUndone(): boolean {
     return !this.#file.mayHoldFailed;
   }
-
-  /** Never calls the listener, because a file always answers. */
-  onUnavailable(): void {}
 
   async change({ declared }: Version, edit: (newest: Declared) => Edited): Promise<Version> {
     const { next, entries } = edit(declared);

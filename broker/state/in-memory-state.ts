@@ -69,7 +69,7 @@ export class State implements Declared {
     const declared = Object.fromEntries(collections) as Declared;
     this.#committed = { declared, generation: data.generation, disconnects: 0 };
     Object.assign(this, declared);
-    store.onUnavailable(() => this.#rejectWaiting());
+    store.connection.onUnavailable(() => this.#rejectWaiting());
   }
 
   get installId(): string {
@@ -90,7 +90,7 @@ export class State implements Declared {
       const result = edit(transaction);
       return () => resolve(result);
     };
-    if (!this.#store.isReady) reject(databaseUnavailable());
+    if (!this.#store.connection.isReady) reject(databaseUnavailable());
     else {
       // Changes that arrive while a commit runs share the next commit.
       this.#queue.push({ edit: member, reject });
@@ -104,7 +104,7 @@ export class State implements Declared {
    * broker can use the store.
    */
   refresh(): Promise<void> {
-    if (!this.#store.isReady) return Promise.reject(databaseUnavailable());
+    if (!this.#store.connection.isReady) return Promise.reject(databaseUnavailable());
     const refresh = this.#nextRefresh ?? Promise.withResolvers<void>();
     this.#nextRefresh = refresh;
     if (!this.#isRefreshing) void this.#refreshAll();

@@ -1,6 +1,6 @@
 // The interface of the stores for documents: a file (documents-in-state-json.ts) or PostgreSQL
 // (documents-in-postgres.ts).
-import type { OutboxEntry } from '../history/history.ts';
+import type { Connection, OutboxEntry } from '../history/history.ts';
 import type { Declared, Documents } from './document-types.ts';
 
 /** Writes the outbox to the history. It may be called twice with the same entries. */
@@ -29,10 +29,8 @@ export interface StateStore {
   readonly documents: Documents;
   /** False while the store may still contain a change whose commit has failed. finish() removes such a change. */
   readonly isUndone: boolean;
-  /** False while the store does not answer. Meanwhile, State rejects each new change or refresh immediately. */
-  readonly isReady: boolean;
-  /** Calls `listener` each time the store stops answering. */
-  onUnavailable(listener: () => void): void;
+  /** While the store does not answer, State rejects each new change or refresh immediately. */
+  readonly connection: Connection;
   /**
    * Calls `edit` once with the newest documents, and stores the result. Resolves with the stored documents. `current`
    * is the version at the opening of the store, or any version that change() or refresh() has returned.

@@ -101,11 +101,11 @@ withPostgres('a database that goes back', () => {
     const history = await openHistory(through, 'broker_a');
     await history.migrate('notes', ['CREATE TABLE notes (id TEXT NOT NULL)']);
     let lost: Error | undefined;
-    history.onCommitsLost((error) => {
+    history.connection.onCommitsLost((error) => {
       lost = error;
     });
     const goBack = await copyFiles(server);
-    await expect.poll(() => history.isReady).toBe(true);
+    await expect.poll(() => history.connection.isReady).toBe(true);
     // The commit waits for a standby that does not exist.
     await server.query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
     await server.query('SELECT pg_reload_conf()');
@@ -134,7 +134,7 @@ withPostgres('a database that goes back', () => {
       new State(await PostgresStore.open(other)),
     ];
     let lost: Error | undefined;
-    one.onCommitsLost((error) => {
+    one.connection.onCommitsLost((error) => {
       lost = error;
     });
     const options = { address: addressOf({ database_url: url }), url: '', log: quiet };
