@@ -1,6 +1,5 @@
 // Metrics of machines for Prometheus: the list of machines to scrape (http_sd), and the last report of each as text.
 import type { Handlers } from '../../shared/api/route-table.ts';
-import { AppError } from '../../shared/errors.ts';
 import type { Report } from '../presence/report-of-agent.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
 import type { MachineSources } from './machine-to-json.ts';
@@ -38,9 +37,6 @@ export function prometheusHandlers(
       return { type: 'application/json', body: JSON.stringify(groups) };
     },
     machineMetrics({ machine_id }) {
-      if (!state.machines.has(machine_id)) {
-        throw new AppError('machine_not_found', `no machine has the id ${machine_id}`, { machine_id });
-      }
       const online = presence.online(machine_id);
       const report = online ? machineFacts.allowedReport(machine_id) : undefined;
       return { type: textType, body: `${textOf(online, report)}\n` };
