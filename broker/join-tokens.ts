@@ -11,6 +11,7 @@ import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Events } from './events.ts';
 import { hashOf } from './keys/index.ts';
+import { found } from './not-found.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/facts-and-metrics.ts';
@@ -78,10 +79,7 @@ export class JoinTokens {
     remove: async ({ join_token_id }, caller) => {
       await this.#context.state.change((transaction) => {
         assertUnlimited(caller.during(transaction));
-        if (!transaction.get('join_tokens', join_token_id)) {
-          const message = `no join token has the id ${join_token_id}`;
-          throw new AppError('join_token_not_found', message, { join_token_id });
-        }
+        found(transaction.after.join_tokens, 'join_token', join_token_id);
         transaction.remove('join_tokens', join_token_id);
         caller.commit(transaction);
       });

@@ -9,6 +9,7 @@ import type { Peer } from '../cluster/peers/owner-lookup.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import { machinesNamedOrTagged } from '../machines/machines-by-id-or-tag.ts';
 import { mergeStreams } from '../merge-streams.ts';
+import { found } from '../not-found.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
 import {
@@ -23,7 +24,7 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './co
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './read-output.ts';
-import { commandWith, findSavedCommand } from './saved-commands.ts';
+import { commandWith } from './saved-commands.ts';
 import { longQueue, type Scheduler } from './scheduler.ts';
 import type { CommandContext } from './shared-by-open-commands.ts';
 
@@ -77,7 +78,7 @@ export class Batches {
     runSaved: async ({ saved_command_id, parameters = {}, timeout, ...params }, caller) => {
       const waitUntil = monotonic() + params.wait;
       const { state } = this.#context;
-      const run = commandWith(findSavedCommand(saved_command_id, state), parameters);
+      const run = commandWith(found(state.saved_commands, 'saved_command', saved_command_id), parameters);
       const whole = { ...params, ...run, ...(timeout !== undefined && { timeout }) };
       const { id, members } = await this.start(whole, machinesNamedOrTagged(params, caller, state), caller);
       await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);

@@ -1,7 +1,6 @@
 // Stores batches in the database of the history. Their members are rows of the table `commands`.
 import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
   type History,
@@ -11,6 +10,7 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
+import { notFound } from '../not-found.ts';
 import type { Batch, BatchProgress, Spec, Tally } from './command-record.ts';
 
 const table = `CREATE TABLE batches (
@@ -90,7 +90,7 @@ export class BatchStore {
   async get(id: string): Promise<Batch> {
     const row = await this.#history.get(`SELECT ${batchColumns} FROM batches WHERE id = ?`, id);
     if (row) return batchFromRow(row);
-    throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
+    throw notFound('batch', id);
   }
 
   /**

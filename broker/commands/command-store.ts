@@ -3,7 +3,6 @@ import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { waitingCommands } from '../../shared/command-and-terminal-limits.ts';
-import { AppError } from '../../shared/errors.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
@@ -15,6 +14,7 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
+import { notFound } from '../not-found.ts';
 import { allOf, among, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
@@ -231,7 +231,7 @@ export class CommandStore {
   async get(id: string): Promise<Command> {
     const row = await this.history.get(`SELECT ${withTails} FROM commands WHERE id = ?`, id);
     if (row) return fromRow(row);
-    throw new AppError('command_not_found', `no command has the id ${id}`, { command_id: id });
+    throw notFound('command', id);
   }
 
   /** Finds commands by their ids, with only the end of their output. Unknown ids are left out. */

@@ -7,9 +7,10 @@ import type { SavedCommandId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import { setFields } from '../request-checks/set-fields.ts';
-import type { Declared, SavedCommand, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
+import type { SavedCommand, Schedule, State, StateTransaction } from '../state/in-memory-state.ts';
 import type { CommandParams } from './command-record.ts';
 
 type Creation = Input<Api['savedCommands']['create']>;
@@ -50,11 +51,11 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
       return made;
     },
     list: (input) => pageOf(routes.list, [...state.saved_commands.values()], input),
-    get: ({ saved_command_id }) => findSavedCommand(saved_command_id, state),
+    get: ({ saved_command_id }) => found(state.saved_commands, 'saved_command', saved_command_id),
     update: ({ saved_command_id, parameters, ...changes }, caller) =>
       state.change((transaction) => {
         const { saved_commands } = transaction.before;
-        const before = findSavedCommand(saved_command_id, transaction.before);
+        const before = found(saved_commands, 'saved_command', saved_command_id);
         assertMayChange(before, transaction, caller);
         const after: SavedCommand = {
           ...{ ...before, ...setFields(changes) },
@@ -68,7 +69,7 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
       }),
     remove: async ({ saved_command_id: id }, caller) => {
       await state.change((transaction) => {
-        const saved = findSavedCommand(id, transaction.before);
+        const saved = found(transaction.before.saved_commands, 'saved_command', id);
         assertMayChange(saved, transaction, caller);
         const users = schedulesWith(saved, transaction);
         if (users.length > 0) {
@@ -83,17 +84,6 @@ export function savedCommandHandlers(state: State): Handlers['savedCommands'] {
       return { deleted: true };
     },
   };
-}
-
-export function findSavedCommand(
-  id: string,
-  { saved_commands }: Pick<Declared, 'saved_commands'>,
-): SavedCommand {
-  const found = saved_commands.get(id);
-  if (found) return found;
-  throw new AppError('saved_command_not_found', `no saved command has the id ${id}`, {
-    saved_command_id: id,
-  });
 }
 
 /**

@@ -15,6 +15,7 @@ import type { Backups } from '../backup.ts';
 import { hasDatabasePath } from '../cluster/hand-over-when-cut-off.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
+import { found } from '../not-found.ts';
 import { publicError } from '../request-checks/public-error.ts';
 import type { RequestMetrics } from './about-broker.ts';
 import { serveConsole } from './console-files.ts';
@@ -102,8 +103,7 @@ export function createApp(
     // A ticket can give the rights of any key, so only callers of the socket file may make one.
     router.post('/local/login-tickets/:key_id', (ctx) => {
       const { key_id } = ctx.params;
-      const key = options.state.keys.get(key_id ?? '');
-      if (!key) throw new AppError('key_not_found', `no key has the id ${key_id}`, { key_id });
+      const key = found(options.state.keys, 'key', key_id ?? '');
       ctx.body = {
         data: { ticket: options.logins.tickets.make(key.id) },
         meta: { request_id: requestIdOf(ctx) },

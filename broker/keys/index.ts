@@ -11,6 +11,7 @@ import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { endLogins } from '../logins/login-validity.ts';
+import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import { setFields } from '../request-checks/set-fields.ts';
 import type {
@@ -221,8 +222,7 @@ export class Keys {
 
 /** Throws key_not_found, or forbidden for a key that the caller may not read or change. */
 function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key {
-  const key = declared.keys.get(id);
-  if (!key) throw new AppError('key_not_found', `no key has the id ${id}`, { key_id: id });
+  const key = found(declared.keys, 'key', id);
   assertNotStronger(key, currentKey(declared, caller.key_id));
   return key;
 }

@@ -9,6 +9,7 @@ import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Events } from '../events.ts';
 import { mergeStreams } from '../merge-streams.ts';
+import { notFound } from '../not-found.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
@@ -98,15 +99,11 @@ export class LiveUpdates {
     if (id === '') return;
     const noun = kind === 'commands' ? 'command' : 'batch';
     const machines = kind === 'commands' ? await this.#machineOf(id) : await this.#machinesOf(id);
-    const details = { [`${noun}_id`]: id };
-    if (machines.length === 0)
-      throw new AppError(
-        kind === 'commands' ? 'command_not_found' : 'batch_not_found',
-        `no ${noun} has the id ${id}`,
-        details,
-      );
+    if (machines.length === 0) throw notFound(noun, id);
     if (!machines.some((machine) => caller.reaches(machine)))
-      throw new AppError('forbidden', `this key is not allowed to use any machine of ${noun} ${id}`, details);
+      throw new AppError('forbidden', `this key is not allowed to use any machine of ${noun} ${id}`, {
+        [`${noun}_id`]: id,
+      });
   }
 
   async #machineOf(command: string): Promise<MachineId[]> {

@@ -10,6 +10,7 @@ import { newId, newSecret } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { hashOf } from '../keys/index.ts';
 import { currentKey, endOf, hasExpired, holds, within } from '../keys/rights.ts';
+import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, Login, State, StateTransaction } from '../state/in-memory-state.ts';
 import { cookieWith, noCookie } from './cookie.ts';
@@ -117,7 +118,7 @@ export class Logins {
     confirm: async ({ login_id }, caller) => {
       assertKeyItself(caller);
       const login = await this.#state.change((transaction) => {
-        const before = find(login_id, transaction.before);
+        const before = found(transaction.before.logins, 'login', login_id);
         if (before.key_id !== caller.key_id) throw anotherKey;
         const confirmed = { ...before, confirmed_at: iso() };
         transaction.put('logins', confirmed);
@@ -128,7 +129,7 @@ export class Logins {
     },
     remove: async ({ login_id }, caller) => {
       await this.#state.change((transaction) => {
-        const login = find(login_id, transaction.before);
+        const login = found(transaction.before.logins, 'login', login_id);
         if (!mayManage(currentKey(transaction.before, caller.key_id), login, transaction.before))
           throw notManaged;
         transaction.remove('logins', login_id);
@@ -203,12 +204,6 @@ const notManaged = new AppError(
   'forbidden',
   'this login belongs to another API key; end it with that key, or with a key that has the scope admin and may use all machines',
 );
-
-function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
-  const login = logins.get(id);
-  if (!login) throw new AppError('login_not_found', `no login has the id ${id}`, { login_id: id });
-  return login;
-}
 
 /**
  * True if the key `own` may list and end a login. Every key may do this with its own logins. A key with the scope admin

@@ -6,8 +6,9 @@ import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Peer } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
+import { found } from '../not-found.ts';
 import type { Packages } from '../packages/index.ts';
-import type { Declared, Machine, State, StateTransaction } from '../state/in-memory-state.ts';
+import type { Machine, State, StateTransaction } from '../state/in-memory-state.ts';
 import { MachineLists } from './machine-lists.ts';
 import { detailOf, extraFields, itemOf, liveOf, type MachineSources, statusOf } from './machine-to-json.ts';
 
@@ -50,13 +51,13 @@ function readHandlers(
       return { items: items.map(withHour), total };
     },
     get({ machine_id, include }) {
-      const detail = detailOf(services, find(machine_id, state), include !== undefined);
+      const detail = detailOf(services, found(state.machines, 'machine', machine_id), include !== undefined);
       const owner = services.brokerOf(machine_id);
       return owner ? { ...detail, broker: { id: owner.brokerId, url: owner.url } } : detail;
     },
-    status: ({ machine_id }) => statusOf(services, find(machine_id, state)),
+    status: ({ machine_id }) => statusOf(services, found(state.machines, 'machine', machine_id)),
     async metrics({ machine_id, since, until, step = 300 }) {
-      const { id } = find(machine_id, state);
+      const { id } = found(state.machines, 'machine', machine_id);
       const to = until?.getTime() ?? now();
       const from = since?.getTime() ?? to - 48 * hour;
       const points = await machineFacts.metrics(id, from, to, step * 1000);
@@ -75,7 +76,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
   return {
     async update({ machine_id, name, tags, agent_pin, agent_hold }, caller) {
       const machine = await state.change((transaction) => {
-        const before = find(machine_id, transaction.before);
+        const before = found(transaction.before.machines, 'machine', machine_id);
         const rights = caller.during(transaction);
         if (tags && rights.reachable()) {
           const text =
@@ -93,7 +94,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
     },
     async remove({ machine_id }, caller) {
       await state.change((transaction) => {
-        const machine = find(machine_id, transaction.before);
+        const machine = found(transaction.before.machines, 'machine', machine_id);
         transaction.remove('machines', machine.id);
         const its = transaction.all('schedules').filter((schedule) => schedule.machine_id === machine.id);
         for (const { id } of its) transaction.remove('schedules', id);
@@ -147,10 +148,4 @@ function withPolicy(
     ...(newPin !== undefined && { agent_pin: newPin }),
     ...(isHeld && { agent_hold: true as const }),
   };
-}
-
-function find(id: string, { machines }: Pick<Declared, 'machines'>): Machine {
-  const machine = machines.get(id);
-  if (!machine) throw new AppError('machine_not_found', `no machine has the id ${id}`, { machine_id: id });
-  return machine;
 }

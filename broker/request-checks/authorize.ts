@@ -4,11 +4,12 @@
 import type { Route } from '../../shared/api/route.ts';
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
 import type { IdNoun, KeyId, MachineId } from '../../shared/api/shared-schemas.ts';
-import { AppError, type Code, fieldError } from '../../shared/errors.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, isUnlimited, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { assertConfirmed, assertLogin } from '../logins/login-validity.ts';
+import { notFound } from '../not-found.ts';
 import { type Declared, foundBy, type Key, type State } from '../state/in-memory-state.ts';
 import { auditOf, type Recorder, type Recording, type Who } from './audit-request.ts';
 import type { Client } from './authenticate.ts';
@@ -318,12 +319,7 @@ function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declare
     }
   }
   const missing = subjects.find(({ exists }) => !exists);
-  if (!missing) return;
-  const { noun, id } = missing;
-  const code: Code = `${noun}_not_found`;
-  throw new AppError(code, `no ${noun.replace('_', ' ')} has the id ${id.slice(0, 200)}`, {
-    [`${noun}_id`]: id,
-  });
+  if (missing) throw notFound(missing.noun, missing.id);
 }
 
 /**

@@ -9,8 +9,9 @@ import { newId } from '../../shared/ids.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { CommandParams } from '../commands/command-record.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
-import { commandWith, findSavedCommand } from '../commands/saved-commands.ts';
+import { commandWith } from '../commands/saved-commands.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
+import { found } from '../not-found.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Declared, SavedCommand, Schedule, State } from '../state/in-memory-state.ts';
 import type { Changes } from './collect-changed-paths.ts';
@@ -252,7 +253,8 @@ function resultOf(make: () => CommandParams): CommandParams | AppError {
  */
 export function paramsOf(schedule: Schedule, declared: Pick<Declared, 'saved_commands'>): CommandParams {
   const { command, saved_command_id, user, cwd, env, timeout } = schedule;
-  const saved = saved_command_id && fillIn(schedule, findSavedCommand(saved_command_id, declared));
+  const saved =
+    saved_command_id && fillIn(schedule, found(declared.saved_commands, 'saved_command', saved_command_id));
   return {
     ...(saved ?? { command: command ?? '' }),
     ...(user !== null && { user }),

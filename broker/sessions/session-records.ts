@@ -2,8 +2,8 @@
 
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
-import { AppError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
+import { notFound } from '../not-found.ts';
 import { allOf, reachableOnly } from '../paging.ts';
 
 type Detail = Reply<Api['sessions']['get']>;
@@ -85,7 +85,7 @@ export class SessionRecords {
   async get(session_id: string): Promise<Session> {
     const session = await this.find(session_id);
     if (session) return session;
-    throw new AppError('session_not_found', `no session has the id ${session_id}`, { session_id });
+    throw notFound('session', session_id);
   }
 
   async find(id: string, reader: RowReader = this.#history): Promise<Session | undefined> {
