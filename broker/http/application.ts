@@ -113,21 +113,10 @@ export function createApp(
   const app = new Koa();
   app.silent = true;
   app.use(envelope(options, headers));
-  app.use(answerBrowser);
   app.use(serveConsole(options.consoleDirectory));
   app.use(router.routes());
   app.use((ctx) => unknownRoute(ctx, router, clients));
   return app;
-}
-
-/**
- * Browsers request /favicon.ico by themselves, without a key. Such a request gets 401, as every request without a key,
- * but causes no warning in the log.
- */
-async function answerBrowser(ctx: Context, next: Next): Promise<void> {
-  if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
-    throw new AppError('unauthorized', 'this broker has no icon');
-  await next();
 }
 
 /** A route's path in the router's syntax: `{id}` becomes `:id`. */
@@ -230,6 +219,9 @@ export function retryHeaders({ status, details }: Pick<AppError, 'status' | 'det
  * otherwise 405 with Allow, or 404.
  */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
+  // Browsers request this path by themselves, without a key. That causes no warning in the log.
+  if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
+    throw new AppError('unauthorized', 'this broker has no icon');
   const layers = router.match(ctx.path, ctx.method).path;
   const open = allRoutes().some(
     ({ route }) => route.access === 'everybody' && layers.some(({ path }) => path === patternOf(route)),
