@@ -12,10 +12,11 @@ import {
 import { deliveryBody, webhookTypes } from '../../shared/api/events.ts';
 import type { Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
-import { idSchemas, named } from '../../shared/api/shared-schemas.ts';
+import { named } from '../../shared/api/shared-schemas.ts';
 import { type Code, codes } from '../../shared/errors.ts';
 import { shipped } from '../../shared/shipped-files.ts';
 import { version } from '../../shared/version.ts';
+import { parserOf } from '../request-checks/authorize.ts';
 
 /** Display name and description of each resource, by its name in the route table. */
 const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {
@@ -327,7 +328,8 @@ function errorResponses(): Record<string, ZodOpenApiResponseObject> {
 /** Every error code that a route may return. */
 export function codesOf(route: Route): Code[] {
   const { access, body, accepts, idempotency, impliesMachine, confirmed, errors = [] } = route;
-  const found: Code[] = [...errors, 'invalid_request', 'internal_error', ...idsIn(route)];
+  const missing = parserOf(route).parser.nouns.map((noun) => `${noun}_not_found` as const);
+  const found: Code[] = [...errors, 'invalid_request', 'internal_error', ...missing];
   if (access !== 'everybody') found.push('unauthorized', 'forbidden', 'rate_limited', 'unavailable');
   if (confirmed) found.push('confirmation_required');
   if (body) found.push('validation_failed');
@@ -336,26 +338,6 @@ export function codesOf(route: Route): Code[] {
   if (impliesMachine) found.push('machine_not_found');
   const order = Object.keys(codes);
   return [...new Set(found)].sort((a, b) => order.indexOf(a) - order.indexOf(b));
-}
-
-/** The code `<noun>_not_found` for each kind of id that a route takes. */
-function idsIn(route: Route): Code[] {
-  const body = route.body instanceof z.ZodObject ? route.body.shape : {};
-  const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
-  // A route may use a copy of an id schema that describe() has made. The copy has the same check objects as the
-  // original, so these objects identify the kind of id.
-  const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
-  const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
-  const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));
-  return named.map((noun) => `${noun}_not_found` as const);
-}
-
-/** The schema inside optional, nullable, default and array wrappers. */
-function bare(schema: z.core.$ZodType): z.core.$ZodType {
-  const outer = [z.ZodOptional, z.ZodNullable, z.ZodDefault, z.ZodArray].find(
-    (kind) => schema instanceof kind,
-  );
-  return outer && 'unwrap' in schema ? bare((schema as z.ZodOptional).unwrap()) : schema;
 }
 
 const signature = z.string().optional().describe('`sha256=` and the HMAC-SHA256 of the body, hexadecimal');

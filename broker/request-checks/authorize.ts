@@ -63,15 +63,17 @@ export interface Guard<R extends Route> {
 const parsers = new WeakMap<Route, Pick<Guard<Route>, 'parser' | 'action'>>();
 
 export function guardOf<R extends Route>(route: R, services: AccessServices): Guard<R> {
-  const parts = parsers.get(route) ?? parserOf(route);
-  parsers.set(route, parts);
-  return { ...parts, route, services };
+  return { ...parserOf(route), route, services };
 }
 
-function parserOf(route: Route): Pick<Guard<Route>, 'parser' | 'action'> {
+export function parserOf(route: Route): Pick<Guard<Route>, 'parser' | 'action'> {
+  const known = parsers.get(route);
+  if (known) return known;
   const place = allRoutes().find((one) => one.route === route);
   if (!place) throw new Error(`${route.method} ${route.path} is not in the route table`);
-  return { parser: new RequestParser(route), action: `${place.noun}.${place.operation}` };
+  const made = { parser: new RequestParser(route), action: `${place.noun}.${place.operation}` };
+  parsers.set(route, made);
+  return made;
 }
 
 export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };

@@ -82,6 +82,11 @@ export class RequestParser<R extends Route> {
     return found;
   }
 
+  /** The kinds of ids that a request may contain. */
+  get nouns(): IdNoun[] {
+    return this.#idPaths.map(({ noun }) => noun);
+  }
+
   /** True if the body names the machine that the request is about. */
   get namesMachineInBody(): boolean {
     return this.#idPaths.some(
