@@ -215,8 +215,9 @@ export class OpenCommand {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;
     if (!this.stored || this.#followed || this.end || journal_id === '') return;
-    if (stopping.aborted || !presence.online(machine_id)) return;
-    void this.follow(presence.get(machine_id));
+    const link = presence.find(machine_id);
+    if (stopping.aborted || !link) return;
+    void this.follow(link);
     if (cancel) this.#kill();
   }
 
@@ -309,18 +310,16 @@ export class OpenCommand {
   #kill(): void {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;
-    if (stopping.aborted || this.end || !presence.online(machine_id)) return;
+    const link = presence.find(machine_id);
+    if (stopping.aborted || this.end || !link) return;
     // Slow readers of the output must not delay the end.
     this.output.release();
     const options = { request_id: newId('request'), caller: this.#cancelledBy };
-    presence
-      .get(machine_id)
-      .stub.killProcess({ id, grace_ms: killGraceMs }, options)
-      .catch((error: unknown) => {
-        // The agent refuses to kill a command that it does not know yet: the kill may arrive before the command.
-        log.warn({ err: error, command_id: id }, 'a command could not be killed yet; trying again in 1 s');
-        after(retryMs, () => this.#kill());
-      });
+    link.stub.killProcess({ id, grace_ms: killGraceMs }, options).catch((error: unknown) => {
+      // The agent refuses to kill a command that it does not know yet: the kill may arrive before the command.
+      log.warn({ err: error, command_id: id }, 'a command could not be killed yet; trying again in 1 s');
+      after(retryMs, () => this.#kill());
+    });
   }
 
   /** Handles the start that the agent reported. */

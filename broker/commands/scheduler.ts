@@ -289,7 +289,7 @@ export class Scheduler {
    */
   #linkFor({ machine_id, queue_until }: Command): Link | undefined {
     const { presence } = this.#context;
-    const link = queue_until === null || presence.online(machine_id) ? presence.get(machine_id) : undefined;
+    const link = queue_until === null ? presence.get(machine_id) : presence.find(machine_id);
     // Commands that already wait start before a new one.
     const isNext = (): boolean => !this.waiting(machine_id).some(({ batch }) => hasSlot(batch));
     return link && this.#freeOn(machine_id) > 0 && isNext() ? link : this.refuseLongQueue(machine_id);
@@ -344,11 +344,11 @@ export class Scheduler {
    * slot.
    */
   #freeLink({ record: { machine_id }, batch }: OpenCommand, places: Map<string, number>): Link | undefined {
-    const { presence } = this.#context;
-    if (!presence.online(machine_id) || !hasSlot(batch)) return undefined;
+    const link = this.#context.presence.find(machine_id);
+    if (!link || !hasSlot(batch)) return undefined;
     const left = places.get(machine_id) ?? this.#freeOn(machine_id);
     places.set(machine_id, left - 1);
-    return left > 0 ? presence.get(machine_id) : undefined;
+    return left > 0 ? link : undefined;
   }
 
   #linked({ machineId, processIds }: Link): void {

@@ -38,10 +38,10 @@ export class Acknowledgements {
   #send(machine_id: string): void {
     const ids = this.#waiting.get(machine_id) ?? [];
     this.#waiting.delete(machine_id);
-    for (let at = 0; at < ids.length && this.#presence.online(machine_id); at += mostIds) {
-      this.#presence
-        .get(machine_id)
-        .stub.forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
+    const link = this.#presence.find(machine_id);
+    for (let at = 0; link && at < ids.length; at += mostIds) {
+      link.stub
+        .forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
         .catch((error: unknown) =>
           this.#log.debug(
             { err: error, machine_id },

@@ -32,9 +32,14 @@ export class Presence {
   #version = 0;
   #isElsewhere = (_machineId: string): boolean => false;
 
+  /** Finds the link of a machine; undefined if the machine is offline. */
+  find(machineId: string): Link | undefined {
+    return this.#links.get(machineId);
+  }
+
   /** Finds the link of a machine. Throws machine_offline if there is none. */
   get(machine_id: string): Link {
-    const link = this.#links.get(machine_id);
+    const link = this.find(machine_id);
     if (link) return link;
     const text = 'this machine is offline: try again when its agent is connected';
     throw new AppError('machine_offline', text, { machine_id });

@@ -12,7 +12,7 @@ import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Link } from '../presence/index.ts';
 import { type Attachment, type AttachParams, attach, recordDetached, unusedMs } from './attach-clients.ts';
-import { emitEvent, endUnknown, linkTo, OpenSession, type SessionContext, sessionsOn } from './session.ts';
+import { emitEvent, endUnknown, OpenSession, type SessionContext, sessionsOn } from './session.ts';
 import { type Attached, columns, type Session, SessionRecords, sessionOf } from './session-records.ts';
 import type { SessionServices } from './session-services.ts';
 
@@ -180,8 +180,8 @@ export class Sessions {
    * open session.
    */
   #relink(machineId: string): void {
-    const { sessions } = this.#context;
-    const link = linkTo(machineId, this.#context);
+    const { sessions, presence } = this.#context;
+    const link = presence.find(machineId);
     for (const session of sessionsOn(machineId, this.#context)) session.relink(link);
     for (const id of link?.processIds ?? [])
       if (link && isId('session', id) && (sessions.get(id)?.over ?? true))

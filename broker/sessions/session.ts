@@ -94,7 +94,7 @@ export class OpenSession {
 
   /** Opens the terminal if its machine is still online. Must be called only once per session. */
   open(spec: TerminalSpec, requester: Requester): void {
-    const link = linkTo(this.record.machine_id, this.#context);
+    const link = this.#context.presence.find(this.record.machine_id);
     if (!link) return void this.end({ reason: 'machine_offline: the machine went offline before the start' });
     this.link = link;
     const options = { request_id: requester.request_id, caller: requester, ...lasting };
@@ -209,9 +209,9 @@ export class OpenSession {
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
-    const { sessions, acknowledgements, stopping } = this.#context;
+    const { sessions, presence, acknowledgements, stopping } = this.#context;
     sessions.delete(id);
-    const link = linkTo(machine_id, this.#context);
+    const link = presence.find(machine_id);
     if (link && !this.#exited && !stopping.aborted) endUnknown(link, id, this.#context);
     else acknowledgements.add(machine_id, [id]);
   }
@@ -333,10 +333,6 @@ export function emitEvent(
 ): void {
   const machine = state.machines.get(machine_id) ?? { id: machine_id, name: '' };
   events.emit(journal, type, machine, { session_id: id, status, ...more });
-}
-
-export function linkTo(machineId: string, { presence }: SessionContext): Link | undefined {
-  return presence.online(machineId) ? presence.get(machineId) : undefined;
 }
 
 /** Ends a terminal that the agent still runs, but whose session is over or unknown to the broker. */
