@@ -65,24 +65,11 @@ const mostOutput = 2 * 1000 * listedBytes;
 
 export class Batches {
   readonly handlers: Handlers['batches'] = {
-    create: async (params, caller) => {
-      const waitUntil = monotonic() + params.wait;
-      const { id, members } = await this.start(
-        params,
-        machinesNamedOrTagged(params, caller, this.#context.state),
-        caller,
-      );
-      await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);
-      return this.#detail(id, caller);
-    },
-    runSaved: async ({ saved_command_id, parameters = {}, timeout, ...params }, caller) => {
-      const waitUntil = monotonic() + params.wait;
+    create: (params, caller) => this.#run(params, caller),
+    runSaved: ({ saved_command_id, parameters = {}, timeout, ...params }, caller) => {
       const { state } = this.#context;
       const run = commandWith(found(state.saved_commands, 'saved_command', saved_command_id), parameters);
-      const whole = { ...params, ...run, ...(timeout !== undefined && { timeout }) };
-      const { id, members } = await this.start(whole, machinesNamedOrTagged(params, caller, state), caller);
-      await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);
-      return this.#detail(id, caller);
+      return this.#run({ ...params, ...run, ...(timeout !== undefined && { timeout }) }, caller);
     },
     list: async (input, caller) => {
       const { store } = this.#context;
@@ -140,6 +127,18 @@ export class Batches {
 
   constructor(context: BatchContext) {
     this.#context = context;
+  }
+
+  /** Starts a batch, waits at most `wait` milliseconds for the ends of its commands, and returns the batch. */
+  async #run(
+    params: BatchParams & Pick<CreateParams, 'machine_ids' | 'tags' | 'wait'>,
+    caller: Caller,
+  ): Promise<Reply<Api['batches']['get']>> {
+    const waitUntil = monotonic() + params.wait;
+    const machines = machinesNamedOrTagged(params, caller, this.#context.state);
+    const { id, members } = await this.start(params, machines, caller);
+    await this.#untilEnded(id, members, waitUntil - monotonic(), caller.signal);
+    return this.#detail(id, caller);
   }
 
   /**
