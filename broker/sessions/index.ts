@@ -48,10 +48,9 @@ export class Sessions {
       return { items: page.items.map((row) => this.#serialize(sessionOf(row))), total: page.total };
     },
     get: ({ session_id }) => this.#detail(session_id),
-    attach: async ({ session_id, ...params }, caller) => {
-      const session = this.#open(session_id) ?? (await this.#refuse(session_id));
-      const attachment = await attach(this.#context, session, params, caller);
-      const { client_id, mode, attached_at } = attachment.attached;
+    attach: async (params, caller) => {
+      const attachment = await this.join(params, caller);
+      const { session_id, client_id, mode, attached_at } = attachment.attached;
       const ticket = newSecret();
       const hashed = hashOf(ticket);
       this.#tickets.set(hashed, attachment);
@@ -157,7 +156,7 @@ export class Sessions {
   }
 
   /**
-   * Attaches a gRPC client, without a ticket. Throws session_not_found, forbidden, conflict or unavailable.
+   * Attaches a client, which gets no ticket here. Throws session_not_found, forbidden, conflict or unavailable.
    */
   async join(params: AttachParams & { session_id: string }, caller: Caller): Promise<Attachment> {
     const { session_id } = params;
