@@ -16,7 +16,6 @@ const { stream: follow } = api.events;
  * few transfers at once.
  */
 export function fileRpcs(services: StreamsServices) {
-  const { stalledMs } = services;
   const { files } = services.handlers;
 
   const ReadFile: Rpc<'ReadFile', typeof download> = {
@@ -27,7 +26,7 @@ export function fileRpcs(services: StreamsServices) {
       let sent = 0;
       for await (const chunk of bytes ?? []) {
         sent += chunk.length;
-        await call.within(stalledMs, call.send({ chunk }));
+        await call.unlessStalled(call.send({ chunk }));
       }
       const { length = sent } = head;
       if (sent === length) return undefined;
@@ -42,7 +41,7 @@ export function fileRpcs(services: StreamsServices) {
     guard: guardOf(put, services),
     first: 'open',
     async run(call, { input, caller }) {
-      const content = { chunks: chunksOf(call, stalledMs), fields: () => undefined };
+      const content = { chunks: chunksOf(call), fields: () => undefined };
       const { path_encoding = '', ...written } = await files.put({ ...input, content }, caller);
       return { ...written, path_encoding };
     },
@@ -54,7 +53,7 @@ export function fileRpcs(services: StreamsServices) {
       for await (const { event, data } of await files.watch(input, caller)) {
         const { kind, path, path_encoding = '', type = '' } = data;
         const change = kind ?? (event === 'overflow' ? event : '');
-        await call.within(stalledMs, call.send({ change, path, path_encoding, type }));
+        await call.unlessStalled(call.send({ change, path, path_encoding, type }));
       }
       return undefined;
     },
@@ -90,10 +89,10 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
  * Yields the chunks before the commit. Throws if the commit is missing or its checksum is wrong; then no file
  * is changed.
  */
-async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
+async function* chunksOf(call: Call<'WriteFile'>): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');
   for (;;) {
-    const next = await call.within(stalledMs, call.messages.next());
+    const next = await call.unlessStalled(call.messages.next());
     if (next.done) break;
     const { message, chunk, commit } = next.value;
     if (commit) return assertChecksum(commit, hash.digest('hex'));

@@ -132,16 +132,15 @@ export class Call<M extends Method = Method> {
    */
   readonly messages: AsyncGenerator<Received<M>>;
   readonly #stream: Stream;
-  readonly #address: string;
+  readonly #services: StreamsServices;
   #client: Client | undefined;
   #opened: Promise<Opened<M>> | undefined;
   /** Waits for the client to read. All messages sent meanwhile share this promise. */
   #draining: Promise<void> | undefined;
 
-  constructor(stream: Stream, proxies: Proxies) {
+  constructor(stream: Stream, services: StreamsServices) {
     this.#stream = stream;
-    const forwarded = stream.metadata.get('x-forwarded-for').join(',');
-    this.#address = proxies.clientOf(peerAddress(stream.getPeer()), forwarded);
+    this.#services = services;
     this.requestId = requestIdFrom(this.header('x-request-id'));
     this.messages = messagesOf(stream, this.gone.signal);
     stream.once('cancelled', () => this.gone.abort(left));
@@ -167,12 +166,12 @@ export class Call<M extends Method = Method> {
    * and rate_limited for an address with too many wrong keys. `forwardedClient` finds the client of a call that another
    * broker has authenticated.
    */
-  async authenticate(
-    services: StreamsServices,
-    forwardedClient?: (headers: Metadata) => Promise<Client>,
-  ): Promise<void> {
-    this.#client = await (forwardedClient?.(this.#stream.metadata) ??
-      authenticate(this.header('authorization'), this.#address, services));
+  async authenticate(forwardedClient?: (headers: Metadata) => Promise<Client>): Promise<void> {
+    const { metadata } = this.#stream;
+    const forwarded = metadata.get('x-forwarded-for').join(',');
+    const address = this.#services.proxies.clientOf(peerAddress(this.#stream.getPeer()), forwarded);
+    this.#client = await (forwardedClient?.(metadata) ??
+      authenticate(this.header('authorization'), address, this.#services));
   }
 
   /** Returns the other broker that owns the machine of the call; undefined if this broker answers the call. */
@@ -286,10 +285,10 @@ export class Call<M extends Method = Method> {
 
   /**
    * Waits for `work`, such as sending a message, which a slow client can delay. Aborts the call if it takes longer than
-   * `ms` milliseconds.
+   * `stalledMs`.
    */
-  async within<T>(ms: number, work: Promise<T>): Promise<T> {
-    const cancel = after(ms, () => this.gone.abort(stalled));
+  async unlessStalled<T>(work: Promise<T>): Promise<T> {
+    const cancel = after(this.#services.stalledMs, () => this.gone.abort(stalled));
     return work.finally(cancel);
   }
 

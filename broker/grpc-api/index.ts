@@ -81,13 +81,13 @@ export class StreamsService {
    * Serves one call until its end. `reply` is set for an rpc whose response is not a stream. Never rejects.
    */
   async #serve(rpc: Rpc, stream: Stream, port: CallsPort, reply?: sendUnaryData<unknown>): Promise<void> {
-    const { proxies, log } = this.#services;
+    const { log } = this.#services;
     const peers = port.peers ?? this.#services.peers;
-    const call = new Call(stream, proxies);
+    const call = new Call(stream, this.#services);
     const trailers = trailersOf(call.requestId);
     this.#open.add(call);
     try {
-      await call.authenticate(this.#services, port.forwardedClient);
+      await call.authenticate(port.forwardedClient);
       port.markAuthenticated?.(stream.getPeer());
       if (this.#stopped) call.stop();
       call.gone.signal.throwIfAborted();
