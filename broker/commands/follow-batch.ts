@@ -1,4 +1,5 @@
 // Merges the output of all commands of a batch into one stream.
+import { addAbortListener } from 'node:events';
 import { mostFollowed } from '../../shared/api/batches.ts';
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -72,8 +73,7 @@ export class FollowLimit {
       if (left > 0) this.#byKey.set(key_id, left);
       else this.#byKey.delete(key_id);
     };
-    if (signal.aborted) release();
-    else signal.addEventListener('abort', release, { once: true });
+    addAbortListener(signal, release);
   }
 }
 

@@ -1,6 +1,7 @@
 // Reads request bodies: JSON of limited size, raw bytes, and forms with one file. If a form names the destination only
 // after the file, the file waits on disk.
 import { isUtf8 } from 'node:buffer';
+import { addAbortListener } from 'node:events';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http';
@@ -49,7 +50,7 @@ export async function parseJsonBody(
     return undefined;
   // If a body declares no length, it counts as if it had the largest allowed size.
   const size = Math.min(Number(length ?? limit), limit);
-  if (size > smallBytes) onRequestEnd(over, quota.take(size));
+  if (size > smallBytes) addAbortListener(over, quota.take(size));
   const tooSlow = after(maxMs, () => request.destroy());
   const bytes = await getRawBody(request, { limit, length: length ?? null })
     .catch((error: unknown) => {
@@ -60,11 +61,6 @@ export async function parseJsonBody(
     })
     .finally(tooSlow);
   return bytes.length === 0 ? undefined : { bytes, value: parse(bytes, request.headers) };
-}
-
-function onRequestEnd(over: AbortSignal, release: () => void): void {
-  if (over.aborted) release();
-  else over.addEventListener('abort', release, { once: true });
 }
 
 /** Parses a body as JSON. If its type is declared, the type must be JSON. The body must not be compressed. */
@@ -153,7 +149,7 @@ export async function readForm(
   over: AbortSignal,
 ): Promise<IncomingForm> {
   const form = new Form(request);
-  onRequestEnd(over, () => form.stop(cutOff()));
+  addAbortListener(over, () => form.stop(cutOff()));
   const { part, fieldsBefore } = await form.file;
   const chunks = form.chunks(part);
   const fields = () => form.fields();
@@ -309,7 +305,7 @@ export async function createSpool(directory: string) {
     async store(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
       const handle = await openUnlinkedFile(directory);
       let size = 0;
-      onRequestEnd(over, () => {
+      addAbortListener(over, () => {
         spooledBytes -= size;
         handle.close().catch(() => undefined);
       });

@@ -1,4 +1,5 @@
 // Live updates: a stream with the changes of the machines, events, commands and batches that its client follows.
+import { addAbortListener } from 'node:events';
 import type { Topic } from '../../shared/api/live.ts';
 import type { Scope } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
@@ -84,8 +85,7 @@ export class LiveUpdates {
         loss.abort(error);
       }
     });
-    if (caller.signal.aborted) stop();
-    else caller.signal.addEventListener('abort', stop, { once: true });
+    addAbortListener(caller.signal, stop);
     return loss.signal;
   }
 
@@ -160,8 +160,7 @@ export class LiveUpdates {
       if (changed.size > mostCommands && oldest !== undefined) changed.delete(oldest);
       woken.wake();
     });
-    if (signal.aborted) stop();
-    else signal.addEventListener('abort', stop, { once: true });
+    addAbortListener(signal, stop);
     return (async function* () {
       for (;;) {
         if (changed.size === 0) await woken.wait(signal);
