@@ -254,7 +254,7 @@ export function createClients(services: DispatchServices, { connections, forward
         ctx.set('X-RateLimit-Remaining', String(remaining));
         ctx.set('X-RateLimit-Reset', String(reset));
       }
-      return { ...client, secure: isPrivate(ctx.req, proxies) };
+      return route === loginRoutes.create ? { ...client, secure: isPrivate(ctx.req, proxies) } : client;
     },
   };
 }

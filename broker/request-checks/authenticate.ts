@@ -15,7 +15,7 @@ export interface Client {
   key: Key;
   /** The login whose cookie the request has; undefined for a request with a key. */
   login_id?: LoginId;
-  /** True if the request arrived over TLS, or from the broker's own machine. */
+  /** True if the request arrived over TLS, or from the broker's own machine; only for a request that logs in. */
   secure?: boolean;
   /** True if another broker has authenticated the client, and sent the request here. */
   isForwarded?: boolean;

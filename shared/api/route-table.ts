@@ -177,7 +177,7 @@ export interface Caller extends Rights {
   address: string;
   /** For a request that logs in: the SHA-256 of the API key that was sent, in hexadecimal digits. */
   secret_hash?: string | undefined;
-  /** True if the request was encrypted, or came from the broker's own machine. */
+  /** For a request that logs in: true if it was encrypted, or came from the broker's own machine. */
   secure?: boolean;
   /**
    * True if another broker forwarded the request. That broker collects the answers of all brokers, so this one answers

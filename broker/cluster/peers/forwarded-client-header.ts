@@ -17,7 +17,6 @@ const described = z.object({
   address: z.string(),
   key_id: z.string(),
   login_id: z.string().optional(),
-  secure: z.boolean().optional(),
 });
 
 interface Services {
@@ -26,22 +25,18 @@ interface Services {
 }
 
 /** The data about a client that another broker needs. */
-export type DescribedClient = Pick<Client, 'address' | 'login_id' | 'secure'> & { key: { id: KeyId } };
+export type DescribedClient = Pick<Client, 'address' | 'login_id'> & { key: { id: KeyId } };
 
-export function clientOf({ address, login_id, secure, key_id }: Caller): DescribedClient {
-  return {
-    ...{ address, key: { id: key_id } },
-    ...(login_id !== undefined && { login_id }),
-    ...(secure !== undefined && { secure }),
-  };
+export function clientOf({ address, login_id, key_id }: Caller): DescribedClient {
+  return { address, key: { id: key_id }, ...(login_id !== undefined && { login_id }) };
 }
 
 /**
  * Returns the value of the header for an authenticated client. The value is ASCII, because it contains only an address
  * and ids.
  */
-export function describeClient({ address, key, login_id, secure }: DescribedClient): string {
-  return JSON.stringify({ address, key_id: key.id, login_id, secure });
+export function describeClient({ address, key, login_id }: DescribedClient): string {
+  return JSON.stringify({ address, key_id: key.id, login_id });
 }
 
 /**
@@ -51,7 +46,7 @@ export function describeClient({ address, key, login_id, secure }: DescribedClie
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
   // The key is found by its id, which does not change with its secret. A request with the old secret then continues.
-  const { address, key_id, login_id, secure = false } = parse(header);
+  const { address, key_id, login_id } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
   // The forwarding broker may know a new key or login that this broker has not read yet. This broker then reads the
   // changes of other brokers.
@@ -60,7 +55,7 @@ export async function describedClient(header: string, { state, cluster }: Servic
   const key = currentKey(state, key_id as KeyId);
   const login = login_id !== undefined && { login_id: login_id as LoginId };
   // `isForwarded` means that the other broker has counted the request against the rate limit.
-  return { address, key, secure, isForwarded: true, ...login };
+  return { address, key, isForwarded: true, ...login };
 }
 
 function parse(header: string): z.output<typeof described> {
