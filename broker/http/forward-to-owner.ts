@@ -3,9 +3,8 @@
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { Peers, RequestSubject } from '../cluster/peers/route-to-owner.ts';
-import { holds } from '../keys/rights.ts';
 import type { Client } from '../request-checks/authenticate.ts';
-import type { Guard } from '../request-checks/authorize.ts';
+import { type Guard, mayCall } from '../request-checks/authorize.ts';
 import type { RawInput } from '../request-checks/parse-api-request.ts';
 import type { JsonBody } from './body.ts';
 
@@ -36,7 +35,8 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
     const raw = read();
     const named = await peers.subjectOf(parser.ids(raw));
     if (named) return { subject: named };
-    const body = inBody && mayCall(client, route) ? await readJson() : undefined;
+    // Without the scope of the route, the body is not read.
+    const body = inBody && mayCall(client.key, route) ? await readJson() : undefined;
     const inside = body && (await peers.subjectOf(parser.ids({ ...raw, body: body.value })));
     return { subject: inside ?? (route.impliesMachine ? peers.onlyMachine : undefined), body: body?.bytes };
   }
@@ -60,9 +60,4 @@ interface Found {
   subject?: RequestSubject | undefined;
   /** The body, if it was read. */
   body?: Buffer | undefined;
-}
-
-/** False if the key lacks the scope of the route. The body of such a request is not read. */
-function mayCall({ key }: Client, { access }: Route): boolean {
-  return access === 'everybody' || access === 'any key' || holds(key, access);
 }

@@ -271,10 +271,15 @@ export class AuthorizedRequest<R extends Route> {
   };
 }
 
-function requireScope(key: Key, { access }: Route): void {
-  if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
-  throw new AppError('forbidden', `this key lacks the scope ${access}: use a key that has it`, {
-    required_scope: access,
+/** True if a key has the scope that a route needs. */
+export function mayCall(key: Key, { access }: Route): boolean {
+  return access === 'everybody' || access === 'any key' || holds(key, access);
+}
+
+function requireScope(key: Key, route: Route): void {
+  if (mayCall(key, route)) return;
+  throw new AppError('forbidden', `this key lacks the scope ${route.access}: use a key that has it`, {
+    required_scope: route.access,
   });
 }
 
