@@ -91,8 +91,18 @@ export class Commands {
   }
 
   readonly handlers: Handlers['commands'] = {
-    create: (input, caller) => this.#create(input, caller),
-    async: (input, caller) => this.#create({ ...input, wait: 0 }, caller),
+    create: async (input, caller) => {
+      const { scheduler, machineFacts } = this.#parts;
+      const { machine_id } = input;
+      machineFacts.assertAllows(machine_id, capabilitiesFor(input));
+      const command = commandOf(input, { machine_id, key_id: caller.key_id });
+      const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
+      const waitUntil = monotonic() + input.wait;
+      const open = await scheduler.accept(command, specOf(input), caller.request_id, also);
+      await open.untilEnded(waitUntil - monotonic(), caller.signal);
+      return serialize(await open.current());
+    },
+    async: (input, caller) => this.handlers.create({ ...input, wait: 0 }, caller),
     list: (input, caller) => this.#list(routes.list, input, caller),
     ofMachine: (input, caller) => this.#list(routes.ofMachine, input, caller),
     get: ({ command_id }) => this.#record(command_id),
@@ -203,18 +213,6 @@ export class Commands {
   /** Closes the output files. Call it when no agent is linked any more. */
   async close(): Promise<void> {
     await Promise.all(this.#parts.scheduler.all().map(({ output }) => output.close()));
-  }
-
-  async #create(input: Input<Api['commands']['create']>, caller: Caller): Promise<CommandRecord> {
-    const { scheduler, machineFacts } = this.#parts;
-    const { machine_id } = input;
-    machineFacts.assertAllows(machine_id, capabilitiesFor(input));
-    const command = commandOf(input, { machine_id, key_id: caller.key_id });
-    const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
-    const waitUntil = monotonic() + input.wait;
-    const open = await scheduler.accept(command, specOf(input), caller.request_id, also);
-    await open.untilEnded(waitUntil - monotonic(), caller.signal);
-    return serialize(await open.current());
   }
 
   async #list(
