@@ -1,5 +1,6 @@
 // Sends the heartbeats of all links when they are due, and finds silent machines. A single timer does both.
 import { every, monotonic } from '../../shared/clock.ts';
+import type { LinkSettings } from './link-settings.ts';
 
 /** A link that gets heartbeats. Its methods must not throw. */
 interface Beating {
@@ -15,11 +16,6 @@ interface Beating {
   silent(): void;
 }
 
-export interface HeartbeatSettings {
-  heartbeatMs: number;
-  silenceMs: number;
-}
-
 /**
  * Milliseconds between checks. At one check per second, sending the due heartbeats of 10,000 links would block the
  * event loop for 30 ms.
@@ -30,12 +26,12 @@ const checkMs = 250;
 const unwrittenMs = 1_000;
 
 export class Heartbeats {
-  readonly #settings: HeartbeatSettings;
+  readonly #settings: LinkSettings;
   /** Time when each link gets its next heartbeat. */
   readonly #dueAt = new Map<Beating, number>();
   #stop: (() => void) | undefined;
 
-  constructor(settings: HeartbeatSettings) {
+  constructor(settings: LinkSettings) {
     this.#settings = settings;
   }
 
