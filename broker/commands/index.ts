@@ -186,11 +186,10 @@ export class Commands {
     return this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
   }
 
-  /** Finds the machine of a command: `open` for an open command, `stored` for a command in the history. */
-  readonly machineOf = {
-    open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
-    stored: async (id: string): Promise<MachineId | undefined> => (await this.whereIs(id))?.machine,
-  };
+  /** Finds the machine of an open command. */
+  machineOfOpen(id: string): MachineId | undefined {
+    return this.#parts.scheduler.get(id)?.record.machine_id;
+  }
 
   /** Finds the machine of a command in the history, and the data directory that has its output files. */
   whereIs(id: string): ReturnType<CommandStore['whereIs']> {

@@ -23,7 +23,7 @@ interface LiveServices {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
-  commands: Pick<Commands, 'batches' | 'listed' | 'machineOf' | 'watch'>;
+  commands: Pick<Commands, 'batches' | 'listed' | 'machineOfOpen' | 'whereIs' | 'watch'>;
 }
 
 /** Shortest time in milliseconds between two updates of the same topic. Events are sent immediately. */
@@ -98,7 +98,8 @@ export class LiveUpdates {
     assertScope(topic, caller);
     if (id === '') return;
     const noun = kind === 'commands' ? 'command' : 'batch';
-    const machines = kind === 'commands' ? await this.#machineOf(id) : await this.#machinesOf(id);
+    const { batches } = this.#services.commands;
+    const machines = await (kind === 'commands' ? this.#machineOf(id) : batches.machinesOf(id));
     if (machines.length === 0) throw notFound(noun, id);
     if (!machines.some((machine) => caller.reaches(machine)))
       throw new AppError('forbidden', `this key is not allowed to use any machine of ${noun} ${id}`, {
@@ -107,13 +108,9 @@ export class LiveUpdates {
   }
 
   async #machineOf(command: string): Promise<MachineId[]> {
-    const { open, stored } = this.#services.commands.machineOf;
-    const machine = open(command) ?? (await stored(command));
+    const { commands } = this.#services;
+    const machine = commands.machineOfOpen(command) ?? (await commands.whereIs(command))?.machine;
     return machine === undefined ? [] : [machine];
-  }
-
-  async #machinesOf(batch: string): Promise<MachineId[]> {
-    return this.#services.commands.batches.machinesOf(batch);
   }
 
   #follow({ kind, id }: Topic, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
@@ -190,7 +187,7 @@ export class LiveUpdates {
   /** Yields a batch whenever its counts have changed, until its end. */
   async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     const { batches } = this.#services.commands;
-    const machines = await this.#machinesOf(id);
+    const machines = await batches.machinesOf(id);
     let counted: { changes: number | undefined; reachable: readonly MachineId[] | undefined } | undefined;
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       if (signal.aborted || !caller.may('commands:read')) return;

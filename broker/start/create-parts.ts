@@ -293,7 +293,7 @@ function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
         machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     },
     command: {
-      present: (id) => belongingTo(commands.machineOf.open(id)),
+      present: (id) => belongingTo(commands.machineOfOpen(id)),
       // A list can also be filtered by the id of a deleted command, because the schedule run still has this id.
       async stored(id, filters) {
         const { machine, directory } = (await commands.whereIs(id)) ?? {};
