@@ -76,6 +76,8 @@ const metricsPoint = [
 export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
+const sampleMs = 300_000;
+const keepMs = 48 * 3_600_000;
 /** Milliseconds between two reads of the facts of machines that other brokers own. */
 const othersMs = 15_000;
 const hourMs = 3_600_000;
@@ -83,8 +85,8 @@ const hourMs = 3_600_000;
 const rowsAtOnce = 250;
 
 /**
- * Stores the facts of all machines. Samples the metrics of each online machine every `sampleMs`, and deletes
- * samples after `keepMs`.
+ * Stores the facts of all machines. Samples the metrics of each online machine every 5 minutes, and deletes samples
+ * after two days.
  */
 export class MachineFacts {
   readonly #lastHour = new LastHour();
@@ -103,7 +105,7 @@ export class MachineFacts {
   #version = 0;
   #isClosed = false;
 
-  private constructor(history: History, facts: Map<string, Facts>, sampleMs: number) {
+  private constructor(history: History, facts: Map<string, Facts>) {
     this.#history = history;
     this.#facts = facts;
     history.onEntry('machine_facts', ({ machine_id, facts }: FactsEntry, transaction) => {
@@ -122,21 +124,18 @@ export class MachineFacts {
   }
 
   /** Opens the tables, and reads the facts of all machines. */
-  static async open(
-    history: History,
-    { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {},
-  ): Promise<MachineFacts> {
+  static async open(history: History): Promise<MachineFacts> {
     await history.migrate('machines', tables);
     history.retain({ table: 'metrics', column: 'at', keepMs });
     const rows = await history.all('SELECT machine_id, facts, report FROM machine_facts');
     const facts = new Map(rows.map((row) => [textIn(row, 'machine_id'), factsIn(row)]));
-    const made = new MachineFacts(history, facts, sampleMs);
-    await made.#fillHour(sampleMs);
+    const made = new MachineFacts(history, facts);
+    await made.#fillHour();
     return made;
   }
 
   /** After a restart, fills the metrics of the last hour from the stored samples. */
-  async #fillHour(sampleMs: number): Promise<void> {
+  async #fillHour(): Promise<void> {
     const samples = await this.#history.all(
       'SELECT machine_id, at, cpu_usage, memory_used AS used, memory_total AS total FROM metrics WHERE at >= ?',
       now() - hourMs,
