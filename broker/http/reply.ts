@@ -155,8 +155,8 @@ function occupyMemory({ res }: Context, bytes: number): void {
  * Sends bytes from memory. Several answers may share these bytes. A large body is sent in pieces, so that only one
  * piece at a time waits for a slow reader.
  */
-export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
-  ctx.status = status;
+export function sendRaw(ctx: Context, { type, body, etag }: RawReply): void {
+  ctx.status = 200;
   if (etag) {
     ctx.set({ ETag: etag, 'Cache-Control': 'no-cache' });
     if (ctx.get('if-none-match').includes(etag)) {

@@ -111,7 +111,6 @@ export interface SentEvent<T> {
 }
 
 export interface RawReply {
-  status?: number;
   type: string;
   body: string | Uint8Array;
   /** ETag of an answer that clients may cache and must revalidate before each use. */
