@@ -12,6 +12,7 @@ import { download } from './download.ts';
 import {
   assertEntry,
   assertEtag,
+  badAnswer,
   bulk,
   bytesOf,
   type Entry,
@@ -91,16 +92,9 @@ async function* batches(
   for await (const { batch } of parts) {
     const { entries = [] } = batch ?? {};
     seen += entries.length;
-    if (seen > most) throw tooMuch();
+    if (seen > most) throw badAnswer('is larger than requested');
     yield entries.map(entryOf);
   }
-}
-
-function tooMuch(): AppError {
-  return new AppError(
-    'machine_error',
-    'the answer of the machine is larger than requested: update the agent of the machine',
-  );
 }
 
 async function readContent(services: FileServices, input: Input<Route<'read'>>, caller: Caller) {
@@ -119,7 +113,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
       }
       if (part.chunk) chunks.push(Buffer.from(part.chunk));
       received += part.chunk?.length ?? 0;
-      if (received > contentBytes) throw tooMuch();
+      if (received > contentBytes) throw badAnswer('is larger than requested');
     }
   } finally {
     // The quota is released here, because another quota counts the JSON text of the answer.
@@ -154,14 +148,10 @@ async function* searchFiles(
   for await (const part of services.presence.get(input.machine_id).stub.searchFiles(request, bulk(caller))) {
     for (const match of part.matches?.matches ?? []) yield lineOf(match);
     matches += part.matches?.matches.length ?? 0;
-    if (matches > limit) throw tooMuch();
+    if (matches > limit) throw badAnswer('is larger than requested');
     tail = part.tail ?? tail;
   }
-  if (!tail)
-    throw new AppError(
-      'machine_error',
-      'the answer of the machine has no summary: update the agent of the machine',
-    );
+  if (!tail) throw badAnswer('has no summary');
   const { truncated, visited, unreadable } = tail;
   yield { end: { matches, truncated, visited, unreadable } };
 }

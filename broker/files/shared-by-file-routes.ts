@@ -86,12 +86,13 @@ export async function splitHead<T, H>(
   const rest = parts[Symbol.asyncIterator]();
   const first = await rest.next();
   const head = first.done ? undefined : headOf(first.value);
-  if (!head)
-    throw new AppError(
-      'machine_error',
-      'the answer of the machine lacks its first part: update the agent of the machine',
-    );
+  if (!head) throw badAnswer('lacks its first part');
   return { head, rest: { [Symbol.asyncIterator]: () => rest } };
+}
+
+/** Returns the error for an answer of a machine that does not follow the agent protocol. */
+export function badAnswer(fault: string): AppError {
+  return new AppError('machine_error', `the answer of the machine ${fault}: update the agent of the machine`);
 }
 
 // ---- Entries and paths
@@ -113,11 +114,7 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   const directory = entry.type === 'FILE_TYPE_DIRECTORY';
   const foreign = !isUtf8(entry.name) || !isUtf8(entry.path) || !isUtf8(entry.link_target ?? Buffer.alloc(0));
   const text = (bytes: Buffer): string => bytes.toString(foreign ? 'base64' : 'utf8');
-  if (Number.isNaN(entry.modified_at_ms))
-    throw new AppError(
-      'machine_error',
-      'the answer of the machine has an invalid time: update the agent of the machine',
-    );
+  if (Number.isNaN(entry.modified_at_ms)) throw badAnswer('has an invalid time');
   return {
     name: text(entry.name),
     path: text(entry.path),
@@ -141,19 +138,13 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
 /** Returns the entry in a machine's answer. Throws machine_error if it is missing. */
 export function assertEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
   if (entry) return entry;
-  throw new AppError(
-    'machine_error',
-    'the answer of the machine lacks the details of the file: update the agent of the machine',
-  );
+  throw badAnswer('lacks the details of the file');
 }
 
 /** Checks a machine's ETag before it is sent in a header (RFC 9110 section 8.8.3). Throws machine_error. */
 export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
-  throw new AppError(
-    'machine_error',
-    'the answer of the machine has an invalid ETag: update the agent of the machine',
-  );
+  throw badAnswer('has an invalid ETag');
 }
 
 function isSpecial(text: string): text is NonNullable<Entry['special']> {

@@ -9,6 +9,7 @@ import { AppError, fieldError } from '../../shared/errors.ts';
 import {
   assertEntry,
   assertEtag,
+  badAnswer,
   bulk,
   bytesOf,
   entryOf,
@@ -182,10 +183,7 @@ function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: b
 
 function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
   if (summary) return summary;
-  throw new AppError(
-    'machine_error',
-    'the answer of the machine has no summary of the archive: update the agent of the machine',
-  );
+  throw badAnswer('has no summary of the archive');
 }
 
 /** Yields the messages of an upload. `commit` is called once all chunks have been sent. */
