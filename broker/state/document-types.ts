@@ -304,20 +304,8 @@ export type Documents = z.output<typeof documents>;
 
 /** The documents of a new installation. */
 export function newDocuments(install_id: string): Documents {
-  const empty = {
-    machines: [],
-    keys: [],
-    logins: [],
-    join_tokens: [],
-    schedules: [],
-    webhooks: [],
-    alert_rules: [],
-    alert_channels: [],
-    maintenance_windows: [],
-    saved_commands: [],
-    outbox: [],
-  };
-  return { version, install_id, generation: 1, ...empty };
+  const empty = Object.fromEntries(names.map((name) => [name, []]));
+  return documents.parse({ version, install_id, generation: 1, ...empty, outbox: [] });
 }
 
 export const names = [

@@ -13,7 +13,7 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { type Declared, type Documents, documents, names, newDocuments } from './document-types.ts';
+import { type Declared, type Documents, documents, names, newDocuments, version } from './document-types.ts';
 import type { Edited, StateStore, Version } from './store-interface.ts';
 
 /**
@@ -193,9 +193,8 @@ function parse(install_id: string, generation: number, rows: readonly Row[]): Do
     rows.filter(({ collection }) => collection === name).map((row) => jsonIn(row, 'document')),
   ]);
   const found = documents.safeParse({
-    ...newDocuments(install_id),
+    ...{ version, install_id, generation, outbox: [] },
     ...Object.fromEntries(all),
-    generation,
   });
   if (found.success) return found.data;
   throw new StartError(
