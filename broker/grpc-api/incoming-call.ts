@@ -94,9 +94,6 @@ export interface Rpc<M extends Method = Method, R extends Route = Route> {
   run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
 }
 
-/** An rpc whose call is forwarded. `streams` is true if its response is a stream. */
-type Forwarding<M extends Method> = Pick<Rpc<M>, 'first'> & { streams: boolean };
-
 /** An authorized request. */
 export interface Admitted<R extends Route> {
   input: Input<R>;
@@ -189,8 +186,8 @@ export class Call<M extends Method = Method> {
     }
   }
 
-  /** Forwards the call to another broker. Resolves with the response, unless the response is a stream. */
-  async forward({ first, streams }: Forwarding<M>, elsewhere: Elsewhere): Promise<Sent<M> | undefined> {
+  /** Forwards the call to another broker. Resolves with the response, unless the response is a stream (`streams`). */
+  async forward({ first }: Rpc<M>, elsewhere: Elsewhere, streams: boolean): Promise<Sent<M> | undefined> {
     if (!this.#client) throw new Error('call authenticate() before forward()');
     const { metadata: headers } = this.#stream;
     const about = { client: this.#client, requestId: this.requestId };

@@ -92,9 +92,7 @@ export class StreamsService {
       if (this.#stopped) call.stop();
       call.gone.signal.throwIfAborted();
       const elsewhere = peers && (await call.elsewhere(rpc, peers));
-      const response = await (elsewhere
-        ? call.forward({ ...rpc, streams: !reply }, elsewhere)
-        : call.perform(rpc));
+      const response = await (elsewhere ? call.forward(rpc, elsewhere, !reply) : call.perform(rpc));
       if (reply) reply(null, response, trailers);
       else stream.end(trailers);
     } catch (error) {
