@@ -80,26 +80,30 @@ export class Events {
    * Ids of this broker's own events. Listeners have received them already, so refresh() skips them. Undefined with a
    * single broker.
    */
-  #own: Set<string> | undefined;
+  readonly #own: Set<string> | undefined;
   /**
    * Names of the machines that were removed last, by id. The events about the ends of their commands and sessions,
    * which come after the removal, contain these names.
    */
   readonly #removedNames = new Map<string, string>();
 
-  private constructor(history: History, table: OrderedTable) {
+  private constructor(history: History, table: OrderedTable, isShared: boolean) {
     this.#history = history;
     this.#table = table;
     this.#heard = table.last;
+    this.#own = isShared ? new Set() : undefined;
     history.onEntry('event', (entry: EventEntry, transaction: HistoryTransaction) =>
       this.#insert(entry, transaction),
     );
   }
 
-  /** Opens the table. Deletes events older than `keepMs`, and the oldest if there are too many. */
-  static async open(history: History, keepMs: number): Promise<Events> {
+  /**
+   * Opens the table. Deletes events older than `keepMs`, and the oldest if there are too many. `isShared`: other brokers
+   * write to the same table.
+   */
+  static async open(history: History, keepMs: number, isShared = false): Promise<Events> {
     const options = { keepMs, findBy: ['id', 'machine_id', 'type'] };
-    return new Events(history, await OrderedTable.open(history, counted, tables, options));
+    return new Events(history, await OrderedTable.open(history, counted, tables, options), isShared);
   }
 
   readonly handlers: Handlers['events'] = {
@@ -153,14 +157,6 @@ export class Events {
   listen(listener: (event: Event) => void): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
-  }
-
-  /**
-   * Called before the first refresh() if several brokers share the database. refresh() then skips this broker's own
-   * events.
-   */
-  expectOthers(): void {
-    this.#own = new Set();
   }
 
   /** Reads the events that other brokers have committed, and passes them to listeners and event streams. */

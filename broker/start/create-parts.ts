@@ -115,7 +115,7 @@ export async function createParts(opening: Opening) {
     settings.peer_listen && 'run farhand-broker cluster join to get the missing file from another broker';
   const authority = await loadAuthority(settings.data_dir, untouched, remedy);
   await assertAuthority(authority, stored);
-  const events = await Events.open(history, settings.keep_events);
+  const events = await Events.open(history, settings.keep_events, cluster !== undefined);
   const deliveries = await deliveriesOf(opening, history);
   const webhooks = webhooksOf(opening, { state, history, events, claims: cluster?.claims }, deliveries);
   const machineFacts = await MachineFacts.open(history);

@@ -21,7 +21,6 @@ export function followOthers(
   log: Logger,
 ): void {
   machineFacts.followOthers(log);
-  events.expectOthers();
   cluster.follow(() => events.refresh());
   // When another broker takes over a machine, the parts of this broker drop it in the order of their calls of join().
   // This call is for the links. It comes last, because a machine's work must be dropped before its link.
