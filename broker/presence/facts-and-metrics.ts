@@ -150,10 +150,11 @@ export class MachineFacts {
 
   /** Every 15 s, reads the facts of machines that other brokers own. Those brokers store reports once a minute. */
   followOthers(log: Logger): void {
+    const recent = 'SELECT machine_id, facts, report FROM machine_facts WHERE last_seen >= ?';
     let isFailing = false;
     const read = async (): Promise<void> => {
       try {
-        await this.#readRecent();
+        this.#setOthers(await this.#history.all(recent, now() - 3 * flushMs));
         isFailing = false;
       } catch (err) {
         if (!isFailing && !this.#isClosed)
@@ -165,11 +166,6 @@ export class MachineFacts {
       }
     };
     this.#stops.push(every(othersMs, () => void read()));
-  }
-
-  async #readRecent(): Promise<void> {
-    const recent = 'SELECT machine_id, facts, report FROM machine_facts WHERE last_seen >= ?';
-    this.#setOthers(await this.#history.all(recent, now() - 3 * flushMs));
   }
 
   /**

@@ -160,7 +160,9 @@ export class Sessions {
    */
   async join(params: AttachParams & { session_id: string }, caller: Caller): Promise<Attachment> {
     const { session_id } = params;
-    const session = this.#open(session_id) ?? (await this.#refuse(session_id));
+    // Nothing may be awaited between this check and attach(), because the session could end meanwhile.
+    const session = this.#context.sessions.get(session_id);
+    if (!session?.stored || session.ended) return await this.#refuse(session_id);
     if (caller.reaches(session.record.machine_id)) return attach(this.#context, session, params, caller);
     throw new AppError('forbidden', 'this key is not allowed to use the machine of this session', {
       session_id,
@@ -298,12 +300,6 @@ export class Sessions {
       ended_at: time(record.ended_at),
       attached_count: open?.clients.size ?? 0,
     };
-  }
-
-  /** Finds a session that has not ended. This method is synchronous, because the session could end during an await. */
-  #open(session_id: string): OpenSession | undefined {
-    const session = this.#context.sessions.get(session_id);
-    return session?.stored && !session.ended ? session : undefined;
   }
 
   /**
