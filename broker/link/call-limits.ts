@@ -44,7 +44,7 @@ export class CallLimits {
     const place = this.#placesOf(lane).acquire(abort.signal);
     if (!(place instanceof Promise)) return place;
     this.#queued += 1;
-    const late = `the request waited ${queueMs / 1000} s for other requests to this machine, and was not sent; try again later`;
+    const late = `the request waited ${queueMs / 1000} s for other requests to this machine, and was not sent`;
     const cancelTimeout = after(queueMs, () => abort.abort(this.#full(late)));
     try {
       return await place;
@@ -61,13 +61,11 @@ export class CallLimits {
     const places = new Semaphore(most, () => {
       if (unqueued.includes(lane))
         return this.#full(
-          `this machine has ${most} open requests of the concurrency class ${lane}, the most allowed; try again later`,
+          `this machine has ${most} open requests of the concurrency class ${lane}, the most allowed`,
         );
       return this.#queued < mostQueued
         ? undefined
-        : this.#full(
-            `${mostQueued} requests wait for this machine already, the most allowed; try again later`,
-          );
+        : this.#full(`${mostQueued} requests wait for this machine already, the most allowed`);
     });
     this.#places.set(lane, places);
     return places;
