@@ -110,7 +110,7 @@ function Scopes({ value: scopes, change }: ScopesProps) {
     change(next);
   };
   return (
-    <fieldset class="field scopes">
+    <fieldset class="field">
       <legend>It may</legend>
       {allScopes.map((scope) => (
         <CheckField

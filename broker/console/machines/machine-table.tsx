@@ -23,7 +23,6 @@ export interface FleetProps {
 export function MachineTable({ fleet, query, show }: FleetProps) {
   return (
     <VirtualRows
-      class="machines"
       label="Machines"
       count={fleet.total ?? 0}
       rowHeight={rowHeight}

@@ -14,8 +14,7 @@ interface VirtualRowsProps {
   leastWidth?: number;
   row: (index: number) => ComponentChildren;
   /** Called with the indexes of the first and the last drawn row. */
-  onRange?: ((first: number, last: number) => void) | undefined;
-  class?: string;
+  onRange: (first: number, last: number) => void;
 }
 
 /** Height of the header in pixels, including its own border and the border of the frame. */
@@ -58,7 +57,7 @@ function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' 
   }, [measure]);
   const last = Math.min(range.last, count);
   useEffect(() => {
-    if (last > range.first) onRange?.(range.first, last - 1);
+    if (last > range.first) onRange(range.first, last - 1);
   }, [range.first, last, onRange]);
   return { scroller, range, measure, last };
 }
@@ -72,7 +71,6 @@ export function VirtualRows({
   leastWidth,
   row,
   onRange,
-  class: name,
 }: VirtualRowsProps) {
   const { scroller, range, measure, last } = useRange({ count, rowHeight, onRange });
   const indexes = Array.from({ length: Math.max(0, last - range.first) }, (_, index) => range.first + index);
@@ -80,7 +78,7 @@ export function VirtualRows({
   const named = { 'aria-label': label };
   return (
     <div
-      class={`rows ${name ?? ''}`}
+      class="rows"
       {...(!isList && { role: 'table', 'aria-rowcount': count + 1, ...named })}
       style={{ flexBasis: `${count * rowHeight + (isList ? 0 : headHeight)}px` }}
     >
