@@ -6,7 +6,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Placeholder } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
-import { after, bytesText } from '../time.ts';
+import { bytesText, soon } from '../time.ts';
 import { baseOf, downloadAddress, goToPath, isEditable, nameToRead, parentOf } from './paths.ts';
 
 type Line = Awaited<ReturnType<typeof client.files.search>> extends AsyncIterable<infer T> ? T : never;
@@ -39,12 +39,11 @@ function useSearch({ machine, folder, hidden, text, by }: SearchProps): Found {
   useEffect(() => {
     const stop = new AbortController();
     const matches: Match[] = [];
-    let cancel: (() => void) | undefined;
     const draw = (rest: Omit<Found, 'matches'> = {}): void => {
-      cancel?.();
-      cancel = undefined;
+      drawSoon.cancel();
       if (!stop.signal.aborted) setFound({ matches: [...matches], ...rest });
     };
+    const drawSoon = soon(drawMs, draw);
     const read = async (): Promise<void> => {
       const input = {
         machine_id: machine,
@@ -56,14 +55,14 @@ function useSearch({ machine, folder, hidden, text, by }: SearchProps): Found {
       for await (const line of client.files.search(input, { signal: stop.signal })) {
         if ('end' in line) return draw({ end: line.end });
         matches.push(line);
-        cancel ??= after(drawMs, () => draw());
+        drawSoon();
       }
     };
     setFound({ matches: [] });
     read().catch((error: unknown) => draw({ error }));
     return () => {
       stop.abort();
-      cancel?.();
+      drawSoon.cancel();
     };
   }, [machine, folder, hidden, text, by]);
   return found;

@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { failureOf } from '../../../shared/sdk/error.ts';
 import { consoleHeader, messageOf } from '../api-client.ts';
-import { after } from '../time.ts';
+import { soon } from '../time.ts';
 import { joined } from './paths.ts';
 
 export interface Upload {
@@ -89,17 +89,9 @@ export function dismissUploads(): void {
   show();
 }
 
-let isScheduled = false;
-
-/** Replaces `uploads` after `showMs` milliseconds, so that pages display the changes made until then. */
-function show(): void {
-  if (isScheduled) return;
-  isScheduled = true;
-  after(showMs, () => {
-    isScheduled = false;
-    uploads.value = [...all];
-  });
-}
+const show = soon(showMs, () => {
+  uploads.value = [...all];
+});
 
 function change(upload: Upload, changes: Partial<Upload>): void {
   Object.assign(upload, changes);
@@ -115,16 +107,18 @@ function next(): void {
   show();
 }
 
-let cancelListing: (() => void) | undefined;
+const listNow = (): void => {
+  arrivals.value += 1;
+};
+const listSoon = soon(betweenListings, listNow);
 
 /** Makes open folders load their list again: at once after the last upload, otherwise at intervals. */
 function listAgain(): void {
-  if (running.size === 0) cancelListing?.();
-  else if (cancelListing) return;
-  cancelListing = after(running.size === 0 ? 0 : betweenListings, () => {
-    cancelListing = undefined;
-    arrivals.value += 1;
-  });
+  if (running.size > 0) listSoon();
+  else {
+    listSoon.cancel();
+    listNow();
+  }
 }
 
 /** Sends a file. XMLHttpRequest is used because only it reports the progress of a body. */
