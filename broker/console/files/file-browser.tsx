@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
+import { CheckField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
@@ -155,14 +156,7 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
   return (
     <div class="file-bar">
       <PathBar path={here} />
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={hidden}
-          onChange={({ currentTarget }) => setHidden(currentTarget.checked)}
-        />
-        <span>Hidden</span>
-      </label>
+      <CheckField label="Hidden" value={hidden} change={setHidden} />
       {may('files:write') && listing && (
         <>
           <button type="button" onClick={() => setCreating(true)}>
