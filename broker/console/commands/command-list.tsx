@@ -1,6 +1,6 @@
 // A list of commands, used on the page of commands and on the page of a machine.
 import type { client } from '../api-client.ts';
-import type { MachineNames } from '../machines/names.ts';
+import { nameOf } from '../machines/names.ts';
 import { List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
@@ -39,17 +39,17 @@ export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' |
 
 interface CommandListProps {
   items: readonly CommandRecord[];
-  /** Names of machines; undefined if all commands of the list belong to one machine. */
-  names?: MachineNames | undefined;
+  /** True if each row contains the name of the machine. */
+  withMachine?: boolean;
 }
 
-export function CommandList({ items, names }: CommandListProps) {
+export function CommandList({ items, withMachine = false }: CommandListProps) {
   return (
     <List
       label="Commands"
       columns={[
         ['Command', 'wide'],
-        names && 'Machine',
+        withMachine && 'Machine',
         'Status',
         'Result',
         ['Duration', 'right'],
@@ -63,9 +63,9 @@ export function CommandList({ items, names }: CommandListProps) {
               {commandLine(command)}
             </a>
           </td>
-          {names && (
+          {withMachine && (
             <td>
-              <a href={to('/machines', command.machine_id)}>{names(command.machine_id)}</a>
+              <a href={to('/machines', command.machine_id)}>{nameOf(command.machine_id)}</a>
             </td>
           )}
           <td>

@@ -2,8 +2,6 @@
 import { signal } from '@preact/signals';
 import { client } from '../api-client.ts';
 
-export type MachineNames = (id: string) => string;
-
 const names = signal<ReadonlyMap<string, string>>(new Map());
 const asked = new Set<string>();
 
@@ -15,7 +13,7 @@ export function learnNames(machines: readonly { id: string; name: string }[]): v
 /**
  * Returns the name of a machine. Returns its id if the name is not loaded yet, or if the machine was removed.
  */
-export const nameOf: MachineNames = (id) => {
+export function nameOf(id: string): string {
   const known = names.value.get(id);
   if (known !== undefined) return known;
   if (!asked.has(id)) {
@@ -26,4 +24,4 @@ export const nameOf: MachineNames = (id) => {
     );
   }
   return id;
-};
+}

@@ -2,7 +2,6 @@
 import { client } from '../api-client.ts';
 import { CommandList } from '../commands/command-list.tsx';
 import { may } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
@@ -46,7 +45,7 @@ export function Commands() {
           </Empty>
         }
       >
-        {(items) => <CommandList items={items} names={nameOf} />}
+        {(items) => <CommandList items={items} withMachine />}
       </LongList>
     </Page>
   );
