@@ -5,6 +5,7 @@ import { percentUsed } from '../../../shared/percent-used.ts';
 import { storedText, storeText } from '../local-storage.ts';
 import { Bar, Sparkline } from '../parts/bar-and-sparkline.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
+import { mediaSignal } from '../theme.ts';
 import { durationText } from '../time.ts';
 import { LastSeen } from './age-of-values.tsx';
 import type { SortField } from './filters-in-url.ts';
@@ -113,18 +114,8 @@ export const columns: readonly Column[] = [
   },
 ];
 
-/** Returns a signal that is true while the window is at most this wide, in pixels. */
-function isNarrow(pixels: number) {
-  const query = matchMedia(`(max-width: ${pixels}px)`);
-  const narrow = signal(query.matches);
-  query.addEventListener('change', ({ matches }) => {
-    narrow.value = matches;
-  });
-  return narrow;
-}
-
-const phone = isNarrow(800);
-const medium = isNarrow(1100);
+const phone = mediaSignal('(max-width: 800px)');
+const medium = mediaSignal('(max-width: 1100px)');
 
 /** The default columns for the width of the window. */
 const byWidth = computed(() => {

@@ -8,13 +8,7 @@ import { Page } from '../parts/page.tsx';
 import { actions, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Card, Choice, Fact, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
-import { chooseTheme, theme } from '../theme.ts';
-
-const themeTexts = [
-  ['system', 'System'],
-  ['light', 'Light'],
-  ['dark', 'Dark'],
-] as const;
+import { chooseTheme, theme, themes } from '../theme.ts';
 
 export function Profile() {
   const key = me.value;
@@ -37,7 +31,7 @@ export function Profile() {
         <section class="card">
           <div class="card-head spread">
             <h2>Theme</h2>
-            <Choice label="Theme" options={themeTexts} value={theme.value} choose={chooseTheme} />
+            <Choice label="Theme" options={themes} value={theme.value} choose={chooseTheme} />
           </div>
         </section>
         <Logins />
