@@ -1,7 +1,7 @@
 // Edits a text file of a machine. If another person has saved the file meanwhile, asks before it replaces that
 // version.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { clientWithEtag, FarhandError } from '../api-client.ts';
+import { client, clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
@@ -22,11 +22,8 @@ interface Version {
 }
 
 async function readFile(machine: string, path: string, signal?: AbortSignal): Promise<Version> {
-  let etag: string | undefined;
-  const client = clientWithEtag((value) => {
-    etag = value ?? undefined;
-  });
   const response = await client.files.download({ machine_id: machine, path }, signal && { signal });
+  const etag = response.headers.get('etag') ?? undefined;
   const bytes = await response.arrayBuffer();
   try {
     return { text: new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes), etag };
@@ -45,11 +42,11 @@ async function saveFile(
   etag?: string,
 ): Promise<string | undefined> {
   let saved: string | undefined;
-  const client = clientWithEtag((value) => {
+  const writer = clientWithEtag((value) => {
     saved = value ?? undefined;
   });
   const condition = etag !== undefined && { if_match: etag };
-  await client.files.write({ machine_id: machine, path, content: text, ...condition });
+  await writer.files.write({ machine_id: machine, path, content: text, ...condition });
   return saved;
 }
 
