@@ -3,9 +3,9 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
-import { Form, TextField } from '../parts/form.tsx';
+import { FormDialog, TextField } from '../parts/form.tsx';
 import { actions, List } from '../parts/paged-list.tsx';
-import { Ago, Dialog, State } from '../parts/small-components.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
 export type Alert = Awaited<ReturnType<typeof client.alerts.list>>['items'][number];
@@ -85,26 +85,22 @@ interface AcknowledgeProps {
 function Acknowledge({ alert, close, done }: AcknowledgeProps) {
   const [note, setNote] = useState('');
   return (
-    <Dialog title="Acknowledge the alert" onClose={close}>
-      <Form
-        submit="Acknowledge"
-        cancel={close}
-        run={async () => {
-          await client.alerts.acknowledge({ alert_id: alert.id, acknowledged: true, ...(note && { note }) });
-          done();
-          close();
-        }}
-      >
-        <p>{alert.message}</p>
-        <TextField
-          label="Note"
-          value={note}
-          change={setNote}
-          placeholder="The provider is repairing it"
-          hint="Other users see the note in the list. Channels do not repeat an acknowledged alert; they report only its end"
-          autoFocus
-        />
-      </Form>
-    </Dialog>
+    <FormDialog
+      title="Acknowledge the alert"
+      submit="Acknowledge"
+      close={close}
+      run={() => client.alerts.acknowledge({ alert_id: alert.id, acknowledged: true, ...(note && { note }) })}
+      done={done}
+    >
+      <p>{alert.message}</p>
+      <TextField
+        label="Note"
+        value={note}
+        change={setNote}
+        placeholder="The provider is repairing it"
+        hint="Other users see the note in the list. Channels do not repeat an acknowledged alert; they report only its end"
+        autoFocus
+      />
+    </FormDialog>
   );
 }

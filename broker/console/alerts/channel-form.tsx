@@ -1,7 +1,7 @@
 // The form of a channel: its service and address, and the other fields that the service needs.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { binder, Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, FormDialog, SelectField, TextField } from '../parts/form.tsx';
 
 export type Channel = Awaited<ReturnType<typeof client.alertChannels.get>>;
 type Type = Channel['type'];
@@ -82,11 +82,11 @@ async function save(draft: Draft, channel: Channel | undefined): Promise<string>
 interface ChannelFormProps {
   /** The channel to change. If it is undefined, a channel is created. */
   channel?: Channel;
-  cancel: () => void;
+  close: () => void;
   saved: (id: string) => void;
 }
 
-export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
+export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
   const [draft, setDraft] = useState<Draft>({
     name: channel?.name ?? '',
     type: channel?.type ?? 'slack',
@@ -102,10 +102,12 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
   const { example, hint, secret: secretLabel } = services[type];
   const isMail = type === 'email';
   return (
-    <Form
+    <FormDialog
+      title={channel ? `Change ${channel.name}` : 'New channel'}
       submit={channel ? 'Save' : 'Create'}
-      cancel={cancel}
-      run={async () => saved(await save(draft, channel))}
+      close={close}
+      run={() => save(draft, channel)}
+      done={saved}
       disabled={!name || !url || (isMail && !(draft.from && draft.to))}
     >
       <TextField label="Name" {...bind('name')} placeholder="on call" required autoFocus />
@@ -126,7 +128,7 @@ export function ChannelForm({ channel, cancel, saved }: ChannelFormProps) {
           hint={channel ? hintToKeep(secretLabel) : (secretHints[type] ?? '')}
         />
       )}
-    </Form>
+    </FormDialog>
   );
 }
 

@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
-import { Dialog, State } from '../parts/small-components.tsx';
+import { State } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';
 import { type Channel, ChannelForm, services } from './channel-form.tsx';
 
@@ -41,9 +41,7 @@ export function ChannelList() {
         )}
       </LongList>
       {creating && (
-        <Dialog title="New channel" onClose={() => setCreating(false)}>
-          <ChannelForm cancel={() => setCreating(false)} saved={(id) => go(to('/alerts/channels', id))} />
-        </Dialog>
+        <ChannelForm close={() => setCreating(false)} saved={(id) => go(to('/alerts/channels', id))} />
       )}
     </>
   );

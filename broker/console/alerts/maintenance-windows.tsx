@@ -3,13 +3,13 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { fromLimited, type Limits, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
-import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { FormDialog, SelectField, TextField } from '../parts/form.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { actions, List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Choice, Confirm, Dialog, State } from '../parts/small-components.tsx';
+import { Ago, Choice, Confirm, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
 import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
@@ -166,36 +166,39 @@ function NewWindow({ machine, close, saved }: NewWindowProps) {
       ...(when === 'later' && { starts_at: new Date(start).toISOString() }),
       ...(when === 'cron' && { cron, timezone }),
     });
-    saved();
-    close();
   };
   return (
-    <Dialog title="New maintenance window" onClose={close}>
-      <Form submit="Create" cancel={close} run={save} disabled={!name || (when === 'later' && !start)}>
-        <TextField label="Name" value={name} change={setName} placeholder="updates" required autoFocus />
-        <LimitsFields value={limits} change={setLimits} />
-        <Choice label="When" options={whens} value={when} choose={setWhen} />
-        {when === 'later' && (
-          <TextField label="Start, in your time zone" value={start} change={setStart} time required />
-        )}
-        {when === 'cron' && (
-          <>
-            <CronField cron={cron} timezone={timezone} change={setCron} />
-            <SelectField
-              label="Time zone"
-              value={timezone}
-              change={setTimezone}
-              options={timeZoneOptions(timezone)}
-            />
-          </>
-        )}
-        <SelectField
-          label="For"
-          value={duration}
-          change={setDuration}
-          options={lengths.map((ms) => [String(ms), durationText(ms)] as const)}
-        />
-      </Form>
-    </Dialog>
+    <FormDialog
+      title="New maintenance window"
+      submit="Create"
+      close={close}
+      run={save}
+      done={saved}
+      disabled={!name || (when === 'later' && !start)}
+    >
+      <TextField label="Name" value={name} change={setName} placeholder="updates" required autoFocus />
+      <LimitsFields value={limits} change={setLimits} />
+      <Choice label="When" options={whens} value={when} choose={setWhen} />
+      {when === 'later' && (
+        <TextField label="Start, in your time zone" value={start} change={setStart} time required />
+      )}
+      {when === 'cron' && (
+        <>
+          <CronField cron={cron} timezone={timezone} change={setCron} />
+          <SelectField
+            label="Time zone"
+            value={timezone}
+            change={setTimezone}
+            options={timeZoneOptions(timezone)}
+          />
+        </>
+      )}
+      <SelectField
+        label="For"
+        value={duration}
+        change={setDuration}
+        options={lengths.map((ms) => [String(ms), durationText(ms)] as const)}
+      />
+    </FormDialog>
   );
 }

@@ -3,7 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { LimitsFields } from '../machines/limits-fields.tsx';
-import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { binder, CheckField, FormDialog, SelectField, TextField } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { durationText } from '../time.ts';
@@ -26,21 +26,23 @@ function durations(values: readonly number[], present: number, none: string): (r
 interface RuleFormProps {
   /** The rule to change. If it is undefined, a rule is created. */
   rule?: Rule | undefined;
-  cancel: () => void;
+  close: () => void;
   saved: () => void;
 }
 
-export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
+export function RuleForm({ rule, close, saved }: RuleFormProps) {
   const [draft, setDraft] = useState<Draft>(() => draftOf(rule));
   const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
   const bind = binder(draft, set);
   const { name, kind } = draft;
   const badNumber = isMeasured(kind) && !(Number(draft.above) >= 0 && Number(draft.recover) >= 0);
   return (
-    <Form
+    <FormDialog
+      title={rule ? `Change ${rule.name}` : 'New alert rule'}
       submit={rule ? 'Save' : 'Create'}
-      cancel={cancel}
-      run={() => saveRule(draft, rule).then(saved)}
+      close={close}
+      run={() => saveRule(draft, rule)}
+      done={saved}
       disabled={!name || badNumber}
     >
       <TextField label="Name" {...bind('name')} placeholder="disk is full" required autoFocus />
@@ -62,7 +64,7 @@ export function RuleForm({ rule, cancel, saved }: RuleFormProps) {
       />
       {may('webhooks:read') && <ChannelChoice {...bind('channels')} />}
       <RulePreview draft={draft} />
-    </Form>
+    </FormDialog>
   );
 }
 

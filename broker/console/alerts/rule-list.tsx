@@ -8,7 +8,7 @@ import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { actions, List, LongList } from '../parts/paged-list.tsx';
-import { Confirm, Dialog, State } from '../parts/small-components.tsx';
+import { Confirm, State } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
 import { isExpiring, type Rule, ruleText } from './rule-texts.ts';
@@ -124,17 +124,5 @@ function RuleDialog({ open, close, changed }: { open: Open; close: () => void; c
       </Confirm>
     );
   }
-  const rule = open === 'new' ? undefined : open.rule;
-  return (
-    <Dialog title={rule ? `Change ${rule.name}` : 'New alert rule'} onClose={close}>
-      <RuleForm
-        rule={rule}
-        cancel={close}
-        saved={() => {
-          close();
-          changed();
-        }}
-      />
-    </Dialog>
-  );
+  return <RuleForm rule={open === 'new' ? undefined : open.rule} close={close} saved={changed} />;
 }

@@ -1,8 +1,8 @@
 // Dialogs for files: new folder, rename, delete, and the question before files are replaced.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { Form, TextField } from '../parts/form.tsx';
-import { Confirm, Dialog } from '../parts/small-components.tsx';
+import { FormDialog, TextField } from '../parts/form.tsx';
+import { Confirm } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { type FileEntry, joined, nameToRead, pathOf } from './paths.ts';
 
@@ -15,27 +15,23 @@ export interface DialogProps {
 export function NewFolder({ machine, folder, close, reload }: DialogProps & { folder: string }) {
   const [name, setName] = useState('');
   return (
-    <Dialog title="New folder" onClose={close}>
-      <Form
-        submit="Create"
-        cancel={close}
-        disabled={name === ''}
-        run={async () => {
-          await client.files.mkdir({ machine_id: machine, path: joined(folder, name), parents: true });
-          reload();
-          close();
-        }}
-      >
-        <TextField
-          label="Name"
-          value={name}
-          change={setName}
-          hint="Use a slash to create a folder inside another one"
-          required
-          autoFocus
-        />
-      </Form>
-    </Dialog>
+    <FormDialog
+      title="New folder"
+      submit="Create"
+      close={close}
+      disabled={name === ''}
+      run={() => client.files.mkdir({ machine_id: machine, path: joined(folder, name), parents: true })}
+      done={reload}
+    >
+      <TextField
+        label="Name"
+        value={name}
+        change={setName}
+        hint="Use a slash to create a folder inside another one"
+        required
+        autoFocus
+      />
+    </FormDialog>
   );
 }
 
@@ -49,21 +45,19 @@ export function RenameEntry({
 }: DialogProps & { folder: string; entry: FileEntry }) {
   const [name, setName] = useState(entry.name);
   return (
-    <Dialog title={`Rename ${entry.name}`} onClose={close}>
-      <Form
-        submit="Rename"
-        cancel={close}
-        disabled={name === '' || name === entry.name}
-        run={async () => {
-          const destination = name.startsWith('/') ? name : joined(folder, name);
-          await client.files.move({ machine_id: machine, source: entry.path, destination });
-          reload();
-          close();
-        }}
-      >
-        <TextField label="Name" value={name} change={setName} required autoFocus />
-      </Form>
-    </Dialog>
+    <FormDialog
+      title={`Rename ${entry.name}`}
+      submit="Rename"
+      close={close}
+      disabled={name === '' || name === entry.name}
+      run={() => {
+        const destination = name.startsWith('/') ? name : joined(folder, name);
+        return client.files.move({ machine_id: machine, source: entry.path, destination });
+      }}
+      done={reload}
+    >
+      <TextField label="Name" value={name} change={setName} required autoFocus />
+    </FormDialog>
   );
 }
 

@@ -1,8 +1,7 @@
 // Permissions of entries: the bits as checkboxes and in octal, the owner and the group.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { Form, TextField } from '../parts/form.tsx';
-import { Dialog } from '../parts/small-components.tsx';
+import { FormDialog, TextField } from '../parts/form.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
 import { type FileEntry, nameToRead, pathOf } from './paths.ts';
 
@@ -55,30 +54,33 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
     } finally {
       reload();
     }
-    close();
   };
   const [first, ...others] = entries;
   const title = first && others.length === 0 ? nameToRead(first) : `${entries.length} entries`;
   return (
-    <Dialog title={`Permissions of ${title}`} onClose={close}>
-      <Form submit="Save" cancel={close} run={save} disabled={!isValid || Object.keys(changes).length === 0}>
-        <Bits mode={isMode ? mode : '0'} change={setMode} />
-        <div class="fields">
-          <TextField label="In octal" value={mode} change={setMode} mono numeric />
-          <TextField label="Owner" value={owner} change={setOwner} />
-          <TextField label="Group" value={group} change={setGroup} />
-        </div>
-        <p class="hint">
-          {Object.values(before).includes('')
-            ? 'A field is empty if its value differs between the entries. '
-            : ''}
-          {entries.some(({ type }) => type === 'directory')
-            ? 'Saving changes a folder itself, but not its content. '
-            : ''}
-          To change the owner or group, the agent must run as root.
-        </p>
-      </Form>
-    </Dialog>
+    <FormDialog
+      title={`Permissions of ${title}`}
+      submit="Save"
+      close={close}
+      run={save}
+      disabled={!isValid || Object.keys(changes).length === 0}
+    >
+      <Bits mode={isMode ? mode : '0'} change={setMode} />
+      <div class="fields">
+        <TextField label="In octal" value={mode} change={setMode} mono numeric />
+        <TextField label="Owner" value={owner} change={setOwner} />
+        <TextField label="Group" value={group} change={setGroup} />
+      </div>
+      <p class="hint">
+        {Object.values(before).includes('')
+          ? 'A field is empty if its value differs between the entries. '
+          : ''}
+        {entries.some(({ type }) => type === 'directory')
+          ? 'Saving changes a folder itself, but not its content. '
+          : ''}
+        To change the owner or group, the agent must run as root.
+      </p>
+    </FormDialog>
   );
 }
 

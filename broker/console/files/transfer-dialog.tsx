@@ -2,8 +2,8 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
-import { CheckField, Form, TextField } from '../parts/form.tsx';
-import { Choice, Dialog } from '../parts/small-components.tsx';
+import { CheckField, FormDialog, TextField } from '../parts/form.tsx';
+import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
 import { type FileEntry, joined, pathOf } from './paths.ts';
@@ -67,39 +67,37 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
     }
     const what = single ? path : `${entries.length} entries`;
     say(`${what} ${way === 'copy' ? 'copied' : 'moved'}`);
-    close();
   };
   const unchanged = single && to === machine && path === only.path;
   return (
-    <Dialog title={`Copy or move ${single ? only.name : `${entries.length} entries`}`} onClose={close}>
-      <Form
-        submit={way === 'copy' ? 'Copy' : 'Move'}
-        cancel={close}
-        run={run}
-        disabled={!path.startsWith('/') || unchanged}
-      >
-        <Choice label="What to do" options={ways} value={way} choose={setWay} />
-        <MachineField
-          before={to === machine ? 'On this machine' : 'To the machine'}
-          machine={to}
-          choose={setTo}
-        />
-        <TextField
-          label={single ? 'Path there' : 'Folder there'}
-          value={path}
-          change={setPath}
-          hint={
-            single
-              ? `A path that ends with / is a folder, into which ${only.name} is put`
-              : 'The entries are put into this folder'
-          }
-          mono
-          required
-        />
-        <CheckField label="Replace files that exist" value={overwrite} change={setOverwrite} />
-        {done !== undefined && <Progress done={done} entries={entries} />}
-      </Form>
-    </Dialog>
+    <FormDialog
+      title={`Copy or move ${single ? only.name : `${entries.length} entries`}`}
+      submit={way === 'copy' ? 'Copy' : 'Move'}
+      close={close}
+      run={run}
+      disabled={!path.startsWith('/') || unchanged}
+    >
+      <Choice label="What to do" options={ways} value={way} choose={setWay} />
+      <MachineField
+        before={to === machine ? 'On this machine' : 'To the machine'}
+        machine={to}
+        choose={setTo}
+      />
+      <TextField
+        label={single ? 'Path there' : 'Folder there'}
+        value={path}
+        change={setPath}
+        hint={
+          single
+            ? `A path that ends with / is a folder, into which ${only.name} is put`
+            : 'The entries are put into this folder'
+        }
+        mono
+        required
+      />
+      <CheckField label="Replace files that exist" value={overwrite} change={setOverwrite} />
+      {done !== undefined && <Progress done={done} entries={entries} />}
+    </FormDialog>
   );
 }
 

@@ -3,8 +3,7 @@ import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
-import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
-import { Dialog } from '../parts/small-components.tsx';
+import { binder, CheckField, FormDialog, SelectField, TextField } from '../parts/form.tsx';
 import { now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 
@@ -77,23 +76,23 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
   const bind = binder(draft, set);
   const { name, scopes } = draft;
   return (
-    <Dialog title={apiKey ? `Change ${apiKey.name}` : 'New API key'} onClose={close}>
-      <Form
-        submit={apiKey ? 'Save' : 'Create'}
-        cancel={close}
-        run={async () => saved(await save(draft, apiKey))}
-        disabled={!name || scopes.size === 0}
-      >
-        <TextField label="Name" {...bind('name')} placeholder="deploy" required autoFocus />
-        <Scopes {...bind('scopes')} />
-        <LimitsFields {...bind('limits')} />
-        <SelectField
-          label="Expires"
-          {...bind('days')}
-          options={apiKey ? [[asBefore, 'as before'], ...expiries] : expiries}
-        />
-      </Form>
-    </Dialog>
+    <FormDialog
+      title={apiKey ? `Change ${apiKey.name}` : 'New API key'}
+      submit={apiKey ? 'Save' : 'Create'}
+      close={close}
+      run={() => save(draft, apiKey)}
+      done={saved}
+      disabled={!name || scopes.size === 0}
+    >
+      <TextField label="Name" {...bind('name')} placeholder="deploy" required autoFocus />
+      <Scopes {...bind('scopes')} />
+      <LimitsFields {...bind('limits')} />
+      <SelectField
+        label="Expires"
+        {...bind('days')}
+        options={apiKey ? [[asBefore, 'as before'], ...expiries] : expiries}
+      />
+    </FormDialog>
   );
 }
 

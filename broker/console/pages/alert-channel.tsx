@@ -9,7 +9,6 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
-import { Dialog } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -85,7 +84,6 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
 function Actions({ channel, changed }: { channel: Channel; changed: () => void }) {
   const [editing, setEditing] = useState(false);
   const [isTesting, setTesting] = useState(false);
-  const close = (): void => setEditing(false);
   const { id, name, type, enabled } = channel;
   const test = async (): Promise<void> => {
     setTesting(true);
@@ -118,18 +116,7 @@ function Actions({ channel, changed }: { channel: Channel; changed: () => void }
       >
         <p>This channel sends no alert any more. If rules name it, change or delete them first.</p>
       </DeleteButton>
-      {editing && (
-        <Dialog title={`Change ${name}`} onClose={close}>
-          <ChannelForm
-            channel={channel}
-            cancel={close}
-            saved={() => {
-              close();
-              changed();
-            }}
-          />
-        </Dialog>
-      )}
+      {editing && <ChannelForm channel={channel} close={() => setEditing(false)} saved={changed} />}
     </>
   );
 }

@@ -40,7 +40,6 @@ export function Keys() {
         <KeyForm
           close={() => setCreating(false)}
           saved={(made) => {
-            setCreating(false);
             setSecret(made);
             changed();
           }}
@@ -141,18 +140,7 @@ interface KeyDialogProps extends Omit<KeyListProps, 'items'> {
 
 function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
   if (what === 'reach') return <Reach apiKey={apiKey} close={close} />;
-  if (what === 'edit') {
-    return (
-      <KeyForm
-        apiKey={apiKey}
-        close={close}
-        saved={() => {
-          close();
-          changed();
-        }}
-      />
-    );
-  }
+  if (what === 'edit') return <KeyForm apiKey={apiKey} close={close} saved={changed} />;
   if (what === 'rotate') {
     return (
       <Confirm

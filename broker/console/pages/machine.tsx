@@ -7,13 +7,13 @@ import { may } from '../login-session.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { MachineInventory } from '../machines/machine-inventory.tsx';
-import { Form, TextField } from '../parts/form.tsx';
+import { FormDialog, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
-import { Ago, Dialog, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx';
+import { Ago, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -171,21 +171,19 @@ function Edit({ machine, close, reload }: { machine: MachineDetail; close: () =>
   const [name, setName] = useState(machine.name);
   const [tags, setTags] = useState(machine.tags.join(', '));
   return (
-    <Dialog title="Edit the machine" onClose={close}>
-      <Form
-        submit="Save"
-        cancel={close}
-        run={async () => {
-          const wanted = tagsOf(tags);
-          const isSame = wanted.join() === machine.tags.join();
-          await client.machines.update({ machine_id: machine.id, name, ...(!isSame && { tags: wanted }) });
-          reload();
-          close();
-        }}
-      >
-        <TextField label="Name" value={name} change={setName} required autoFocus />
-        <TextField label="Tags" value={tags} change={setTags} hint="Separated by commas, such as web, eu" />
-      </Form>
-    </Dialog>
+    <FormDialog
+      title="Edit the machine"
+      submit="Save"
+      close={close}
+      run={() => {
+        const wanted = tagsOf(tags);
+        const isSame = wanted.join() === machine.tags.join();
+        return client.machines.update({ machine_id: machine.id, name, ...(!isSame && { tags: wanted }) });
+      }}
+      done={reload}
+    >
+      <TextField label="Name" value={name} change={setName} required autoFocus />
+      <TextField label="Tags" value={tags} change={setTags} hint="Separated by commas, such as web, eu" />
+    </FormDialog>
   );
 }

@@ -9,7 +9,7 @@ import * as icons from '../parts/icons.ts';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
-import { Confirm, Dialog, State, Tags } from '../parts/small-components.tsx';
+import { Confirm, State, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -107,18 +107,7 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
         <p>Nothing is sent to {url} any more, and its deliveries are deleted.</p>
       </DeleteButton>
       {open === 'missed' && <SendMissed webhook={id} close={close} changed={changed} />}
-      {open === 'edit' && (
-        <Dialog title="Edit the webhook" onClose={close}>
-          <WebhookForm
-            webhook={webhook}
-            cancel={close}
-            saved={() => {
-              close();
-              changed();
-            }}
-          />
-        </Dialog>
-      )}
+      {open === 'edit' && <WebhookForm webhook={webhook} close={close} saved={changed} />}
     </>
   );
 }

@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
-import { Dialog, State } from '../parts/small-components.tsx';
+import { State } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
@@ -39,11 +39,7 @@ export function Webhooks() {
           </List>
         )}
       </LongList>
-      {creating && (
-        <Dialog title="New webhook" onClose={() => setCreating(false)}>
-          <WebhookForm cancel={() => setCreating(false)} saved={(id) => go(to('/webhooks', id))} />
-        </Dialog>
-      )}
+      {creating && <WebhookForm close={() => setCreating(false)} saved={(id) => go(to('/webhooks', id))} />}
     </Page>
   );
 }

@@ -4,6 +4,7 @@ import { useId, useState } from 'preact/hooks';
 import { messageOf } from '../api-client.ts';
 import { Icon } from './icon.tsx';
 import { warning } from './icons.ts';
+import { Dialog } from './small-components.tsx';
 
 interface FieldProps {
   label: string;
@@ -189,5 +190,27 @@ export function Form({ submit, run, children, cancel, disabled = false }: FormPr
         </button>
       </footer>
     </form>
+  );
+}
+
+interface FormDialogProps<T> extends Omit<FormProps, 'run' | 'cancel'> {
+  title: string;
+  run: () => Promise<T>;
+  close: () => void;
+  /** Called with the result of `run` after the dialog was closed. */
+  done?: ((result: T) => void) | undefined;
+}
+
+/** A form in a dialog. The dialog is closed after a successful submit. */
+export function FormDialog<T>({ title, run, close, done, ...form }: FormDialogProps<T>) {
+  const submit = async (): Promise<void> => {
+    const result = await run();
+    close();
+    done?.(result);
+  };
+  return (
+    <Dialog title={title} onClose={close}>
+      <Form {...form} cancel={close} run={submit} />
+    </Dialog>
   );
 }

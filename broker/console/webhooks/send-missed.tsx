@@ -1,8 +1,7 @@
 // The dialog that sends missed events to a webhook again, from a chosen time on.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { Form, SelectField } from '../parts/form.tsx';
-import { Dialog } from '../parts/small-components.tsx';
+import { FormDialog, SelectField } from '../parts/form.tsx';
 import { say } from '../parts/toasts.tsx';
 import { now } from '../time.ts';
 
@@ -20,24 +19,20 @@ export function SendMissed({ webhook, close, changed }: SendMissedProps) {
     const since = new Date(now() - Number(hours) * hourMs).toISOString();
     const { redelivered } = await client.webhooks.redeliverSince({ webhook_id: webhook, since });
     say(redelivered === 0 ? 'Nothing was missed' : `Deliveries that are sent again: ${redelivered}`);
-    changed();
-    close();
   };
   return (
-    <Dialog title="Send missed events" onClose={close}>
-      <Form submit="Send again" cancel={close} run={run}>
-        <SelectField
-          label="Events of the last"
-          value={hours}
-          change={setHours}
-          options={[
-            ['1', 'hour'],
-            ['24', '24 hours'],
-            ['72', '3 days'],
-          ]}
-          hint="Delivered events are not sent again"
-        />
-      </Form>
-    </Dialog>
+    <FormDialog title="Send missed events" submit="Send again" close={close} run={run} done={changed}>
+      <SelectField
+        label="Events of the last"
+        value={hours}
+        change={setHours}
+        options={[
+          ['1', 'hour'],
+          ['24', '24 hours'],
+          ['72', '3 days'],
+        ]}
+        hint="Delivered events are not sent again"
+      />
+    </FormDialog>
   );
 }

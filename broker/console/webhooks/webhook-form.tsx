@@ -1,7 +1,7 @@
 // The form of a webhook: URL, events and secret.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { CheckField, Form, TextField } from '../parts/form.tsx';
+import { CheckField, FormDialog, TextField } from '../parts/form.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;
 type Pattern = NonNullable<Parameters<typeof client.webhooks.create>[0]>['events'][number];
@@ -19,11 +19,11 @@ const choices: readonly (readonly [pattern: Pattern, text: string])[] = [
 
 interface WebhookFormProps {
   webhook?: Webhook;
-  cancel: () => void;
+  close: () => void;
   saved: (id: string) => void;
 }
 
-export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
+export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
   const [url, setUrl] = useState(webhook?.url ?? '');
   const [secret, setSecret] = useState('');
   const [events, setEvents] = useState<ReadonlySet<string>>(
@@ -35,20 +35,22 @@ export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
     else next.delete(pattern);
     setEvents(next);
   };
-  const save = async (): Promise<void> => {
+  const save = async (): Promise<string> => {
     // The cast is safe: the patterns are those above, or came from the broker.
     const patterns = [...events] as Pattern[];
     const input = { url, events: patterns, ...(secret && { secret }) };
     const { id } = webhook
       ? await client.webhooks.update({ webhook_id: webhook.id, ...input })
       : await client.webhooks.create(input);
-    saved(id);
+    return id;
   };
   return (
-    <Form
+    <FormDialog
+      title={webhook ? 'Edit the webhook' : 'New webhook'}
       submit={webhook ? 'Save' : 'Create'}
-      cancel={cancel}
+      close={close}
       run={save}
+      done={saved}
       disabled={!url || events.size === 0}
     >
       <TextField
@@ -67,7 +69,7 @@ export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
         secret
         hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave the field empty to keep the present secret' : ''}`}
       />
-    </Form>
+    </FormDialog>
   );
 }
 
