@@ -1,7 +1,6 @@
 // The form of a channel: its service and address, and the other fields that the service needs.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { binder, FormDialog, SelectField, TextField } from '../parts/form.tsx';
+import { type Editing, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
 
 export type Channel = Awaited<ReturnType<typeof client.alertChannels.get>>;
 type Type = Channel['type'];
@@ -87,7 +86,7 @@ interface ChannelFormProps {
 }
 
 export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
-  const [draft, setDraft] = useState<Draft>({
+  const form = useDraft<Draft>({
     name: channel?.name ?? '',
     type: channel?.type ?? 'slack',
     url: channel?.url ?? '',
@@ -96,8 +95,7 @@ export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
     from: channel?.from ?? '',
     to: channel?.to?.join(', ') ?? '',
   });
-  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const bind = binder(draft, set);
+  const { draft, bind } = form;
   const { name, type, url } = draft;
   const { example, hint, secret: secretLabel } = services[type];
   const isMail = type === 'email';
@@ -119,7 +117,7 @@ export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
         hint={hint}
         required
       />
-      {isMail && <MailFields draft={draft} set={set} />}
+      {isMail && <MailFields {...form} />}
       {secretLabel !== undefined && (
         <TextField
           label={channel ? `New ${secretLabel.toLowerCase()}` : secretLabel}
@@ -141,8 +139,7 @@ const secretHints: Readonly<Record<string, string>> = {
   webhook: 'Signs each delivery, so that the receiver can check it',
 };
 
-function MailFields({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
-  const bind = binder(draft, set);
+function MailFields({ bind }: Editing<Draft>) {
   return (
     <>
       <TextField label="From" {...bind('from')} placeholder="farhand@example.org" required />

@@ -1,9 +1,8 @@
 // The form of an alert rule: its condition, its machines, and the channels that get its alerts.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { LimitsFields } from '../machines/limits-fields.tsx';
-import { binder, CheckField, FormDialog, SelectField, TextField } from '../parts/form.tsx';
+import { CheckField, type Editing, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { durationText } from '../time.ts';
@@ -31,9 +30,8 @@ interface RuleFormProps {
 }
 
 export function RuleForm({ rule, close, saved }: RuleFormProps) {
-  const [draft, setDraft] = useState<Draft>(() => draftOf(rule));
-  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const bind = binder(draft, set);
+  const form = useDraft<Draft>(() => draftOf(rule));
+  const { draft, set, bind } = form;
   const { name, kind } = draft;
   const badNumber = isMeasured(kind) && !(Number(draft.above) >= 0 && Number(draft.recover) >= 0);
   return (
@@ -51,7 +49,7 @@ export function RuleForm({ rule, close, saved }: RuleFormProps) {
         {...bind('kind')}
         options={rule ? kinds.filter(([one]) => one === kind) : kinds}
       />
-      <Condition draft={draft} set={set} />
+      <Condition {...form} />
       {!isExpiring(kind) && <LimitsFields {...bind('limits')} />}
       <SelectField
         label="Repeat it"
@@ -68,9 +66,8 @@ export function RuleForm({ rule, close, saved }: RuleFormProps) {
   );
 }
 
-function Condition({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
+function Condition({ draft, set, bind }: Editing<Draft>) {
   const { kind, above, lasting, before } = draft;
-  const bind = binder(draft, set);
   if (isExpiring(kind))
     return (
       <SelectField

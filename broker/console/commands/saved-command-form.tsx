@@ -1,7 +1,6 @@
 // The form of a saved command. Each {{name}} in its line gets fields for the parameter of that name.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { CheckField, type Editing, editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { go, to } from '../router.ts';
 import { argvOf, argvText } from './argv-text.ts';
 import type { Parameter, SavedCommand } from './saved-command-texts.ts';
@@ -113,9 +112,8 @@ async function save(
 }
 
 export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
-  const [draft, setDraft] = useState<Draft>(() => draftOf(saved));
-  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const bind = binder(draft, set);
+  const form = useDraft<Draft>(() => draftOf(saved));
+  const { draft, set, bind } = form;
   const { name, line, parameters } = draft;
   // The form keeps parameters that no argument of the stored version uses, because schedules may set values for them.
   const used = namesIn(argvText(saved?.argv ?? []));
@@ -140,7 +138,7 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
             required
           />
           <TextField label="Description" {...bind('description')} rows={2} />
-          <SettingFields draft={draft} set={set} />
+          <SettingFields {...form} />
         </section>
         {names.map((one) => (
           <ParameterCard
@@ -155,14 +153,13 @@ export function SavedCommandForm({ saved }: { saved?: SavedCommand }) {
   );
 }
 
-function SettingFields({ draft, set }: { draft: Draft; set: (changes: Partial<Draft>) => void }) {
-  const { user, cwd, timeout } = draft;
+function SettingFields({ draft, set, bind }: Editing<Draft>) {
   return (
     <div class="fields">
-      <WhereFields cwd={cwd} user={user} set={set} />
+      <WhereFields cwd={bind('cwd')} user={bind('user')} />
       <TextField
         label="Timeout in seconds"
-        value={timeout}
+        value={draft.timeout}
         change={(text) => set({ timeout: text.trim() })}
         hint="After this time the command is killed with all its processes"
         numeric
@@ -178,9 +175,8 @@ interface ParameterCardProps {
 }
 
 function ParameterCard({ name, draft, change }: ParameterCardProps) {
-  const { byDefault } = draft;
-  const set = (changes: Partial<ParameterDraft>): void => change({ ...draft, ...changes });
-  const bind = binder(draft, set);
+  const form = editing(draft, (changes) => change({ ...draft, ...changes }));
+  const { bind } = form;
   return (
     <fieldset class="card" aria-label={`Parameter ${name}`}>
       <h2>
@@ -190,10 +186,10 @@ function ParameterCard({ name, draft, change }: ParameterCardProps) {
         <div class="fields">
           <SelectField label="Type" {...bind('type')} options={types} />
           <TextField label="Default" {...bind('byDefault')} mono />
-          <AllowedFields draft={draft} set={set} />
+          <AllowedFields {...form} />
         </div>
         <TextField label="What it is for" {...bind('description')} />
-        {byDefault === '' && (
+        {draft.byDefault === '' && (
           <CheckField
             label={`Optional: without a value, the argument {{${name}}} is left out`}
             {...bind('optional')}
@@ -205,15 +201,7 @@ function ParameterCard({ name, draft, change }: ParameterCardProps) {
 }
 
 /** Fields that limit the values of a parameter, such as its smallest and largest number. */
-function AllowedFields({
-  draft,
-  set,
-}: {
-  draft: ParameterDraft;
-  set: (changes: Partial<ParameterDraft>) => void;
-}) {
-  const { type } = draft;
-  const bind = binder(draft, set);
+function AllowedFields({ draft: { type }, bind }: Editing<ParameterDraft>) {
   if (type === 'enum')
     return <TextField label="Values, one per line" {...bind('values')} rows={3} mono required />;
   if (type === 'integer')

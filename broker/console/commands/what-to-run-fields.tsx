@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { binder, SelectField, TextField } from '../parts/form.tsx';
+import { editing, SelectField, TextField } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
@@ -74,7 +74,7 @@ export function WhatToRunFields({
   children,
 }: WhatToRunFieldsProps) {
   const { by } = what;
-  const bind = binder(what, set);
+  const { bind } = editing(what, set);
   return (
     <section class="card">
       <div class="card-head spread">
@@ -167,19 +167,14 @@ function ParameterField({ parameter, value, change }: ParameterFieldProps) {
   );
 }
 
-interface WhereFieldsProps {
-  cwd: string;
-  user: string;
-  set: (changes: { cwd?: string; user?: string }) => void;
-}
+type Bound = Pick<ParameterFieldProps, 'value' | 'change'>;
 
 /** Fields for the folder in which a command runs and for the user as which it runs. */
-export function WhereFields({ cwd, user, set }: WhereFieldsProps) {
-  const bind = binder({ cwd, user }, set);
+export function WhereFields({ cwd, user }: { cwd: Bound; user: Bound }) {
   return (
     <>
-      <TextField label="Folder" {...bind('cwd')} hint="Default: the user’s home" mono />
-      <TextField label="User" {...bind('user')} hint="Default: the agent’s user" />
+      <TextField label="Folder" {...cwd} hint="Default: the user’s home" mono />
+      <TextField label="User" {...user} hint="Default: the agent’s user" />
     </>
   );
 }

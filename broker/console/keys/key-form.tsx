@@ -1,9 +1,8 @@
 // The form that creates or changes an API key: its name, its scopes, its machines, and when it expires.
-import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
-import { binder, CheckField, FormDialog, SelectField, TextField } from '../parts/form.tsx';
+import { CheckField, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 
@@ -66,14 +65,12 @@ const sorted = (scopes: ReadonlySet<Scope>): Scope[] => allScopes.filter((scope)
 const isDeepEqual = (one: unknown, other: unknown): boolean => JSON.stringify(one) === JSON.stringify(other);
 
 export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
-  const [draft, setDraft] = useState<Draft>({
+  const { draft, bind } = useDraft<Draft>({
     name: apiKey?.name ?? '',
     scopes: new Set(apiKey?.scopes ?? ['machines:read']),
     limits: fromLimited(apiKey),
     days: apiKey ? asBefore : '',
   });
-  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
-  const bind = binder(draft, set);
   const { name, scopes } = draft;
   return (
     <FormDialog

@@ -14,7 +14,7 @@ import { tagsOf } from '../machines/limits-fields.tsx';
 import { learnNames } from '../machines/names.ts';
 import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
 import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
-import { binder, CheckField, Form, TextField } from '../parts/form.tsx';
+import { CheckField, type Editing, Form, TextField, useDraft } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../router.ts';
 
@@ -90,11 +90,11 @@ export function Run() {
   const { query } = place.value;
   const [by, setBy] = useState<TargetsBy>(query.get('tags') ? 'tags' : 'machines');
   const [tags, setTags] = useState(query.get('tags') ?? '');
-  const [options, setOptions] = useState<Options>(() => ({
+  const form = useDraft<Options>(() => ({
     ...nothing,
     ...Object.fromEntries(['cwd', 'user'].map((name) => [name, query.get(name) ?? ''])),
   }));
-  const [what, setWhat] = useState<WhatToRun>({
+  const { draft: what, set: setWhat } = useDraft<WhatToRun>({
     by: query.get('saved') ? 'saved' : 'line',
     line: query.get('command') ?? '',
     saved: query.get('saved') ?? '',
@@ -102,7 +102,6 @@ export function Run() {
   });
   const isSaved = what.by === 'saved';
   const all = useSavedCommands(isSaved);
-  const set = (changes: Partial<Options>): void => setOptions((before) => ({ ...before, ...changes }));
   const named = query.get('machine');
   useEffect(() => {
     if (named) selectOnly(named.split(','));
@@ -118,7 +117,7 @@ export function Run() {
           submit={many ? `Run on ${by === 'tags' ? 'all of them' : `${ids.length} machines`}` : 'Run'}
           disabled={!ready}
           run={async () => {
-            const address = await start(runnableOf(what, all), options, ids, wantedTags);
+            const address = await start(runnableOf(what, all), form.draft, ids, wantedTags);
             learnNames([...selected.value.values()].filter(({ name }) => name !== ''));
             clearSelection();
             go(address);
@@ -131,14 +130,8 @@ export function Run() {
             setTags={setTags}
             hint="Every machine that has all of these tags when the command starts"
           />
-          <WhatToRunFields
-            what={what}
-            set={(changes) => setWhat((before) => ({ ...before, ...changes }))}
-            all={all}
-            hint=". Ctrl Enter runs it."
-            autoFocus
-          >
-            <MoreOptions options={options} set={set} many={many} isSaved={isSaved} />
+          <WhatToRunFields what={what} set={setWhat} all={all} hint=". Ctrl Enter runs it." autoFocus>
+            <MoreOptions form={form} many={many} isSaved={isSaved} />
           </WhatToRunFields>
         </Form>
       </div>
@@ -147,27 +140,26 @@ export function Run() {
 }
 
 interface MoreOptionsProps {
-  options: Options;
-  set: (changes: Partial<Options>) => void;
+  form: Editing<Options>;
   many: boolean;
   /** True for a saved command. It has its own folder and user and gets no input, so those fields are left out. */
   isSaved: boolean;
 }
 
-function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
-  const bind = binder(options, set);
+function MoreOptions({ form, many, isSaved }: MoreOptionsProps) {
+  const { draft, bind } = form;
   return (
-    <details open={options.cwd !== '' || options.user !== ''}>
+    <details open={draft.cwd !== '' || draft.user !== ''}>
       <summary>More options</summary>
       <div class="fields">
-        {!isSaved && <WhereFields cwd={options.cwd} user={options.user} set={set} />}
+        {!isSaved && <WhereFields cwd={bind('cwd')} user={bind('user')} />}
         <TextField
           label="Timeout in seconds"
           {...bind('timeout')}
           hint="After this time the command is killed with all its processes"
           numeric
         />
-        {many && <BatchOptions options={options} set={set} />}
+        {many && <BatchOptions {...form} />}
       </div>
       {!isSaved && (
         <TextField
@@ -186,8 +178,7 @@ function MoreOptions({ options, set, many, isSaved }: MoreOptionsProps) {
   );
 }
 
-function BatchOptions({ options, set }: Pick<MoreOptionsProps, 'options' | 'set'>) {
-  const bind = binder(options, set);
+function BatchOptions({ bind }: Editing<Options>) {
   return (
     <>
       <TextField label="Machines at once" {...bind('concurrency')} hint="Default: all" numeric />

@@ -83,13 +83,28 @@ export function TextField(props: TextProps) {
   );
 }
 
-/** Returns a function that binds an input to a field of a draft: it returns `value` and `change` for the input. */
-export const binder =
-  <D extends object>(draft: D, set: (changes: Partial<D>) => void) =>
-  <K extends keyof D>(name: K) => ({
+/** The content of a form while it is edited, and functions that change it. */
+export interface Editing<D> {
+  draft: D;
+  set: (changes: Partial<D>) => void;
+  /** Binds an input to a field of the draft: returns `value` and `change` for the input. */
+  bind: <K extends keyof D>(name: K) => { value: D[K]; change: (value: D[K]) => void };
+}
+
+export const editing = <D extends object>(draft: D, set: Editing<D>['set']): Editing<D> => ({
+  draft,
+  set,
+  bind: (name) => ({
     value: draft[name],
-    change: (value: D[K]): void => set({ [name]: value } as Pick<D, K> & Partial<D>),
-  });
+    change: (value) => set({ [name]: value } as Pick<D, typeof name> & Partial<D>),
+  }),
+});
+
+/** The state of a component that has a form. */
+export function useDraft<D extends object>(initial: D | (() => D)): Editing<D> {
+  const [draft, setDraft] = useState(initial);
+  return editing(draft, (changes) => setDraft((before) => ({ ...before, ...changes })));
+}
 
 interface SelectProps<T extends string> {
   label: string;

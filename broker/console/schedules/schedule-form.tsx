@@ -6,7 +6,7 @@ import { isChosen, useSavedCommands, WhatToRunFields } from '../commands/what-to
 import { me } from '../login-session.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { TargetFields } from '../machines/target-fields.tsx';
-import { binder, CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { CheckField, type Editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { go, to } from '../router.ts';
@@ -17,7 +17,6 @@ import {
   type Rules,
   rulesInput,
   rulesOf,
-  type Subject,
   subjectInput,
   subjectOf,
   watchInput,
@@ -33,11 +32,11 @@ interface ScheduleFormProps {
 export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
   const [name, setName] = useState(schedule?.name ?? '');
   const [before] = useState(() => subjectOf(schedule));
-  const [subject, setSubject] = useState(before);
-  const [rules, setRules] = useState(() => rulesOf(schedule));
+  const { draft: subject, set } = useDraft(before);
+  const when = useDraft(() => rulesOf(schedule));
+  const rules = when.draft;
   const [isTakenOver, setTakenOver] = useState(false);
   const { by, machine, tags, what } = subject;
-  const set = (changes: Partial<Subject>): void => setSubject((now) => ({ ...now, ...changes }));
   const all = useSavedCommands(what.by === 'saved');
   const isForeign = Boolean(schedule?.tags) && schedule?.requested_by !== me.value?.id;
   const save = async (): Promise<void> => {
@@ -72,12 +71,8 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
         >
           <MachineField before="Runs on" machine={machine} choose={(id) => set({ machine: id })} />
         </TargetFields>
-        <WhatToRunFields
-          what={what}
-          set={(changes) => setSubject((now) => ({ ...now, what: { ...now.what, ...changes } }))}
-          all={all}
-        />
-        <WhenFields rules={rules} set={(changes) => setRules((now) => ({ ...now, ...changes }))} />
+        <WhatToRunFields what={what} set={(changes) => set({ what: { ...what, ...changes } })} all={all} />
+        <WhenFields {...when} />
         {isForeign && (
           <CheckField
             label="Give the schedule the rights of my key (this also happens if you change its machines, what it runs or the path)"
@@ -95,14 +90,9 @@ const triggers = [
   ['change', 'When a path changes'],
 ] as const;
 
-interface RuleFieldsProps {
-  rules: Rules;
-  set: (changes: Partial<Rules>) => void;
-}
-
-function WhenFields({ rules, set }: RuleFieldsProps) {
-  const { trigger } = rules;
-  const bind = binder(rules, set);
+function WhenFields(form: Editing<Rules>) {
+  const { set, bind } = form;
+  const { trigger } = form.draft;
   return (
     <section class="card">
       <div class="card-head spread">
@@ -115,11 +105,7 @@ function WhenFields({ rules, set }: RuleFieldsProps) {
         />
       </div>
       <div class="card-body">
-        {trigger === 'cron' ? (
-          <TimeFields rules={rules} set={set} />
-        ) : (
-          <ChangeFields rules={rules} set={set} />
-        )}
+        {trigger === 'cron' ? <TimeFields {...form} /> : <ChangeFields {...form} />}
         <SelectField
           label="If the previous run has not ended"
           {...bind('overlap')}
@@ -134,12 +120,10 @@ function WhenFields({ rules, set }: RuleFieldsProps) {
   );
 }
 
-function TimeFields({ rules, set }: RuleFieldsProps) {
-  const { cron, timezone } = rules;
-  const bind = binder(rules, set);
+function TimeFields({ draft: { cron, timezone }, bind }: Editing<Rules>) {
   return (
     <>
-      <CronField cron={cron} timezone={timezone} change={(text) => set({ cron: text })} />
+      <CronField cron={cron} timezone={timezone} change={bind('cron').change} />
       <div class="fields">
         <SelectField label="Time zone" {...bind('timezone')} options={timeZoneOptions(timezone)} />
         <SelectField
@@ -156,9 +140,7 @@ function TimeFields({ rules, set }: RuleFieldsProps) {
   );
 }
 
-function ChangeFields({ rules, set }: RuleFieldsProps) {
-  const { settle, catch_up } = rules;
-  const bind = binder(rules, set);
+function ChangeFields({ draft: { settle, catch_up }, set, bind }: Editing<Rules>) {
   return (
     <>
       <TextField

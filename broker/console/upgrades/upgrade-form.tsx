@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
 import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
-import { binder, Form, SelectField, TextField } from '../parts/form.tsx';
+import { type Editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, place, to } from '../router.ts';
 
@@ -31,7 +31,7 @@ interface Plan {
 export function UpgradeForm() {
   const [by, setBy] = useState<TargetsBy>('machines');
   const [tags, setTags] = useState('');
-  const [plan, setPlan] = useState<Plan>({
+  const form = useDraft<Plan>({
     version: '',
     wave: '10%',
     pause: '1',
@@ -45,7 +45,7 @@ export function UpgradeForm() {
   const ids = [...selected.value.keys()];
   const wantedTags = tagsOf(tags);
   const isReady = by === 'tags' ? wantedTags.length > 0 : ids.length > 0;
-  const { version, wave, pause, failures, running } = plan;
+  const { version, wave, pause, failures, running } = form.draft;
   return (
     <div class="narrow">
       <Form
@@ -74,7 +74,7 @@ export function UpgradeForm() {
         <section class="card">
           <h2>How</h2>
           <div class="card-body">
-            <PlanFields plan={plan} change={(changes) => setPlan({ ...plan, ...changes })} />
+            <PlanFields {...form} />
             {isReady && <Possible by={by} tags={wantedTags} />}
           </div>
         </section>
@@ -83,22 +83,20 @@ export function UpgradeForm() {
   );
 }
 
-function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Plan>) => void }) {
-  const { version, wave, failures } = plan;
-  const bind = binder(plan, change);
+function PlanFields({ draft: { version, wave, failures }, set, bind }: Editing<Plan>) {
   return (
     <div class="fields">
       <TextField
         label="Version"
         value={version}
-        change={(text) => change({ version: text.trim() })}
+        change={(text) => set({ version: text.trim() })}
         placeholder="the broker’s version"
         hint="May also be older than the version on the machines"
       />
       <TextField
         label="Machines per wave"
         value={wave}
-        change={(text) => change({ wave: text.trim() })}
+        change={(text) => set({ wave: text.trim() })}
         hint="A number, or a percentage"
         required
       />
@@ -106,7 +104,7 @@ function PlanFields({ plan, change }: { plan: Plan; change: (changes: Partial<Pl
       <TextField
         label="Allowed failures"
         value={failures}
-        change={(text) => change({ failures: text.trim() })}
+        change={(text) => set({ failures: text.trim() })}
         hint="The upgrade stops when more machines than this number have failed"
         numeric
         required
