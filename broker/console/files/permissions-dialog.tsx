@@ -1,7 +1,6 @@
 // Permissions of entries: the bits as checkboxes and in octal, the owner and the group.
-import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { FormDialog, TextField } from '../parts/form.tsx';
+import { FormDialog, TextField, useDraft } from '../parts/form.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
 import { type FileEntry, nameToRead, pathOf } from './paths.ts';
 
@@ -37,9 +36,8 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
     owner: commonOf(entries.map(({ owner }) => owner)),
     group: commonOf(entries.map(({ group }) => group)),
   };
-  const [mode, setMode] = useState(before.mode);
-  const [owner, setOwner] = useState(before.owner);
-  const [group, setGroup] = useState(before.group);
+  const { draft, bind } = useDraft(before);
+  const { mode, owner, group } = draft;
   const isMode = /^[0-7]{3,4}$/.test(mode);
   const changes = {
     ...(mode !== before.mode && { mode }),
@@ -65,11 +63,11 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
       run={save}
       disabled={!isValid || Object.keys(changes).length === 0}
     >
-      <Bits mode={isMode ? mode : '0'} change={setMode} />
+      <Bits mode={isMode ? mode : '0'} change={bind('mode').change} />
       <div class="fields">
-        <TextField label="In octal" value={mode} change={setMode} mono numeric />
-        <TextField label="Owner" value={owner} change={setOwner} />
-        <TextField label="Group" value={group} change={setGroup} />
+        <TextField label="In octal" {...bind('mode')} mono numeric />
+        <TextField label="Owner" {...bind('owner')} />
+        <TextField label="Group" {...bind('group')} />
       </div>
       <p class="hint">
         {Object.values(before).includes('')

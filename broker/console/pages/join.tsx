@@ -5,7 +5,7 @@ import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { listen } from '../live-updates.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
-import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
@@ -47,11 +47,9 @@ export function Join() {
 }
 
 function NewToken({ created }: { created: (token: Token) => void }) {
-  const [name, setName] = useState('');
-  const [tags, setTags] = useState('');
-  const [uses, setUses] = useState('1');
-  const [hours, setHours] = useState('1');
+  const { draft, bind } = useDraft({ name: '', tags: '', uses: '1', hours: '1' });
   const create = async (): Promise<void> => {
+    const { name, tags, uses, hours } = draft;
     const wanted = tagsOf(tags);
     created(
       await client.joinTokens.create({
@@ -70,12 +68,11 @@ function NewToken({ created }: { created: (token: Token) => void }) {
       </p>
       <Form submit="Show the line to paste" run={create}>
         <div class="fields">
-          <TextField label="Name" value={name} change={setName} placeholder="its host name" autoFocus />
-          <TextField label="Tags" value={tags} change={setTags} placeholder="web, eu" />
+          <TextField label="Name" {...bind('name')} placeholder="its host name" autoFocus />
+          <TextField label="Tags" {...bind('tags')} placeholder="web, eu" />
           <SelectField
             label="Machines"
-            value={uses}
-            change={setUses}
+            {...bind('uses')}
             options={[
               ['1', 'one machine'],
               ['10', 'up to 10'],
@@ -85,8 +82,7 @@ function NewToken({ created }: { created: (token: Token) => void }) {
           />
           <SelectField
             label="The token is valid for"
-            value={hours}
-            change={setHours}
+            {...bind('hours')}
             options={[
               ['1', 'an hour'],
               ['24', 'a day'],
