@@ -2,9 +2,9 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
+import { MachineLink } from '../machines/names.tsx';
 import { FormDialog, TextField } from '../parts/form.tsx';
-import { actions, List } from '../parts/paged-list.tsx';
+import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -19,59 +19,65 @@ export function AlertList({ items, reload }: AlertListProps) {
   const [asking, setAsking] = useState<Alert | undefined>(undefined);
   return (
     <>
-      <List label="Alerts" columns={['Status', ['Alert', 'wide'], 'About', 'Since', actions]}>
-        {items.map((alert) => (
-          <AlertRow key={alert.id} alert={alert} acknowledge={() => setAsking(alert)} />
-        ))}
-      </List>
+      <List label="Alerts" columns={columnsOf(setAsking)} items={items} />
       {asking && <Acknowledge alert={asking} close={() => setAsking(undefined)} done={reload} />}
     </>
   );
 }
 
-function AlertRow({ alert, acknowledge }: { alert: Alert; acknowledge: () => void }) {
-  const { name, status, message, note, repeats, created_at, resolved_at, reason } = alert;
-  const after = [
-    ...(repeats > 0 ? [`repeated ${repeats === 1 ? 'once' : `${repeats} times`}`] : []),
-    ...(note ? [note] : []),
-    ...(reason && reason !== 'recovered' ? [reason.replaceAll('_', ' ')] : []),
-  ];
-  return (
-    <tr>
-      <td>
-        <State of={status} />
-      </td>
-      <td class="wide two-lines">
-        <span>{message}</span>
-        <span class="muted small">{[name, ...after].join(' · ')}</span>
-      </td>
-      <td>
-        <Subject alert={alert} />
-      </td>
-      <td class="muted">
+const columnsOf = (acknowledge: (alert: Alert) => void): Column<Alert>[] => [
+  ['Status', ({ status }) => <State of={status} />],
+  [
+    'Alert',
+    (alert) => (
+      <>
+        <span>{alert.message}</span>
+        <span class="muted small">{detailsOf(alert).join(' · ')}</span>
+      </>
+    ),
+    'wide two-lines',
+  ],
+  ['About', (alert) => <Subject alert={alert} />],
+  [
+    'Since',
+    ({ created_at, resolved_at }) => (
+      <>
         <Ago at={created_at} />
         {resolved_at !== null && (
           <>
             , until <Ago at={resolved_at} />
           </>
         )}
-      </td>
-      <td>
-        {status === 'open' && may('machines:write') && (
-          <button type="button" aria-label={`Acknowledge: ${message}`} onClick={acknowledge}>
-            Acknowledge
-          </button>
-        )}
-      </td>
-    </tr>
-  );
+      </>
+    ),
+    'muted',
+  ],
+  [
+    actions,
+    (alert) =>
+      alert.status === 'open' &&
+      may('machines:write') && (
+        <button type="button" aria-label={`Acknowledge: ${alert.message}`} onClick={() => acknowledge(alert)}>
+          Acknowledge
+        </button>
+      ),
+  ],
+];
+
+function detailsOf({ name, note, repeats, reason }: Alert): string[] {
+  return [
+    name,
+    ...(repeats > 0 ? [`repeated ${repeats === 1 ? 'once' : `${repeats} times`}`] : []),
+    ...(note ? [note] : []),
+    ...(reason && reason !== 'recovered' ? [reason.replaceAll('_', ' ')] : []),
+  ];
 }
 
 /** Draws the subject of an alert: a link to its page, or a text if it has no page. */
 function Subject({ alert: { kind, subject, machine_id } }: { alert: Alert }) {
   if (kind === 'schedule' && may('schedules:read'))
     return <a href={to('/schedules', subject)}>its schedule</a>;
-  if (machine_id !== null) return <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>;
+  if (machine_id !== null) return <MachineLink id={machine_id} />;
   if (kind === 'key' && may('admin')) return <a href={to('/keys')}>API keys</a>;
   return <span class="muted">the broker</span>;
 }

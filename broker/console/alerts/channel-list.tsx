@@ -6,8 +6,8 @@ import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
-import { State } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
+import { OnOff } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';
 import { type Channel, ChannelForm, services } from './channel-form.tsx';
 
@@ -32,11 +32,7 @@ export function ChannelList() {
         {(items) => (
           <>
             <div class="filters">{newButton}</div>
-            <List label="Channels" columns={['Name', ['Address', 'wide'], 'State', 'Last delivery']}>
-              {items.map((channel) => (
-                <ChannelRow key={channel.id} channel={channel} />
-              ))}
-            </List>
+            <List label="Channels" columns={columns} items={items} />
           </>
         )}
       </LongList>
@@ -47,33 +43,17 @@ export function ChannelList() {
   );
 }
 
-function ChannelRow({ channel }: { channel: Channel }) {
-  const { id, name, type, url, to: recipients, last_delivery } = channel;
-  return (
-    <tr>
-      <td>
-        <a href={to('/alerts/channels', id)}>{name}</a>
-      </td>
-      <td class="wide">
-        <span>
-          {services[type].text}: {recipients ? recipients.join(', ') : url}
-        </span>
-      </td>
-      <td>
-        <ChannelState channel={channel} />
-      </td>
-      <td class="muted">
-        <LastDelivery of={last_delivery} />
-      </td>
-    </tr>
-  );
-}
-
-export function ChannelState({ channel: { enabled, disabled_reason } }: { channel: Channel }) {
-  return (
-    <State
-      of={enabled ? 'online' : disabled_reason ? 'failed' : 'off'}
-      text={enabled ? 'on' : (disabled_reason?.replaceAll('_', ' ') ?? 'off')}
-    />
-  );
-}
+const columns: Column<Channel>[] = [
+  ['Name', ({ id, name }) => <a href={to('/alerts/channels', id)}>{name}</a>],
+  [
+    'Address',
+    ({ type, url, to: recipients }) => (
+      <span>
+        {services[type].text}: {recipients ? recipients.join(', ') : url}
+      </span>
+    ),
+    'wide',
+  ],
+  ['State', (channel) => <OnOff {...channel} />],
+  ['Last delivery', ({ last_delivery }) => <LastDelivery of={last_delivery} />, 'muted'],
+];

@@ -8,7 +8,7 @@ import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
-import { actions, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, Confirm, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
@@ -49,7 +49,7 @@ export function WindowList() {
         {(items) => (
           <>
             <div class="filters">{newButton}</div>
-            <WindowTable items={items} remove={setRemoving} />
+            <List label="Maintenance windows" columns={columnsOf(setRemoving)} items={items} />
           </>
         )}
       </LongList>
@@ -73,59 +73,62 @@ export function WindowList() {
   );
 }
 
-function WindowTable({ items, remove }: { items: readonly Window[]; remove: (window: Window) => void }) {
+const columnsOf = (remove: (window: Window) => void): Column<Window>[] => [
+  ['Window', (window) => <NameAndTime window={window} />, 'wide two-lines'],
+  ['Machines', limitsText, 'muted'],
+  ['State', (window) => <WindowState window={window} />],
+  [
+    actions,
+    (window) =>
+      may('webhooks:write') && (
+        <IconButton
+          icon={icons.trash}
+          label={`Delete ${window.name}`}
+          title="Delete"
+          press={() => remove(window)}
+        />
+      ),
+  ],
+];
+
+function NameAndTime({ window }: { window: Window }) {
+  const { name, starts_at, ends_at, cron, timezone, duration } = window;
   return (
-    <List label="Maintenance windows" columns={[['Window', 'wide'], 'Machines', 'State', actions]}>
-      {items.map((window) => (
-        <WindowRow key={window.id} window={window} remove={() => remove(window)} />
-      ))}
-    </List>
+    <>
+      <span>{name}</span>
+      <span class="muted small">
+        {cron === null ? (
+          `${fullTime(starts_at ?? '')} to ${fullTime(ends_at ?? '')}`
+        ) : (
+          <>
+            <code>{cron}</code> {timezone}, for {durationText(duration ?? 0)}
+          </>
+        )}
+      </span>
+    </>
   );
 }
 
-function WindowRow({ window, remove }: { window: Window; remove: () => void }) {
-  const { name, starts_at, ends_at, cron, timezone, duration, active_until, next_start } = window;
+function WindowState({ window: { ends_at, active_until, next_start } }: { window: Window }) {
+  if (active_until !== null)
+    return (
+      <>
+        <State of="running" text="now" />{' '}
+        <span class="muted">
+          ends <Ago at={active_until} />
+        </span>
+      </>
+    );
   const isOver = ends_at !== null && Date.parse(ends_at) <= clock.value;
   return (
-    <tr>
-      <td class="wide two-lines">
-        <span>{name}</span>
-        <span class="muted small">
-          {cron === null ? (
-            `${fullTime(starts_at ?? '')} to ${fullTime(ends_at ?? '')}`
-          ) : (
-            <>
-              <code>{cron}</code> {timezone}, for {durationText(duration ?? 0)}
-            </>
-          )}
+    <>
+      <State of={isOver ? 'off' : 'queued'} text={isOver ? 'over' : 'planned'} />{' '}
+      {next_start !== null && Date.parse(next_start) > clock.value && (
+        <span class="muted">
+          starts <Ago at={next_start} />
         </span>
-      </td>
-      <td class="muted">{limitsText(window)}</td>
-      <td>
-        {active_until === null ? (
-          <>
-            <State of={isOver ? 'off' : 'queued'} text={isOver ? 'over' : 'planned'} />{' '}
-            {next_start !== null && Date.parse(next_start) > clock.value && (
-              <span class="muted">
-                starts <Ago at={next_start} />
-              </span>
-            )}
-          </>
-        ) : (
-          <>
-            <State of="running" text="now" />{' '}
-            <span class="muted">
-              ends <Ago at={active_until} />
-            </span>
-          </>
-        )}
-      </td>
-      <td>
-        {may('webhooks:write') && (
-          <IconButton icon={icons.trash} label={`Delete ${name}`} title="Delete" press={remove} />
-        )}
-      </td>
-    </tr>
+      )}
+    </>
   );
 }
 

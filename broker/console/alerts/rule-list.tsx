@@ -7,8 +7,8 @@ import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
-import { actions, List, LongList } from '../parts/paged-list.tsx';
-import { Confirm, State } from '../parts/small-components.tsx';
+import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
+import { Confirm, OnOff } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { RuleForm } from './rule-form.tsx';
 import { isExpiring, type Rule, ruleText } from './rule-texts.ts';
@@ -21,6 +21,28 @@ export function RuleList() {
   const [round, setRound] = useState(0);
   const close = (): void => setOpen(undefined);
   const changed = (): void => setRound((before) => before + 1);
+  const columns: Column<Rule>[] = [
+    [
+      'Rule',
+      (rule) => (
+        <>
+          <span>{rule.name}</span>
+          <span class="muted small">{ruleText(rule)}</span>
+        </>
+      ),
+      'wide two-lines',
+    ],
+    ['Machines', (rule) => !isExpiring(rule.kind) && limitsText(rule), 'muted'],
+    ['State', ({ enabled }) => <OnOff enabled={enabled} />],
+    [
+      actions,
+      (rule) =>
+        may('webhooks:write') && (
+          <RuleButtons rule={rule} changed={changed} open={(what) => setOpen({ what, rule })} />
+        ),
+      'row-buttons',
+    ],
+  ];
   const newButton = (
     <NewButton text="New rule" allowed={may('webhooks:write')} opens={() => setOpen('new')} />
   );
@@ -41,16 +63,7 @@ export function RuleList() {
         {(items) => (
           <>
             <div class="filters">{newButton}</div>
-            <List label="Rules" columns={[['Rule', 'wide'], 'Machines', 'State', actions]}>
-              {items.map((rule) => (
-                <RuleRow
-                  key={rule.id}
-                  rule={rule}
-                  changed={changed}
-                  open={(what) => setOpen({ what, rule })}
-                />
-              ))}
-            </List>
+            <List label="Rules" columns={columns} items={items} />
           </>
         )}
       </LongList>
@@ -59,52 +72,32 @@ export function RuleList() {
   );
 }
 
-interface RuleRowProps {
+interface RuleButtonsProps {
   rule: Rule;
   changed: () => void;
   open: (what: 'edit' | 'remove') => void;
 }
 
-function RuleRow({ rule, changed, open }: RuleRowProps) {
-  const { id, name, kind, enabled } = rule;
+function RuleButtons({ rule: { id, name, enabled }, changed, open }: RuleButtonsProps) {
   const turn = (): Promise<unknown> => client.alertRules.update({ rule_id: id, enabled: !enabled });
   return (
-    <tr>
-      <td class="wide two-lines">
-        <span>{name}</span>
-        <span class="muted small">{ruleText(rule)}</span>
-      </td>
-      <td class="muted">{isExpiring(kind) ? '' : limitsText(rule)}</td>
-      <td>
-        <State of={enabled ? 'online' : 'off'} text={enabled ? 'on' : 'off'} />
-      </td>
-      <td class="row-buttons">
-        {may('webhooks:write') && (
-          <>
-            <button
-              type="button"
-              class="quiet"
-              aria-label={`Turn ${enabled ? 'off' : 'on'} ${name}`}
-              onClick={() => void attempt(turn).then(changed)}
-            >
-              {enabled ? 'Turn off' : 'Turn on'}
-            </button>
-            <IconButton
-              icon={icons.edit}
-              label={`Change ${name}`}
-              title="Change and test"
-              press={() => open('edit')}
-            />
-            <IconButton
-              icon={icons.trash}
-              label={`Delete ${name}`}
-              title="Delete"
-              press={() => open('remove')}
-            />
-          </>
-        )}
-      </td>
-    </tr>
+    <>
+      <button
+        type="button"
+        class="quiet"
+        aria-label={`Turn ${enabled ? 'off' : 'on'} ${name}`}
+        onClick={() => void attempt(turn).then(changed)}
+      >
+        {enabled ? 'Turn off' : 'Turn on'}
+      </button>
+      <IconButton
+        icon={icons.edit}
+        label={`Change ${name}`}
+        title="Change and test"
+        press={() => open('edit')}
+      />
+      <IconButton icon={icons.trash} label={`Delete ${name}`} title="Delete" press={() => open('remove')} />
+    </>
   );
 }
 

@@ -1,7 +1,7 @@
 // The machines of a batch as cards, each with the last output of its command. One stream updates all cards.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { type client, FarhandError, streams } from '../api-client.ts';
-import { nameOf } from '../machines/names.ts';
+import { nameOf } from '../machines/names.tsx';
 import { More, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { after, clock, durationText, soon } from '../time.ts';

@@ -1,7 +1,7 @@
 // A list of commands, used on the page of commands and on the page of a machine.
 import type { client } from '../api-client.ts';
-import { nameOf } from '../machines/names.ts';
-import { List } from '../parts/paged-list.tsx';
+import { MachineLink } from '../machines/names.tsx';
+import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { durationText } from '../time.ts';
@@ -44,40 +44,22 @@ interface CommandListProps {
 }
 
 export function CommandList({ items, withMachine = false }: CommandListProps) {
-  return (
-    <List
-      label="Commands"
-      columns={[
-        ['Command', 'wide'],
-        withMachine && 'Machine',
-        'Status',
-        'Result',
-        ['Duration', 'right'],
-        'Created',
-      ]}
-    >
-      {items.map((command) => (
-        <tr key={command.id}>
-          <td class="wide">
-            <a class="mono" href={to('/commands', command.id)}>
-              {commandLine(command)}
-            </a>
-          </td>
-          {withMachine && (
-            <td>
-              <a href={to('/machines', command.machine_id)}>{nameOf(command.machine_id)}</a>
-            </td>
-          )}
-          <td>
-            <State of={command.status} />
-          </td>
-          <td class="muted">{outcome(command)}</td>
-          <td class="right number">{command.duration === null ? '' : durationText(command.duration)}</td>
-          <td class="muted">
-            <Ago at={command.created_at} />
-          </td>
-        </tr>
-      ))}
-    </List>
-  );
+  return <List label="Commands" columns={columnsOf(withMachine)} items={items} />;
 }
+
+const columnsOf = (withMachine: boolean): (Column<CommandRecord> | false)[] => [
+  [
+    'Command',
+    (command) => (
+      <a class="mono" href={to('/commands', command.id)}>
+        {commandLine(command)}
+      </a>
+    ),
+    'wide',
+  ],
+  withMachine && ['Machine', ({ machine_id }) => <MachineLink id={machine_id} />],
+  ['Status', ({ status }) => <State of={status} />],
+  ['Result', outcome, 'muted'],
+  ['Duration', ({ duration }) => duration !== null && durationText(duration), 'right number'],
+  ['Created', ({ created_at }) => <Ago at={created_at} />, 'muted'],
+];

@@ -29,8 +29,11 @@ function useChosen(files: readonly FileEntry[], folder: string) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const clear = (): void => setChosen(new Set());
   useEffect(clear, [folder]);
+  const selected = files.filter(({ path }) => chosen.has(path));
   return {
-    selected: files.filter(({ path }) => chosen.has(path)),
+    selected,
+    has: ({ path }: FileEntry): boolean => chosen.has(path),
+    isAll: selected.length === files.length,
     clear,
     all: () => setChosen(new Set(files.map(({ path }) => path))),
     toggle({ path }: FileEntry): void {
@@ -41,9 +44,12 @@ function useChosen(files: readonly FileEntry[], folder: string) {
   };
 }
 
+type Chosen = ReturnType<typeof useChosen>;
+
 export function EntryList({ machine, listing: { files, path: folder }, reload }: EntryListProps) {
   const [open, setOpen] = useState<{ what: Action; entries: readonly FileEntry[] } | undefined>(undefined);
-  const { selected, toggle, all, clear } = useChosen(files, folder);
+  const chosen = useChosen(files, folder);
+  const { selected, toggle, clear } = chosen;
   const frame = useRef<HTMLDivElement>(null);
   const before = useRef(folder);
   useEffect(() => {
@@ -53,9 +59,6 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   if (files.length === 0) return <EmptyFolder />;
   const act = (what: Action, entries: readonly FileEntry[]): void => setOpen({ what, entries });
   const at = (index: number): readonly FileEntry[] => files.slice(index, index + 1);
-  const isSelected = new Set(selected);
-  const isAll = selected.length === files.length;
-  const columns = columnsOf(isAll, selected.length > 0, isAll ? clear : all);
   const keys: EntryActions = {
     toggle: (index) => at(index).forEach(toggle),
     rename: (index) => may('files:write') && act('rename', at(index)),
@@ -64,19 +67,13 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   return (
     <>
       <div class="entries" ref={frame} onKeyDown={(event) => onEntryKey(event, folder, keys)}>
-        <List label="Entries" columns={columns}>
-          {files.map((entry, index) => (
-            <Entry
-              key={entry.path}
-              machine={machine}
-              entry={entry}
-              index={index}
-              isChosen={isSelected.has(entry)}
-              toggle={() => toggle(entry)}
-              act={(what) => act(what, [entry])}
-            />
-          ))}
-        </List>
+        <List
+          label="Entries"
+          columns={columnsOf(machine, chosen, act)}
+          items={files}
+          keyOf={({ path }) => path}
+          isSelected={chosen.has}
+        />
       </div>
       {selected.length > 0 && (
         <SelectedEntries count={selected.length} act={(what) => act(what, selected)} clear={clear} />
@@ -84,27 +81,6 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
       {open && <EntryDialog {...open} {...{ machine, folder, reload }} close={() => setOpen(undefined)} />}
     </>
   );
-}
-
-function columnsOf(all: boolean, some: boolean, press: () => void): Column[] {
-  const box = (
-    <input
-      type="checkbox"
-      aria-label="Select all entries"
-      checked={all}
-      indeterminate={some && !all}
-      onChange={press}
-    />
-  );
-  return [
-    may('files:write') && [box, 'check-cell'],
-    ['Name', 'wide'],
-    ['Size', 'right'],
-    ['Mode', 'phone-off'],
-    ['Owner', 'phone-off'],
-    ['Changed', 'phone-off'],
-    actions,
-  ];
 }
 
 function EmptyFolder() {
@@ -163,78 +139,92 @@ function SelectedEntries({ count, act, clear }: SelectedProps) {
 interface EntryProps {
   machine: string;
   entry: FileEntry;
-  index: number;
-  isChosen: boolean;
-  toggle: () => void;
-  act: (what: Action) => void;
+  act: (what: Action, entries: readonly FileEntry[]) => void;
 }
 
-function Entry({ machine, entry, index, isChosen, toggle, act }: EntryProps) {
-  const { type, size = 0, owner, group, modified_at, link_target, special } = entry;
-  const name = nameToRead(entry);
-  const isFolder = type === 'directory';
+const isFolder = ({ type }: FileEntry): boolean => type === 'directory';
+
+const columnsOf = (
+  machine: string,
+  chosen: Chosen,
+  act: EntryProps['act'],
+): (Column<FileEntry> | false)[] => [
+  may('files:write') && [
+    <SelectAll key="all" chosen={chosen} />,
+    (entry) => (
+      <input
+        type="checkbox"
+        aria-label={`Select ${nameToRead(entry)}`}
+        checked={chosen.has(entry)}
+        onChange={() => chosen.toggle(entry)}
+      />
+    ),
+    'check-cell',
+  ],
+  [
+    'Name',
+    (entry, index) => (
+      <span class="entry">
+        <Icon of={isFolder(entry) ? icons.folder : icons.file} />
+        <EntryName machine={machine} entry={entry} index={index} />
+        {entry.link_target !== undefined && <span class="muted cut">→ {entry.link_target}</span>}
+        {entry.special !== undefined && <span class="tag">{entry.special}</span>}
+      </span>
+    ),
+    'wide',
+  ],
+  ['Size', (entry) => !isFolder(entry) && bytesText(entry.size ?? 0), 'right number'],
+  [
+    'Mode',
+    (entry) =>
+      may('files:write') ? (
+        <button
+          type="button"
+          class="link"
+          aria-label={`Permissions of ${nameToRead(entry)}: ${wholeMode(entry)}`}
+          title="Change permissions"
+          onClick={() => act('permissions', [entry])}
+        >
+          {wholeMode(entry)}
+        </button>
+      ) : (
+        wholeMode(entry)
+      ),
+    'mono muted phone-off',
+  ],
+  ['Owner', ({ owner, group }) => (group === owner ? owner : `${owner}:${group}`), 'muted phone-off'],
+  ['Changed', ({ modified_at }) => <Ago at={modified_at} />, 'muted phone-off'],
+  [actions, (entry) => <EntryButtons machine={machine} entry={entry} act={act} />, 'row-buttons'],
+];
+
+function SelectAll({ chosen: { selected, isAll, all, clear } }: { chosen: Chosen }) {
   return (
-    <tr aria-selected={isChosen}>
-      {may('files:write') && (
-        <td class="check-cell">
-          <input type="checkbox" aria-label={`Select ${name}`} checked={isChosen} onChange={toggle} />
-        </td>
-      )}
-      <td class="wide">
-        <span class="entry">
-          <Icon of={isFolder ? icons.folder : icons.file} />
-          <EntryName machine={machine} entry={entry} index={index} />
-          {link_target !== undefined && <span class="muted cut">→ {link_target}</span>}
-          {special !== undefined && <span class="tag">{special}</span>}
-        </span>
-      </td>
-      <td class="right number">{isFolder ? '' : bytesText(size)}</td>
-      <td class="mono muted phone-off">
-        {may('files:write') ? (
-          <button
-            type="button"
-            class="link"
-            aria-label={`Permissions of ${name}: ${wholeMode(entry)}`}
-            title="Change permissions"
-            onClick={() => act('permissions')}
-          >
-            {wholeMode(entry)}
-          </button>
-        ) : (
-          wholeMode(entry)
-        )}
-      </td>
-      <td class="muted phone-off">
-        {owner}
-        {group !== owner && `:${group}`}
-      </td>
-      <td class="muted phone-off">
-        <Ago at={modified_at} />
-      </td>
-      <td class="row-buttons">
-        <EntryButtons machine={machine} entry={entry} act={act} />
-      </td>
-    </tr>
+    <input
+      type="checkbox"
+      aria-label="Select all entries"
+      checked={isAll}
+      indeterminate={selected.length > 0 && !isAll}
+      onChange={isAll ? clear : all}
+    />
   );
 }
 
 /** The name of an entry. A click opens a folder, edits a text file, and downloads any other entry. */
-function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entry' | 'index'>) {
+function EntryName({ machine, entry, index }: Omit<EntryProps, 'act'> & { index: number }) {
   const name = nameToRead(entry);
-  const isFolder = entry.type === 'directory';
-  if (entry.name_encoding === undefined && (isFolder || isEditable(entry))) {
+  if (entry.name_encoding === undefined && (isFolder(entry) || isEditable(entry))) {
     return (
       <button
         type="button"
         class="link cut"
         data-entry={index}
-        onClick={() => goToPath(isFolder ? { path: entry.path } : { edit: entry.path })}
+        onClick={() => goToPath(isFolder(entry) ? { path: entry.path } : { edit: entry.path })}
       >
         {name}
       </button>
     );
   }
-  if (isFolder || entry.special !== undefined) return <span class="cut">{name}</span>;
+  if (isFolder(entry) || entry.special !== undefined) return <span class="cut">{name}</span>;
   return (
     <a class="cut" data-entry={index} href={downloadAddress(machine, entry)} download={name}>
       {name}
@@ -242,18 +232,17 @@ function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entr
   );
 }
 
-function EntryButtons({ machine, entry, act }: Pick<EntryProps, 'machine' | 'entry' | 'act'>) {
+function EntryButtons({ machine, entry, act }: EntryProps) {
   const name = nameToRead(entry);
-  const isFolder = entry.type === 'directory';
   return (
     <>
       {entry.special === undefined && (
         <a
           class="button quiet icon-only"
           href={downloadAddress(machine, entry)}
-          download={isFolder ? `${name}.tar.gz` : name}
+          download={isFolder(entry) ? `${name}.tar.gz` : name}
           aria-label={`Download ${name}`}
-          title={isFolder ? 'Download as tar.gz' : 'Download'}
+          title={isFolder(entry) ? 'Download as tar.gz' : 'Download'}
         >
           <Icon of={icons.download} />
         </a>
@@ -265,21 +254,21 @@ function EntryButtons({ machine, entry, act }: Pick<EntryProps, 'machine' | 'ent
             label={`Rename ${name}`}
             title="Rename (F2)"
             disabled={entry.name_encoding !== undefined}
-            press={() => act('rename')}
+            press={() => act('rename', [entry])}
           />
           <IconButton
             icon={icons.copy}
             label={`Copy or move ${name}`}
             title="Copy or move, also to another machine"
             class="quiet phone-off"
-            press={() => act('transfer')}
+            press={() => act('transfer', [entry])}
           />
           <IconButton
             icon={icons.trash}
             label={`Delete ${name}`}
             title="Delete"
             class="quiet phone-off"
-            press={() => act('remove')}
+            press={() => act('remove', [entry])}
           />
         </>
       )}

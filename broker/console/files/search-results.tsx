@@ -4,10 +4,18 @@ import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Placeholder } from '../parts/page.tsx';
-import { List } from '../parts/paged-list.tsx';
+import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { bytesText, soon } from '../time.ts';
-import { baseOf, downloadAddress, goToPath, isEditable, nameToRead, parentOf } from './paths.ts';
+import {
+  baseOf,
+  downloadAddress,
+  type FileEntry,
+  goToPath,
+  isEditable,
+  nameToRead,
+  parentOf,
+} from './paths.ts';
 
 type Line = Awaited<ReturnType<typeof client.files.search>> extends AsyncIterable<infer T> ? T : never;
 type Match = Extract<Line, { entry: unknown }>;
@@ -85,19 +93,7 @@ export function SearchResults(props: SearchProps) {
       <p class="muted" role="status">
         {statusOf(matches.length, end)}
       </p>
-      <List
-        label="Found"
-        columns={[
-          ['Name', 'wide'],
-          ['Folder', 'phone-off'],
-          ['Size', 'right'],
-          ['Changed', 'phone-off'],
-        ]}
-      >
-        {matches.map((match) => (
-          <FoundRow key={`${match.entry.path}:${match.line}`} machine={machine} match={match} />
-        ))}
-      </List>
+      <List label="Found" columns={columnsOf(machine)} items={matches} />
     </>
   );
 }
@@ -112,46 +108,47 @@ function statusOf(count: number, end: End | undefined): string {
   return parts.filter(Boolean).join(', ');
 }
 
-function FoundRow({ machine, match: { entry, line, text } }: { machine: string; match: Match }) {
+const isFolder = ({ type }: FileEntry): boolean => type === 'directory';
+
+const columnsOf = (machine: string): Column<Match>[] => [
+  ['Name', (match) => <FoundName machine={machine} match={match} />, 'wide'],
+  [
+    'Folder',
+    ({ entry: { path, name_encoding } }) =>
+      name_encoding === undefined && (
+        <button type="button" class="link" onClick={() => goToPath({ path: parentOf(path) })}>
+          {parentOf(path)}
+        </button>
+      ),
+    'phone-off',
+  ],
+  ['Size', ({ entry }) => !isFolder(entry) && bytesText(entry.size ?? 0), 'right number'],
+  ['Changed', ({ entry }) => <Ago at={entry.modified_at} />, 'muted phone-off'],
+];
+
+function FoundName({ machine, match: { entry, line, text } }: { machine: string; match: Match }) {
   const name = nameToRead(entry);
-  const isFolder = entry.type === 'directory';
-  const folder = parentOf(entry.path);
   return (
-    <tr>
-      <td class="wide">
-        <span class="entry">
-          <Icon of={isFolder ? icons.folder : icons.file} />
-          {entry.name_encoding === undefined && (isFolder || isEditable(entry)) ? (
-            <button
-              type="button"
-              class="link cut"
-              onClick={() => goToPath(isFolder ? { path: entry.path } : { edit: entry.path })}
-            >
-              {name}
-            </button>
-          ) : (
-            <a href={downloadAddress(machine, entry)} download={baseOf(name)} class="cut">
-              {name}
-            </a>
-          )}
-          {text !== undefined && (
-            <span class="mono muted cut">
-              {line}: {text}
-            </span>
-          )}
+    <span class="entry">
+      <Icon of={isFolder(entry) ? icons.folder : icons.file} />
+      {entry.name_encoding === undefined && (isFolder(entry) || isEditable(entry)) ? (
+        <button
+          type="button"
+          class="link cut"
+          onClick={() => goToPath(isFolder(entry) ? { path: entry.path } : { edit: entry.path })}
+        >
+          {name}
+        </button>
+      ) : (
+        <a href={downloadAddress(machine, entry)} download={baseOf(name)} class="cut">
+          {name}
+        </a>
+      )}
+      {text !== undefined && (
+        <span class="mono muted cut">
+          {line}: {text}
         </span>
-      </td>
-      <td class="phone-off">
-        {entry.name_encoding === undefined && (
-          <button type="button" class="link" onClick={() => goToPath({ path: folder })}>
-            {folder}
-          </button>
-        )}
-      </td>
-      <td class="right number">{isFolder ? '' : bytesText(entry.size ?? 0)}</td>
-      <td class="muted phone-off">
-        <Ago at={entry.modified_at} />
-      </td>
-    </tr>
+      )}
+    </span>
   );
 }

@@ -1,6 +1,6 @@
 // The dialog with the rights of a key: its scopes in words, and the machines that it may use now.
 import { client } from '../api-client.ts';
-import { learnNames, nameOf } from '../machines/names.ts';
+import { learnNames, nameOf } from '../machines/names.tsx';
 import { Show } from '../parts/page.tsx';
 import { Dialog } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';

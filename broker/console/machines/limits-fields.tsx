@@ -2,7 +2,7 @@
 // machines by tag or one by one.
 import { TextField } from '../parts/form.tsx';
 import { MachinePicker } from './machine-picker.tsx';
-import { nameOf } from './names.ts';
+import { nameOf } from './names.tsx';
 import { Chips } from './selected-machine-chips.tsx';
 
 /** The tags and machines that the user has entered as the limits of something, for example of an API key. */

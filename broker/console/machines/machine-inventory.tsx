@@ -5,7 +5,7 @@ import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/page.tsx';
-import { List } from '../parts/paged-list.tsx';
+import { type Column, List } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { Ago, Card, Fact, More } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
@@ -47,10 +47,20 @@ export function MachineInventory({ params: { machine = '', status } }: { params:
           <Incomplete parts={data.incomplete} />
           <div class="overview">
             <div class="stack">
-              <FailedUnits units={data.failed_units} />
-              <Updates updates={data.updates} />
-              <Ports ports={data.ports} />
-              <Containers containers={data.containers} />
+              <Part title="Failed units" columns={unitColumns} items={data.failed_units} />
+              <Part
+                title="Pending updates"
+                columns={updateColumns}
+                items={data.updates}
+                none="None, according to the package lists that the machine last fetched."
+              />
+              <Part
+                title="Listening ports"
+                columns={portColumns}
+                items={data.ports}
+                none="No program listens."
+              />
+              <Part title="Containers" columns={containerColumns} items={data.containers} />
               <Packages packages={data.packages} />
             </div>
             <div class="side">
@@ -142,25 +152,26 @@ function Interfaces({ interfaces }: { interfaces: Inventory['interfaces'] }) {
   );
 }
 
-interface PartProps {
+interface PartProps<T> {
   title: string;
-  count: number;
-  /** Names of the columns; the first one is the widest. */
-  columns: readonly string[];
-  /** Text in place of an empty list. */
+  items: readonly T[];
+  columns: readonly Column<T>[];
+  /** Text in place of an empty list. Without it, the part is left out if its list is empty. */
   none?: string;
+  /** The number in the title; by default that of the items. */
+  count?: number;
   /** Content beside the title, at the right edge. */
   beside?: ComponentChildren;
-  children: ComponentChildren[];
 }
 
 /** Number of rows of a list that are displayed at first. */
 const mostRows = 12;
 
 /** A titled list of the inventory. */
-function Part({ title, count, columns: [first, ...others], none, beside, children }: PartProps) {
+function Part<T extends object>({ title, items, columns, none, count = items.length, beside }: PartProps<T>) {
   const [all, setAll] = useState(false);
-  const isCut = !all && children.length > mostRows;
+  if (count === 0 && none === undefined) return null;
+  const isCut = !all && items.length > mostRows;
   return (
     <section class="part">
       <div class="filters spread">
@@ -169,97 +180,55 @@ function Part({ title, count, columns: [first, ...others], none, beside, childre
         </h2>
         {beside}
       </div>
-      {count === 0 && none !== undefined ? (
+      {count === 0 ? (
         <p class="muted">{none}</p>
       ) : (
-        <List label={title} columns={[[first, 'wide'], ...others]}>
-          {isCut ? children.slice(0, mostRows) : children}
-        </List>
+        <List label={title} columns={columns} items={isCut ? items.slice(0, mostRows) : items} />
       )}
-      {isCut && <More count={mostRows} of={children.length} more={() => setAll(true)} />}
+      {isCut && <More count={mostRows} of={items.length} more={() => setAll(true)} />}
     </section>
   );
 }
 
-function FailedUnits({ units }: { units: Inventory['failed_units'] }) {
-  if (units.length === 0) return null;
-  return (
-    <Part title="Failed units" count={units.length} columns={['Unit']}>
-      {units.map(({ name, description }) => (
-        <tr key={name}>
-          <td class="wide">
-            <span>
-              <span class="bad-text">{name}</span> <span class="muted">{description}</span>
-            </span>
-          </td>
-        </tr>
-      ))}
-    </Part>
-  );
-}
+const unitColumns: Column<Inventory['failed_units'][number]>[] = [
+  [
+    'Unit',
+    ({ name, description }) => (
+      <span>
+        <span class="bad-text">{name}</span> <span class="muted">{description}</span>
+      </span>
+    ),
+    'wide',
+  ],
+];
 
-function Updates({ updates }: { updates: Inventory['updates'] }) {
-  return (
-    <Part
-      title="Pending updates"
-      count={updates.length}
-      columns={['Package', 'Installed', 'Available']}
-      none="None, according to the package lists that the machine last fetched."
-    >
-      {updates.map(({ name, installed, available }) => (
-        <tr key={name}>
-          <td class="wide">
-            <span>{name}</span>
-          </td>
-          <td class="muted">{installed}</td>
-          <td>{available}</td>
-        </tr>
-      ))}
-    </Part>
-  );
-}
+const updateColumns: Column<Inventory['updates'][number]>[] = [
+  ['Package', ({ name }) => <span>{name}</span>, 'wide'],
+  ['Installed', ({ installed }) => installed, 'muted'],
+  ['Available', ({ available }) => available],
+];
 
-function Ports({ ports }: { ports: Inventory['ports'] }) {
-  return (
-    <Part
-      title="Listening ports"
-      count={ports.length}
-      columns={['Address', 'Port', 'Process']}
-      none="No program listens."
-    >
-      {ports.map(({ protocol, address, port, process, pid }) => (
-        <tr key={`${protocol} ${address} ${port} ${pid}`}>
-          <td class="wide">
-            <span class="muted">{address}</span>
-          </td>
-          <td class="number">
-            {port} {protocol}
-          </td>
-          <td title={pid > 0 ? `process ${pid}` : 'The agent’s user has no right to see this process'}>
-            {process || '–'}
-          </td>
-        </tr>
-      ))}
-    </Part>
-  );
-}
+const portColumns: Column<Inventory['ports'][number]>[] = [
+  ['Address', ({ address }) => <span class="muted">{address}</span>, 'wide'],
+  ['Port', ({ port, protocol }) => `${port} ${protocol}`, 'number'],
+  [
+    'Process',
+    ({ process }) => process || '–',
+    undefined,
+    ({ pid }) => (pid > 0 ? `process ${pid}` : 'The agent’s user has no right to see this process'),
+  ],
+];
 
-function Containers({ containers }: { containers: Inventory['containers'] }) {
-  if (containers.length === 0) return null;
-  return (
-    <Part title="Containers" count={containers.length} columns={['Name', 'Image', 'State']}>
-      {containers.map(({ id, name, image, state }) => (
-        <tr key={id}>
-          <td class="wide">
-            <span>{name}</span>
-          </td>
-          <td class="muted">{image}</td>
-          <td>{state}</td>
-        </tr>
-      ))}
-    </Part>
-  );
-}
+const containerColumns: Column<Inventory['containers'][number]>[] = [
+  ['Name', ({ name }) => <span>{name}</span>, 'wide'],
+  ['Image', ({ image }) => image, 'muted'],
+  ['State', ({ state }) => state],
+];
+
+const packageColumns: Column<Inventory['packages'][number]>[] = [
+  ['Package', ({ name }) => <span>{name}</span>, 'wide'],
+  ['Version', ({ version }) => version, 'muted'],
+];
 
 /** Maximum number of packages on the page. A search finds packages that are not on the page. */
 const mostPackages = 200;
@@ -272,20 +241,12 @@ function Packages({ packages }: { packages: Inventory['packages'] }) {
     <>
       <Part
         title="Packages"
+        columns={packageColumns}
+        items={found.slice(0, mostPackages)}
         count={packages.length}
-        columns={['Package', 'Version']}
         none="No known package manager."
         beside={<SearchField label="Search packages" name="q" />}
-      >
-        {found.slice(0, mostPackages).map(({ name, version, arch }) => (
-          <tr key={`${name} ${version} ${arch}`}>
-            <td class="wide">
-              <span>{name}</span>
-            </td>
-            <td class="muted">{version}</td>
-          </tr>
-        ))}
-      </Part>
+      />
       {packages.length > 0 && found.length === 0 && <p class="muted">No package has {text} in its name</p>}
       {others > 0 && (
         <p class="muted">

@@ -4,7 +4,7 @@ import type { client } from '../api-client.ts';
 import { Field } from '../parts/form.tsx';
 import { State } from '../parts/small-components.tsx';
 import { indexAfterKey, useMachinesByName } from './machines-by-name.ts';
-import { nameOf } from './names.ts';
+import { nameOf } from './names.tsx';
 import type { Selected } from './selected-machines.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];

@@ -1,7 +1,7 @@
 // The machines chosen for a command, as chips. A button on each chip deselects the machine.
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
-import { nameOf } from './names.ts';
+import { nameOf } from './names.tsx';
 import type { Selected } from './selected-machines.ts';
 
 const mostChips = 40;

@@ -1,7 +1,6 @@
 // The page of one channel of alerts: what was sent through it, a test, and its settings.
 import { useState } from 'preact/hooks';
 import { type Channel, ChannelForm, services } from '../alerts/channel-form.tsx';
-import { ChannelState } from '../alerts/channel-list.tsx';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { Deliveries, sayTested } from '../parts/deliveries.tsx';
@@ -9,6 +8,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
+import { OnOff } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -26,7 +26,7 @@ export function AlertChannel({ params: { channel = '' } }: { params: Params }) {
         { text: 'Alerts', href: to('/alerts') },
         { text: 'Channels', href: to('/alerts/channels') },
       ]}
-      beside={data && <ChannelState channel={data} />}
+      beside={data && <OnOff {...data} />}
       actions={data && may('webhooks:write') && <Actions channel={data} changed={reload} />}
     >
       <Show of={loaded}>

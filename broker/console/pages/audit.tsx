@@ -1,12 +1,12 @@
 // The page of the audit log: who did what, on which machine, with which result.
 import { client } from '../api-client.ts';
-import { nameOf } from '../machines/names.ts';
+import { MachineLink } from '../machines/names.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { Ago } from '../parts/small-components.tsx';
-import { place, to } from '../router.ts';
+import { place } from '../router.ts';
 
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
 
@@ -20,6 +20,24 @@ function textOf({ what }: Entry): string {
     .map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`)
     .join(', ');
 }
+
+const columns: Column<Entry>[] = [
+  ['When', ({ at }) => <Ago at={at} />, 'muted'],
+  ['Who', ({ key_name }) => key_name],
+  ['Action', ({ action }) => <code>{action}</code>],
+  ['Machine', ({ machine_id }) => machine_id && <MachineLink id={machine_id} />],
+  [
+    'What',
+    (entry) => (
+      <span class="muted" title={textOf(entry)}>
+        {textOf(entry)}
+      </span>
+    ),
+    'wide',
+  ],
+  ['Result', ({ result }) => <span class={result === 'ok' ? 'muted' : 'bad-text'}>{result}</span>],
+  ['Address', ({ address }) => address || 'the broker’s machine', 'muted'],
+];
 
 export function Audit() {
   const action = place.value.query.get('action') ?? '';
@@ -40,41 +58,8 @@ export function Audit() {
           </Empty>
         }
       >
-        {(items) => (
-          <List
-            label="Audit log"
-            columns={['When', 'Who', 'Action', 'Machine', ['What', 'wide'], 'Result', 'Address']}
-          >
-            {items.map((entry) => (
-              <AuditRow key={entry.id} entry={entry} />
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Audit log" columns={columns} items={items} />}
       </LongList>
     </Page>
-  );
-}
-
-function AuditRow({ entry }: { entry: Entry }) {
-  return (
-    <tr>
-      <td class="muted">
-        <Ago at={entry.at} />
-      </td>
-      <td>{entry.key_name}</td>
-      <td>
-        <code>{entry.action}</code>
-      </td>
-      <td>
-        {entry.machine_id && <a href={to('/machines', entry.machine_id)}>{nameOf(entry.machine_id)}</a>}
-      </td>
-      <td class="wide">
-        <span class="muted" title={textOf(entry)}>
-          {textOf(entry)}
-        </span>
-      </td>
-      <td class={entry.result === 'ok' ? 'muted' : 'bad-text'}>{entry.result}</td>
-      <td class="muted">{entry.address || 'the broker’s machine'}</td>
-    </tr>
   );
 }

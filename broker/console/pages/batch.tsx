@@ -6,13 +6,13 @@ import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
 import { may } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
+import { nameOf } from '../machines/names.tsx';
 import { clearSelection, selectAll } from '../machines/selected-machines.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
-import { List } from '../parts/paged-list.tsx';
+import { type Column, List } from '../parts/paged-list.tsx';
 import { Choice, More, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -89,31 +89,20 @@ const viewOf = ({ total }: BatchRecord) => choiceIn('view', views, total <= most
 /** Maximum number of rows that are drawn at first. A batch may have 10,000 machines. */
 const mostRows = 200;
 
+const columns: Column<Result>[] = [
+  ['Machine', ({ id, machine_id }) => <a href={to('/commands', id)}>{nameOf(machine_id)}</a>],
+  ['Status', ({ status }) => <State of={status} />],
+  ['Result', outcome, 'muted'],
+  ['Duration', ({ duration }) => duration !== null && durationText(duration), 'right number'],
+  ['Last line of output', (result) => <span class="mono">{lastLine(result)}</span>, 'wide'],
+];
+
 function Results({ results }: { results: readonly Result[] }) {
   const [most, setMost] = useState(mostRows);
   if (results.length === 0) return <p class="muted">No machine is in this state.</p>;
   return (
     <>
-      <List
-        label="Machines"
-        columns={['Machine', 'Status', 'Result', ['Duration', 'right'], ['Last line of output', 'wide']]}
-      >
-        {results.slice(0, most).map((result) => (
-          <tr key={result.id}>
-            <td>
-              <a href={to('/commands', result.id)}>{nameOf(result.machine_id)}</a>
-            </td>
-            <td>
-              <State of={result.status} />
-            </td>
-            <td class="muted">{outcome(result)}</td>
-            <td class="right number">{result.duration === null ? '' : durationText(result.duration)}</td>
-            <td class="wide">
-              <span class="mono">{lastLine(result)}</span>
-            </td>
-          </tr>
-        ))}
-      </List>
+      <List label="Machines" columns={columns} items={results.slice(0, most)} />
       <More count={most} of={results.length} more={() => setMost(most * 5)} />
     </>
   );

@@ -3,11 +3,28 @@ import { client } from '../api-client.ts';
 import { commandLine } from '../commands/command-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { to } from '../router.ts';
 import { RunButton } from './commands.tsx';
+
+type Batch = Awaited<ReturnType<typeof client.batches.list>>['items'][number];
+
+const columns: Column<Batch>[] = [
+  [
+    'Command',
+    (batch) => (
+      <a class="mono" href={to('/batches', batch.id)}>
+        {commandLine(batch)}
+      </a>
+    ),
+    'wide',
+  ],
+  ['Status', ({ status }) => <State of={status} />],
+  ['Machines', ({ counts, total }) => <StatusCounts counts={counts} done={counts.completed} total={total} />],
+  ['Created', ({ created_at }) => <Ago at={created_at} />, 'muted'],
+];
 
 export function Batches() {
   return (
@@ -23,28 +40,7 @@ export function Batches() {
           </Empty>
         }
       >
-        {(items) => (
-          <List label="Batches" columns={[['Command', 'wide'], 'Status', 'Machines', 'Created']}>
-            {items.map((batch) => (
-              <tr key={batch.id}>
-                <td class="wide">
-                  <a class="mono" href={to('/batches', batch.id)}>
-                    {commandLine(batch)}
-                  </a>
-                </td>
-                <td>
-                  <State of={batch.status} />
-                </td>
-                <td>
-                  <StatusCounts counts={batch.counts} done={batch.counts.completed} total={batch.total} />
-                </td>
-                <td class="muted">
-                  <Ago at={batch.created_at} />
-                </td>
-              </tr>
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Batches" columns={columns} items={items} />}
       </LongList>
     </Page>
   );

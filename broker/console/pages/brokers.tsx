@@ -9,12 +9,23 @@ import { useData } from '../parts/use-data.ts';
 import { every } from '../time.ts';
 
 const refreshMs = 5_000;
-const columns: Column[] = [
-  ['URL for other brokers', 'wide'],
-  'State',
-  ['Machines', 'right'],
-  ['Linked', 'right'],
-  'Lease',
+type Broker = Awaited<ReturnType<typeof client.brokers.list>>['items'][number];
+
+const columns: Column<Broker>[] = [
+  [
+    'URL for other brokers',
+    ({ url, self }) => (
+      <span class="entry">
+        {url}
+        {self && <span class="tag">this broker</span>}
+      </span>
+    ),
+    'wide',
+  ],
+  ['State', ({ status }) => <State of={status} />],
+  ['Machines', ({ machines }) => machines.toLocaleString(), 'right number'],
+  ['Linked', ({ linked }) => linked.toLocaleString(), 'right number'],
+  ['Lease', (broker) => (broker.status === 'online' ? 'valid' : <Ended at={broker.lease_until} />), 'muted'],
 ];
 
 export function Brokers() {
@@ -29,24 +40,7 @@ export function Brokers() {
               <p>Several brokers on one PostgreSQL database are listed here.</p>
             </Empty>
           ) : (
-            <List label="Brokers" columns={columns}>
-              {items.map(({ id, url, status, lease_until, machines, linked, self }) => (
-                <tr key={id}>
-                  <td class="wide">
-                    <span class="entry">
-                      {url}
-                      {self && <span class="tag">this broker</span>}
-                    </span>
-                  </td>
-                  <td>
-                    <State of={status} />
-                  </td>
-                  <td class="right number">{machines.toLocaleString()}</td>
-                  <td class="right number">{linked.toLocaleString()}</td>
-                  <td class="muted">{status === 'online' ? 'valid' : <Ended at={lease_until} />}</td>
-                </tr>
-              ))}
-            </List>
+            <List label="Brokers" columns={columns} items={items} />
           )
         }
       </Show>

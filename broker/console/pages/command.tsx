@@ -6,7 +6,7 @@ import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
 import { reasonText } from '../commands/reason-text.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { may } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
+import { nameOf } from '../machines/names.tsx';
 import { TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';

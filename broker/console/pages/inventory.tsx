@@ -53,26 +53,30 @@ export function Inventory() {
         inputs={[wanted, below, round]}
         empty={wanted ? <NotFound name={wanted} isLimited={below !== ''} /> : <NoMachines />}
       >
-        {(items) => (
-          <List label="Inventories" columns={columnsOf(wanted)}>
-            {items.map((item) => (
-              <Row key={item.id} item={item} wanted={wanted} />
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Inventories" columns={columnsOf(wanted)} items={items} />}
       </LongList>
     </Page>
   );
 }
 
-const columnsOf = (wanted: string): Column[] => [
-  'Machine',
-  [wanted ? 'Version' : 'System', 'wide'],
-  wanted === '' && 'Kernel',
-  ['Updates', 'right'],
-  'Restart',
-  'Collected',
+const columnsOf = (wanted: string): (Column<Item> | false)[] => [
+  [
+    'Machine',
+    ({ machine_id, machine_name: name }) => <a href={to('/machines', machine_id, 'inventory')}>{name}</a>,
+  ],
+  [
+    wanted ? 'Version' : 'System',
+    ({ facts, packages }) => <span>{wanted ? packages.map(versionText).join(', ') : facts?.os_name}</span>,
+    'wide two-lines',
+  ],
+  wanted === '' && ['Kernel', ({ facts }) => facts?.kernel, 'muted'],
+  ['Updates', ({ updates }) => updates, 'right number'],
+  ['Restart', ({ facts }) => facts?.reboot_required && <span class="warn-text">due</span>],
+  ['Collected', ({ collected_at: at }) => (at ? <Ago at={at} /> : 'not yet'), 'muted'],
 ];
+
+const versionText = ({ version, arch }: Item['packages'][number]): string =>
+  arch ? `${version} (${arch})` : version;
 
 function NotSearched({ count }: { count: number }) {
   const machines = count === 1 ? 'One machine has' : `${count} machines have`;
@@ -95,27 +99,5 @@ function NoMachines() {
     <Empty icon={icons.inventory} title="No machine has joined yet">
       <p>The systems of your machines and their packages will be listed here.</p>
     </Empty>
-  );
-}
-
-function Row({ item, wanted }: { item: Item; wanted: string }) {
-  const { machine_id, machine_name, facts, updates, packages, collected_at } = item;
-  return (
-    <tr>
-      <td>
-        <a href={to('/machines', machine_id, 'inventory')}>{machine_name}</a>
-      </td>
-      <td class="wide two-lines">
-        <span>
-          {wanted
-            ? packages.map(({ version, arch }) => (arch ? `${version} (${arch})` : version)).join(', ')
-            : facts?.os_name}
-        </span>
-      </td>
-      {wanted === '' && <td class="muted">{facts?.kernel}</td>}
-      <td class="right number">{updates ?? ''}</td>
-      <td>{facts?.reboot_required && <span class="warn-text">due</span>}</td>
-      <td class="muted">{collected_at ? <Ago at={collected_at} /> : 'not yet'}</td>
-    </tr>
   );
 }

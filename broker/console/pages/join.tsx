@@ -10,7 +10,7 @@ import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
-import { actions, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Confirm, CopyButton, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -185,8 +185,27 @@ function OneLine({ text }: { text: string }) {
   );
 }
 
+type OpenToken = Awaited<ReturnType<typeof client.joinTokens.list>>['items'][number];
+
 function Tokens({ round, changed }: { round: number; changed: () => void }) {
-  const [removing, setRemoving] = useState<{ id: string; name: string } | undefined>(undefined);
+  const [removing, setRemoving] = useState<OpenToken | undefined>(undefined);
+  const columns: Column<OpenToken>[] = [
+    ['Name', ({ name }) => name ?? <span class="muted">without a name</span>],
+    ['Tags', ({ tags }) => <Tags of={tags ?? []} />, 'wide'],
+    ['Left', ({ uses, uses_left }) => `${uses_left} of ${uses}`, 'right number'],
+    ['Expires', ({ expires_at }) => <Ago at={expires_at} />, 'muted'],
+    [
+      actions,
+      (token) => (
+        <IconButton
+          icon={icons.trash}
+          label={`Delete the token ${token.name ?? token.id}`}
+          title="Delete"
+          press={() => setRemoving(token)}
+        />
+      ),
+    ],
+  ];
   return (
     <>
       <LongList
@@ -198,24 +217,13 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
         {(items) => (
           <>
             <h2>Open tokens</h2>
-            <List
-              label="Join tokens"
-              columns={['Name', ['Tags', 'wide'], ['Left', 'right'], 'Expires', actions]}
-            >
-              {items.map((token) => (
-                <TokenRow
-                  key={token.id}
-                  token={token}
-                  remove={() => setRemoving({ id: token.id, name: token.name ?? 'without a name' })}
-                />
-              ))}
-            </List>
+            <List label="Join tokens" columns={columns} items={items} />
           </>
         )}
       </LongList>
       {removing && (
         <Confirm
-          title={`Delete the token ${removing.name}?`}
+          title={`Delete the token ${removing.name ?? 'without a name'}?`}
           action="Delete the token"
           onClose={() => setRemoving(undefined)}
           run={async () => {
@@ -227,33 +235,5 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
         </Confirm>
       )}
     </>
-  );
-}
-
-type OpenToken = Awaited<ReturnType<typeof client.joinTokens.list>>['items'][number];
-
-function TokenRow({ token, remove }: { token: OpenToken; remove: () => void }) {
-  const { id, name, tags, uses, uses_left, expires_at } = token;
-  return (
-    <tr>
-      <td>{name ?? <span class="muted">without a name</span>}</td>
-      <td class="wide">
-        <Tags of={tags ?? []} />
-      </td>
-      <td class="right number">
-        {uses_left} of {uses}
-      </td>
-      <td class="muted">
-        <Ago at={expires_at} />
-      </td>
-      <td>
-        <IconButton
-          icon={icons.trash}
-          label={`Delete the token ${name ?? id}`}
-          title="Delete"
-          press={remove}
-        />
-      </td>
-    </tr>
   );
 }

@@ -10,7 +10,7 @@ import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { actions, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
 import { Ago, Confirm, State, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
@@ -65,14 +65,7 @@ function KeyList({ items, changed, reveal }: KeyListProps) {
   const close = (): void => setOpen(undefined);
   return (
     <>
-      <List
-        label="API keys"
-        columns={['Name', ['May do', 'wide'], 'Machines', 'Last used', 'Expires', actions]}
-      >
-        {items.map((key) => (
-          <KeyRow key={key.id} apiKey={key} open={(what) => setOpen({ what, key })} />
-        ))}
-      </List>
+      <List label="API keys" columns={columnsOf((what, key) => setOpen({ what, key }))} items={items} />
       {open && (
         <KeyDialog what={open.what} apiKey={open.key} close={close} changed={changed} reveal={reveal} />
       )}
@@ -80,56 +73,57 @@ function KeyList({ items, changed, reveal }: KeyListProps) {
   );
 }
 
-function KeyRow({ apiKey, open }: { apiKey: Key; open: (what: What) => void }) {
-  return (
-    <tr>
-      <td>
+const columnsOf = (open: (what: What, key: Key) => void): Column<Key>[] => [
+  [
+    'Name',
+    (key) => (
+      <>
         <button
           type="button"
           class="link"
           title="Scopes and machines of this key"
-          onClick={() => open('reach')}
+          onClick={() => open('reach', key)}
         >
-          {apiKey.name}
+          {key.name}
         </button>{' '}
-        {apiKey.id === me.value?.id && <span class="tag">you</span>}
-      </td>
-      <td class="wide">
-        <Tags of={apiKey.scopes} />
-      </td>
-      <td class="muted">{limitsText(apiKey)}</td>
-      <td class="muted">
-        <Ago at={apiKey.last_used_at} />
-      </td>
-      <td class="muted">
-        {apiKey.expires_at !== null && Date.parse(apiKey.expires_at) <= clock.value ? (
-          <State of="expired" />
-        ) : (
-          <Ago at={apiKey.expires_at} />
-        )}
-      </td>
-      <td class="row-buttons">
+        {key.id === me.value?.id && <span class="tag">you</span>}
+      </>
+    ),
+  ],
+  ['May do', ({ scopes }) => <Tags of={scopes} />, 'wide'],
+  ['Machines', limitsText, 'muted'],
+  ['Last used', ({ last_used_at }) => <Ago at={last_used_at} />, 'muted'],
+  ['Expires', ({ expires_at }) => <Expiry at={expires_at} />, 'muted'],
+  [
+    actions,
+    (key) => (
+      <>
         <IconButton
           icon={icons.edit}
-          label={`Change ${apiKey.name}`}
+          label={`Change ${key.name}`}
           title="Change"
-          press={() => open('edit')}
+          press={() => open('edit', key)}
         />
         <IconButton
           icon={icons.refresh}
-          label={`Replace the secret of ${apiKey.name}`}
+          label={`Replace the secret of ${key.name}`}
           title="Replace the secret"
-          press={() => open('rotate')}
+          press={() => open('rotate', key)}
         />
         <IconButton
           icon={icons.trash}
-          label={`Revoke ${apiKey.name}`}
+          label={`Revoke ${key.name}`}
           title="Revoke"
-          press={() => open('revoke')}
+          press={() => open('revoke', key)}
         />
-      </td>
-    </tr>
-  );
+      </>
+    ),
+    'row-buttons',
+  ],
+];
+
+function Expiry({ at }: { at: string | null }) {
+  return at !== null && Date.parse(at) <= clock.value ? <State of="expired" /> : <Ago at={at} />;
 }
 
 interface KeyDialogProps extends Omit<KeyListProps, 'items'> {

@@ -5,7 +5,7 @@ import { logOut, me } from '../login-session.ts';
 import { limitsText } from '../machines/limits-fields.tsx';
 import { menu } from '../navigation-menu.ts';
 import { Page } from '../parts/page.tsx';
-import { actions, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Card, Choice, Fact, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { chooseTheme, theme, themes } from '../theme.ts';
@@ -41,6 +41,8 @@ export function Profile() {
   );
 }
 
+type Login = Awaited<ReturnType<typeof client.logins.list>>['items'][number];
+
 function Logins() {
   const [round, setRound] = useState(0);
   const own = me.value?.login?.id;
@@ -49,6 +51,29 @@ function Logins() {
     else await client.logins.remove({ login_id: id });
     setRound(round + 1);
   };
+  const columns: Column<Login>[] = [
+    [
+      'Browser',
+      ({ id, name }) => (
+        <span>
+          {name ?? 'Browser'} {id === own && <span class="tag">this one</span>}
+        </span>
+      ),
+      'wide two-lines',
+    ],
+    ['Key', ({ key_name }) => key_name],
+    ['Address', ({ address }) => address, 'muted'],
+    ['Last used', ({ last_used_at }) => <Ago at={last_used_at} />, 'muted'],
+    ['Ends', ({ expires_at }) => <Ago at={expires_at} />, 'muted'],
+    [
+      actions,
+      ({ id }) => (
+        <button type="button" class="quiet" onClick={() => void attempt(() => end(id))}>
+          {id === own ? 'Log out' : 'End'}
+        </button>
+      ),
+    ],
+  ];
   return (
     <>
       <h2>Logins</h2>
@@ -57,35 +82,7 @@ function Logins() {
         inputs={[round]}
         empty={<p class="muted">No browser is logged in.</p>}
       >
-        {(items) => (
-          <List
-            label="Logins"
-            columns={[['Browser', 'wide'], 'Key', 'Address', 'Last used', 'Ends', actions]}
-          >
-            {items.map(({ id, name, key_name, address, last_used_at, expires_at }) => (
-              <tr key={id}>
-                <td class="wide two-lines">
-                  <span>
-                    {name ?? 'Browser'} {id === own && <span class="tag">this one</span>}
-                  </span>
-                </td>
-                <td>{key_name}</td>
-                <td class="muted">{address}</td>
-                <td class="muted">
-                  <Ago at={last_used_at} />
-                </td>
-                <td class="muted">
-                  <Ago at={expires_at} />
-                </td>
-                <td>
-                  <button type="button" class="quiet" onClick={() => void attempt(() => end(id))}>
-                    {id === own ? 'Log out' : 'End'}
-                  </button>
-                </td>
-              </tr>
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Logins" columns={columns} items={items} />}
       </LongList>
     </>
   );

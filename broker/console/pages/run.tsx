@@ -11,7 +11,7 @@ import {
   WhereFields,
 } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
-import { learnNames } from '../machines/names.ts';
+import { learnNames } from '../machines/names.tsx';
 import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
 import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
 import { CheckField, type Editing, Form, TextField, useDraft } from '../parts/form.tsx';

@@ -3,13 +3,18 @@
 import { client } from '../api-client.ts';
 import { argvText } from '../commands/argv-text.ts';
 import { SavedCommandForm } from '../commands/saved-command-form.tsx';
-import { allowedText, mayChangeSaved, type SavedCommand } from '../commands/saved-command-texts.ts';
+import {
+  allowedText,
+  mayChangeSaved,
+  type Parameter,
+  type SavedCommand,
+} from '../commands/saved-command-texts.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
-import { List } from '../parts/paged-list.tsx';
+import { type Column, List } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -108,32 +113,29 @@ function Detail({ saved }: { saved: SavedCommand }) {
           </span>
         </p>
       </section>
-      {parameters.length > 0 && (
-        <List label="Parameters" columns={['Parameter', ['Value', 'wide'], 'Default']}>
-          {parameters.map((parameter) => (
-            <tr key={parameter.name}>
-              <td>
-                <code>{parameter.name}</code>
-              </td>
-              <td class="wide two-lines">
-                <span>{allowedText(parameter)}</span>
-                {parameter.description && <span class="muted small">{parameter.description}</span>}
-              </td>
-              <td class="muted">
-                {parameter.default === null ? (
-                  parameter.required ? (
-                    'none'
-                  ) : (
-                    'left out'
-                  )
-                ) : (
-                  <code>{String(parameter.default)}</code>
-                )}
-              </td>
-            </tr>
-          ))}
-        </List>
-      )}
+      {parameters.length > 0 && <List label="Parameters" columns={columns} items={parameters} />}
     </>
   );
 }
+
+const columns: Column<Parameter>[] = [
+  ['Parameter', ({ name }) => <code>{name}</code>],
+  [
+    'Value',
+    (parameter) => (
+      <>
+        <span>{allowedText(parameter)}</span>
+        {parameter.description && <span class="muted small">{parameter.description}</span>}
+      </>
+    ),
+    'wide two-lines',
+  ],
+  [
+    'Default',
+    ({ default: byDefault, required }) => {
+      if (byDefault === null) return required ? 'none' : 'left out';
+      return <code>{String(byDefault)}</code>;
+    },
+    'muted',
+  ],
+];

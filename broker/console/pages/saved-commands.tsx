@@ -7,7 +7,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { actions, List, LongList } from '../parts/paged-list.tsx';
+import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
@@ -31,44 +31,37 @@ export function SavedCommands() {
           </Empty>
         }
       >
-        {(items) => (
-          <List label="Saved commands" columns={['Name', ['Command', 'wide'], 'Changed', actions]}>
-            {items.map((saved) => (
-              <SavedCommandRow key={saved.id} saved={saved} />
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Saved commands" columns={columns} items={items} />}
       </LongList>
     </Page>
   );
 }
 
-function SavedCommandRow({ saved }: { saved: SavedCommand }) {
-  const { id, name, description, argv, updated_at } = saved;
-  return (
-    <tr>
-      <td>
-        <a href={to('/saved-commands', id)}>{name}</a>
-      </td>
-      <td class="wide two-lines">
+const columns: Column<SavedCommand>[] = [
+  ['Name', ({ id, name }) => <a href={to('/saved-commands', id)}>{name}</a>],
+  [
+    'Command',
+    ({ argv, description }) => (
+      <>
         <span class="mono">{argvText(argv)}</span>
         {description && <span class="muted small">{description}</span>}
-      </td>
-      <td class="muted">
-        <Ago at={updated_at} />
-      </td>
-      <td>
-        {may('commands:execute') && (
-          <a
-            class="button quiet icon-only"
-            href={`${to('/run')}?saved=${id}`}
-            aria-label={`Run ${name}`}
-            title="Run"
-          >
-            <Icon of={icons.play} />
-          </a>
-        )}
-      </td>
-    </tr>
-  );
-}
+      </>
+    ),
+    'wide two-lines',
+  ],
+  ['Changed', ({ updated_at }) => <Ago at={updated_at} />, 'muted'],
+  [
+    actions,
+    ({ id, name }) =>
+      may('commands:execute') && (
+        <a
+          class="button quiet icon-only"
+          href={`${to('/run')}?saved=${id}`}
+          aria-label={`Run ${name}`}
+          title="Run"
+        >
+          <Icon of={icons.play} />
+        </a>
+      ),
+  ],
+];

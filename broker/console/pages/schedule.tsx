@@ -4,13 +4,13 @@ import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
 import { reasonText } from '../commands/reason-text.ts';
 import { may } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
+import { MachineLink } from '../machines/names.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
-import { Ago, State, Tabs, Tags } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
+import { Ago, OnOff, State, Tabs, Tags } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -51,7 +51,7 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
     <Page
       title={data?.name ?? 'Schedule'}
       above={[{ text: 'Schedules', href: to('/schedules') }]}
-      beside={data && <State of={data.enabled ? 'online' : 'off'} text={data.enabled ? 'on' : 'off'} />}
+      beside={data && <OnOff enabled={data.enabled} />}
       actions={data && mayChange && <Actions schedule={data} reload={reload} />}
     >
       <Tabs label="Schedule" tabs={tabs} current={tab} />
@@ -129,7 +129,7 @@ function Coming({ schedule }: { schedule: Detail }) {
       <span>
         on{' '}
         {machine_id ? (
-          <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+          <MachineLink id={machine_id} />
         ) : (
           <>
             every machine with <Tags of={tags ?? []} />
@@ -182,60 +182,41 @@ function History({ schedule, withMachine }: { schedule: string; withMachine: boo
         </Empty>
       }
     >
-      {(items) => (
-        <List
-          label="Runs"
-          columns={[
-            'Started',
-            withMachine && 'Machine',
-            'Status',
-            'Result',
-            'Why',
-            ['Duration', 'right'],
-            ['Last line of output', 'wide'],
-          ]}
-        >
-          {items.map((run) => (
-            <RunRow key={run.id} run={run} withMachine={withMachine} />
-          ))}
-        </List>
-      )}
+      {(items) => <List label="Runs" columns={columnsOf(withMachine)} items={items} />}
     </LongList>
   );
 }
 
-function RunRow({ run, withMachine }: { run: Run; withMachine: boolean }) {
-  const { machine_id, command_id, batch_id, status, exit_code, trigger, duration } = run;
-  const started = <Ago at={run.started_at} />;
-  return (
-    <tr>
-      <td>{command_id === null ? started : <a href={to('/commands', command_id)}>{started}</a>}</td>
-      {withMachine && (
-        <td>
-          <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
-        </td>
-      )}
-      <td>
-        <State of={status} />
-      </td>
-      <td class="muted">{outcome({ exit_code, signal: null })}</td>
-      <td class="muted">
+const columnsOf = (withMachine: boolean): (Column<Run> | false)[] => [
+  [
+    'Started',
+    ({ command_id, started_at }) => {
+      const started = <Ago at={started_at} />;
+      return command_id === null ? started : <a href={to('/commands', command_id)}>{started}</a>;
+    },
+  ],
+  withMachine && ['Machine', ({ machine_id }) => <MachineLink id={machine_id} />],
+  ['Status', ({ status }) => <State of={status} />],
+  ['Result', ({ exit_code }) => outcome({ exit_code, signal: null }), 'muted'],
+  [
+    'Why',
+    ({ trigger, batch_id }) => (
+      <>
         {trigger.replace('_', ' ')}
         {batch_id !== null && (
           <>
             , <a href={to('/batches', batch_id)}>batch</a>
           </>
         )}
-      </td>
-      <td class="right number">{duration === null ? '' : durationText(duration)}</td>
-      <td class="wide">
-        <span class="mono">
-          {(run.reason === null ? run.stderr || run.stdout : reasonText(run.reason))
-            .trim()
-            .split('\n')
-            .at(-1)}
-        </span>
-      </td>
-    </tr>
-  );
+      </>
+    ),
+    'muted',
+  ],
+  ['Duration', ({ duration }) => duration !== null && durationText(duration), 'right number'],
+  ['Last line of output', (run) => <span class="mono">{lastLine(run)}</span>, 'wide'],
+];
+
+function lastLine({ reason, stderr, stdout }: Run): string | undefined {
+  const text = reason === null ? stderr || stdout : reasonText(reason);
+  return text.trim().split('\n').at(-1);
 }

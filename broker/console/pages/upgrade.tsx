@@ -4,7 +4,7 @@ import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Choice, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -138,42 +138,33 @@ function Machines({ id }: { id: string }) {
           </Empty>
         }
       >
-        {(items) => (
-          <List
-            label="Machines of the upgrade"
-            columns={[['Machine', 'wide'], 'Status', ['Wave', 'right'], 'From']}
-          >
-            {items.map((machine) => (
-              <MachineRow key={machine.id} machine={machine} />
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Machines of the upgrade" columns={columns} items={items} />}
       </LongList>
     </>
   );
 }
 
-function MachineRow({ machine }: { machine: Machine }) {
-  const { machine_id, machine_name, wave, status, message, commands, from_version, reason } = machine;
+const columns: Column<Machine>[] = [
+  ['Machine', (machine) => <MachineAndReason machine={machine} />, 'wide two-lines'],
+  ['Status', ({ status }) => <State of={status} />],
+  ['Wave', ({ wave }) => wave !== null && wave > 0 && wave, 'right number'],
+  ['From', ({ from_version }) => from_version, 'muted'],
+];
+
+function MachineAndReason({ machine }: { machine: Machine }) {
+  const { machine_id, machine_name, status, message, commands, reason } = machine;
   const why =
     status === 'busy' && commands !== null
       ? `waits for ${commands} commands and terminals`
       : (message ?? reason?.replaceAll('_', ' '));
   return (
-    <tr>
-      <td class="wide two-lines">
-        {machine_name === '' ? (
-          <span class="muted">removed</span>
-        ) : (
-          <a href={to('/machines', machine_id)}>{machine_name}</a>
-        )}
-        {why && <span class="muted small">{why}</span>}
-      </td>
-      <td>
-        <State of={status} />
-      </td>
-      <td class="right number">{wave !== null && wave > 0 && wave}</td>
-      <td class="muted">{from_version}</td>
-    </tr>
+    <>
+      {machine_name === '' ? (
+        <span class="muted">removed</span>
+      ) : (
+        <a href={to('/machines', machine_id)}>{machine_name}</a>
+      )}
+      {why && <span class="muted small">{why}</span>}
+    </>
   );
 }

@@ -4,7 +4,7 @@ import { may } from '../login-session.ts';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { to } from '../router.ts';
@@ -14,6 +14,21 @@ type Upgrade = Awaited<ReturnType<typeof client.upgrades.get>>;
 /** True if an upgrade is over, but not every machine has the new version. */
 const isPartial = ({ status, counts, total }: Upgrade): boolean =>
   status === 'completed' && counts.upgraded < total;
+
+const columns: Column<Upgrade>[] = [
+  ['Version', ({ id, version }) => <a href={to('/upgrades', id)}>{version}</a>, 'wide'],
+  [
+    'Status',
+    (upgrade) => <State of={isPartial(upgrade) ? 'skipped' : upgrade.status} text={upgrade.status} />,
+  ],
+  [
+    'Wave',
+    ({ waves, current_wave }) => waves !== null && waves > 0 && `${current_wave} of ${waves}`,
+    'number',
+  ],
+  ['Machines', (upgrade) => <StatusCounts {...upgrade} done={upgrade.counts.upgraded} />],
+  ['Created', ({ created_at }) => <Ago at={created_at} />, 'muted'],
+];
 
 const newButton = () => (
   <NewButton text="Upgrade agents" allowed={may('machines:write')} opens={to('/upgrades', 'new')} />
@@ -36,31 +51,7 @@ export function Upgrades() {
           </Empty>
         }
       >
-        {(items) => (
-          <List label="Upgrades" columns={[['Version', 'wide'], 'Status', 'Wave', 'Machines', 'Created']}>
-            {items.map((upgrade) => (
-              <tr key={upgrade.id}>
-                <td class="wide">
-                  <a href={to('/upgrades', upgrade.id)}>{upgrade.version}</a>
-                </td>
-                <td>
-                  <State of={isPartial(upgrade) ? 'skipped' : upgrade.status} text={upgrade.status} />
-                </td>
-                <td class="number">
-                  {upgrade.waves !== null &&
-                    upgrade.waves > 0 &&
-                    `${upgrade.current_wave} of ${upgrade.waves}`}
-                </td>
-                <td>
-                  <StatusCounts {...upgrade} done={upgrade.counts.upgraded} />
-                </td>
-                <td class="muted">
-                  <Ago at={upgrade.created_at} />
-                </td>
-              </tr>
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Upgrades" columns={columns} items={items} />}
       </LongList>
     </Page>
   );

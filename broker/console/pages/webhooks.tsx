@@ -6,8 +6,8 @@ import { LastDelivery } from '../parts/deliveries.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { List, LongList } from '../parts/paged-list.tsx';
-import { State } from '../parts/small-components.tsx';
+import { type Column, List, LongList } from '../parts/paged-list.tsx';
+import { OnOff } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
@@ -31,36 +31,16 @@ export function Webhooks() {
           </Empty>
         }
       >
-        {(items) => (
-          <List label="Webhooks" columns={[['Address', 'wide'], 'Events', 'State', 'Last delivery']}>
-            {items.map((webhook) => (
-              <WebhookRow key={webhook.id} webhook={webhook} />
-            ))}
-          </List>
-        )}
+        {(items) => <List label="Webhooks" columns={columns} items={items} />}
       </LongList>
       {creating && <WebhookForm close={() => setCreating(false)} saved={(id) => go(to('/webhooks', id))} />}
     </Page>
   );
 }
 
-function WebhookRow({ webhook }: { webhook: Webhook }) {
-  const { id, url, events, enabled, disabled_reason, last_delivery } = webhook;
-  return (
-    <tr>
-      <td class="wide">
-        <a href={to('/webhooks', id)}>{url}</a>
-      </td>
-      <td class="muted">{events.length > 2 ? `${events.length} kinds` : events.join(', ')}</td>
-      <td>
-        <State
-          of={enabled ? 'online' : disabled_reason ? 'failed' : 'off'}
-          text={enabled ? 'on' : (disabled_reason?.replaceAll('_', ' ') ?? 'off')}
-        />
-      </td>
-      <td class="muted">
-        <LastDelivery of={last_delivery} />
-      </td>
-    </tr>
-  );
-}
+const columns: Column<Webhook>[] = [
+  ['Address', ({ id, url }) => <a href={to('/webhooks', id)}>{url}</a>, 'wide'],
+  ['Events', ({ events }) => (events.length > 2 ? `${events.length} kinds` : events.join(', ')), 'muted'],
+  ['State', (webhook) => <OnOff {...webhook} />],
+  ['Last delivery', ({ last_delivery }) => <LastDelivery of={last_delivery} />, 'muted'],
+];

@@ -84,42 +84,56 @@ function furtherAfter<T extends { id: string }>(before: ListResult<T>, now: List
   };
 }
 
-/** The title of a column, with its class if it has one. `false` and `undefined` mean that the column is left out. */
-export type Column = string | readonly [title: ComponentChildren, name: string] | false | undefined;
+/** A column: its title, the content of its cells, their class, which the title has, too, and their tooltip. */
+export type Column<T> = readonly [
+  title: ComponentChildren,
+  cell: (item: T, index: number) => ComponentChildren,
+  name?: string | undefined,
+  tooltip?: (item: T) => string,
+];
 
-const hidden = 'only-read';
+/** The title of a column of buttons. Only screen readers read it; it is not displayed. */
+export const actions = <span class="only-read">Actions</span>;
 
-/** The column of buttons. Only screen readers read its title; it is not displayed. */
-export const actions: Column = ['Actions', hidden];
-
-interface ListProps {
+interface ListProps<T> {
   label: string;
-  columns: readonly Column[];
-  children: ComponentChildren;
+  items: readonly T[];
+  /** `false` stands for a column that is left out. */
+  columns: readonly (Column<T> | false)[];
+  /** Identifies an item after a change of the list. By default this is its id, or its index if it has none. */
+  keyOf?: (item: T, index: number) => string | number;
+  isSelected?: (item: T) => boolean;
 }
 
+const idOf = (item: object, index: number): string | number => ('id' in item ? String(item.id) : index);
+
 /** A table in a frame. On a narrow screen it scrolls inside the frame. */
-export function List({ label, columns, children }: ListProps) {
+export function List<T extends object>({ label, items, columns, keyOf = idOf, isSelected }: ListProps<T>) {
+  const visible = columns.filter((column) => column !== false);
   return (
     <section class="list-frame" aria-label={label} tabIndex={0}>
       <table class="list">
         <thead>
-          <tr>{columns.map(head)}</tr>
+          <tr>
+            {visible.map(([title, , name], index) => (
+              <th key={index} class={name}>
+                {title}
+              </th>
+            ))}
+          </tr>
         </thead>
-        <tbody>{children}</tbody>
+        <tbody>
+          {items.map((item, row) => (
+            <tr key={keyOf(item, row)} aria-selected={isSelected?.(item)}>
+              {visible.map(([, cell, name, tooltip], index) => (
+                <td key={index} class={name} title={tooltip?.(item)}>
+                  {cell(item, row)}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
       </table>
     </section>
-  );
-}
-
-function head(column: Column) {
-  if (!column) return null;
-  const [title, name] = typeof column === 'string' ? [column] : column;
-  return name === hidden ? (
-    <th>
-      <span class={hidden}>{title}</span>
-    </th>
-  ) : (
-    <th class={name}>{title}</th>
   );
 }

@@ -43,6 +43,22 @@ export function State({ of, text = of }: { of: string; text?: string }) {
   );
 }
 
+interface OnOffProps {
+  enabled: boolean;
+  /** Why the broker has turned the object off; null if a user did. */
+  disabled_reason?: string | null;
+}
+
+/** Whether an object is on or off. */
+export function OnOff({ enabled, disabled_reason: reason }: OnOffProps) {
+  return (
+    <State
+      of={enabled ? 'online' : reason ? 'failed' : 'off'}
+      text={enabled ? 'on' : (reason?.replaceAll('_', ' ') ?? 'off')}
+    />
+  );
+}
+
 /** A time in words, with the exact time as tooltip. */
 export function Ago({ at }: { at: string | null | undefined }) {
   if (!at) return <span class="muted">never</span>;

@@ -1,10 +1,10 @@
 // A list of schedules, used on the page of schedules and on the page of a machine.
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { nameOf } from '../machines/names.ts';
+import { MachineLink } from '../machines/names.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
-import { actions, List } from '../parts/paged-list.tsx';
+import { actions, type Column, List } from '../parts/paged-list.tsx';
 import { Ago, State, Tags, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../router.ts';
@@ -28,16 +28,7 @@ interface ScheduleListProps {
 }
 
 export function ScheduleList({ items, reload, withMachine = false }: ScheduleListProps) {
-  return (
-    <List
-      label="Schedules"
-      columns={[['Name', 'wide'], withMachine && 'Where', 'When', 'Next run', 'Last run', actions]}
-    >
-      {items.map((schedule) => (
-        <ScheduleRow key={schedule.id} schedule={schedule} reload={reload} withMachine={withMachine} />
-      ))}
-    </List>
-  );
+  return <List label="Schedules" columns={columnsOf(withMachine, reload)} items={items} />;
 }
 
 /** Displays what starts a schedule: its cron expression, or the path whose changes start it. */
@@ -60,45 +51,35 @@ export function When({
   );
 }
 
-interface RowProps {
-  schedule: Schedule;
-  reload: () => void;
-  withMachine: boolean;
-}
+const columnsOf = (withMachine: boolean, reload: () => void): (Column<Schedule> | false)[] => [
+  ['Name', ({ id, name }) => <a href={to('/schedules', id)}>{name}</a>, 'wide'],
+  withMachine && [
+    'Where',
+    ({ machine_id, tags }) => (machine_id ? <MachineLink id={machine_id} /> : <Tags of={tags ?? []} />),
+  ],
+  ['When', (schedule) => <When schedule={schedule} />],
+  [
+    'Next run',
+    ({ enabled, on_change, next_run }) =>
+      !enabled ? 'off' : on_change ? 'at a change' : <Ago at={next_run} />,
+    'muted',
+  ],
+  [
+    'Last run',
+    ({ last_run }) => (last_run ? <State of={last_run.status} /> : <span class="muted">never</span>),
+  ],
+  [actions, (schedule) => mayWrite() && <RunNow schedule={schedule} reload={reload} />],
+];
 
-function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
-  const { id, name, machine_id, tags, on_change, enabled, next_run, last_run } = schedule;
+function RunNow({ schedule, reload }: { schedule: Schedule; reload: () => void }) {
   const run = useRunNow(schedule, reload);
   return (
-    <tr>
-      <td class="wide">
-        <a href={to('/schedules', id)}>{name}</a>
-      </td>
-      {withMachine && (
-        <td>
-          {machine_id ? (
-            <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
-          ) : (
-            <Tags of={tags ?? []} />
-          )}
-        </td>
-      )}
-      <td>
-        <When schedule={schedule} />
-      </td>
-      <td class="muted">{!enabled ? 'off' : on_change ? 'at a change' : <Ago at={next_run} />}</td>
-      <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
-      <td>
-        {mayWrite() && (
-          <IconButton
-            icon={icons.play}
-            label={`Run ${name} now`}
-            title="Run now"
-            disabled={run.busy}
-            press={run.click}
-          />
-        )}
-      </td>
-    </tr>
+    <IconButton
+      icon={icons.play}
+      label={`Run ${schedule.name} now`}
+      title="Run now"
+      disabled={run.busy}
+      press={run.click}
+    />
   );
 }

@@ -1,7 +1,7 @@
 // A timeline of the runs in the next day or week, with one line per schedule. If daylight saving time begins or ends
 // between two runs, the second run is marked.
 import { client } from '../api-client.ts';
-import { nameOf } from '../machines/names.ts';
+import { nameOf } from '../machines/names.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, to } from '../router.ts';

@@ -1,6 +1,7 @@
 // Names of machines by id, for lists whose items contain only the id.
 import { signal } from '@preact/signals';
 import { client } from '../api-client.ts';
+import { to } from '../router.ts';
 
 const names = signal<ReadonlyMap<string, string>>(new Map());
 const asked = new Set<string>();
@@ -24,4 +25,9 @@ export function nameOf(id: string): string {
     );
   }
   return id;
+}
+
+/** A link to the page of a machine. */
+export function MachineLink({ id }: { id: string }) {
+  return <a href={to('/machines', id)}>{nameOf(id)}</a>;
 }
