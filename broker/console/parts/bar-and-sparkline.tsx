@@ -4,7 +4,7 @@
 const high = { warn: 75, bad: 90 };
 
 const toneOf = (percent: number): string =>
-  percent >= high.bad ? 'bad' : percent >= high.warn ? 'warn' : 'good';
+  percent >= high.bad ? 'bad' : percent >= high.warn ? 'warn' : '';
 
 /** A percentage as a bar with its number. */
 export function Bar({ percent, title }: { percent: number | undefined; title?: string | undefined }) {
