@@ -43,7 +43,7 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
   return (
     <div class="overview">
       <section class="charts" aria-label="History">
-        <div class="charts-head">
+        <div class="filters spread">
           <h2>History</h2>
           <Choice label="Range" {...choice} />
         </div>
