@@ -3,6 +3,11 @@ import { signal } from '@preact/signals';
 
 export const now = (): number => Date.now();
 
+export const secondMs = 1_000;
+export const minuteMs = 60_000;
+export const hourMs = 3_600_000;
+export const dayMs = 86_400_000;
+
 /** Calls `run` once after `ms` milliseconds. The returned function cancels the timer. */
 export function after(ms: number, run: () => void): () => void {
   const timer = setTimeout(run, ms);
@@ -41,10 +46,10 @@ document.addEventListener('visibilitychange', () => {
 });
 
 const units: readonly (readonly [name: string, ms: number])[] = [
-  ['d', 86_400_000],
-  ['h', 3_600_000],
-  ['min', 60_000],
-  ['s', 1_000],
+  ['d', dayMs],
+  ['h', hourMs],
+  ['min', minuteMs],
+  ['s', secondMs],
 ];
 
 /** Returns a duration in its largest unit, such as `3 min`. Less than a second is in milliseconds. */

@@ -13,7 +13,7 @@ import { Ago, Choice, Confirm, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
 import { browserTimeZone, timeZoneOptions } from '../schedules/time-zones.ts';
-import { clock, durationText, fullTime } from '../time.ts';
+import { clock, durationText, fullTime, hourMs } from '../time.ts';
 
 export type Window = Awaited<ReturnType<typeof client.maintenanceWindows.get>>;
 
@@ -132,7 +132,6 @@ function WindowState({ window: { ends_at, active_until, next_start } }: { window
   );
 }
 
-const hourMs = 3_600_000;
 const lengths = [0.5, 1, 2, 4, 8, 24].map((hours) => hours * hourMs);
 
 interface NewWindowProps {

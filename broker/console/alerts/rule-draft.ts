@@ -1,10 +1,8 @@
 // An alert rule while it is edited, and how it is saved.
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, toLimited } from '../machines/limits-fields.tsx';
+import { dayMs, minuteMs } from '../time.ts';
 import { isExpiring, isMeasured, type Kind, type Rule } from './rule-texts.ts';
-
-const minuteMs = 60_000;
-const dayMs = 86_400_000;
 
 export interface Draft {
   name: string;

@@ -5,13 +5,11 @@ import { LimitsFields } from '../machines/limits-fields.tsx';
 import { CheckField, type Editing, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
-import { durationText } from '../time.ts';
+import { dayMs, durationText, minuteMs } from '../time.ts';
 import { type Draft, draftOf, saveRule } from './rule-draft.ts';
 import { RulePreview } from './rule-preview.tsx';
 import { isExpiring, isMeasured, kinds, type Rule } from './rule-texts.ts';
 
-const minuteMs = 60_000;
-const dayMs = 24 * 60 * minuteMs;
 const lastings = [0, 1, 5, 10, 30, 60, 360, 1_440].map((minutes) => minutes * minuteMs);
 const repeats = [0, 15, 60, 240, 1_440].map((minutes) => minutes * minuteMs);
 const warnings = [1, 3, 7, 14, 30, 60].map((days) => days * dayMs);

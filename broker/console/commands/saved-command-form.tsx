@@ -2,11 +2,11 @@
 import { client } from '../api-client.ts';
 import { CheckField, type Editing, editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { go, to } from '../router.ts';
+import { secondMs } from '../time.ts';
 import { argvOf, argvText } from './argv-text.ts';
 import type { Parameter, SavedCommand } from './saved-command-texts.ts';
 import { WhereFields } from './what-to-run-fields.tsx';
 
-const secondMs = 1_000;
 const types = [
   ['string', 'text'],
   ['enum', 'one of a list of values'],

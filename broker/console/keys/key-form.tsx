@@ -3,12 +3,11 @@ import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
 import { CheckField, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
-import { now } from '../time.ts';
+import { dayMs, now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 
 export type Key = Awaited<ReturnType<typeof client.keys.list>>['items'][number];
 
-const dayMs = 86_400_000;
 /** The choice that does not change the expiry of a key. */
 const asBefore = 'same';
 const expiries = [

@@ -9,7 +9,7 @@ import { Empty, Show } from '../parts/page.tsx';
 import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, type Params } from '../router.ts';
-import { bytesText, durationText, every, now } from '../time.ts';
+import { bytesText, durationText, every, hourMs, now } from '../time.ts';
 
 type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;
 type Detail = Awaited<ReturnType<typeof client.machines.get>>;
@@ -21,7 +21,6 @@ const ranges = [
   ['24', '24 h'],
   ['48', '48 h'],
 ] as const;
-const hourMs = 3_600_000;
 const metricsEveryMs = 60_000;
 
 export function Overview({ params: { machine = '' } }: { params: Params }) {

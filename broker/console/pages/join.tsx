@@ -13,10 +13,9 @@ import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, Confirm, CopyButton, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
+import { hourMs } from '../time.ts';
 
 type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;
-
-const hourMs = 3_600_000;
 
 export function Join() {
   const [token, setToken] = useState<Token | undefined>(undefined);

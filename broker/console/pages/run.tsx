@@ -17,9 +17,7 @@ import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
 import { CheckField, type Editing, Form, TextField, useDraft } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../router.ts';
-
-const secondMs = 1_000;
-const dayMs = 86_400_000;
+import { dayMs, secondMs } from '../time.ts';
 
 interface Options {
   cwd: string;

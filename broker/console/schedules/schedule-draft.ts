@@ -5,11 +5,10 @@ import { runnableOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import type { TargetsBy } from '../machines/target-fields.tsx';
 import { place } from '../router.ts';
+import { secondMs } from '../time.ts';
 import { browserTimeZone } from './time-zones.ts';
 
 export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
-
-const secondMs = 1_000;
 
 /**
  * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of an API key:

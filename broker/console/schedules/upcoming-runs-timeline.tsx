@@ -5,13 +5,12 @@ import { nameOf } from '../machines/names.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, to } from '../router.ts';
-import { fullTime, now } from '../time.ts';
+import { dayMs, fullTime, now } from '../time.ts';
 
 type Upcoming = Awaited<ReturnType<typeof client.schedules.upcoming>>;
 type Run = Upcoming['runs'][number];
 
 const mostRuns = 1_000;
-const dayMs = 86_400_000;
 const spans = [
   ['1', '24 hours'],
   ['7', '7 days'],

@@ -7,8 +7,8 @@ import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
 import { type Editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, place, to } from '../router.ts';
+import { minuteMs } from '../time.ts';
 
-const minuteMs = 60_000;
 const pauses = [
   ['0', 'none'],
   ['1', 'a minute'],

@@ -3,9 +3,7 @@ import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { FormDialog, SelectField } from '../parts/form.tsx';
 import { say } from '../parts/toasts.tsx';
-import { now } from '../time.ts';
-
-const hourMs = 3_600_000;
+import { hourMs, now } from '../time.ts';
 
 interface SendMissedProps {
   webhook: string;
