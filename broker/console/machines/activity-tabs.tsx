@@ -2,11 +2,9 @@
 import { client } from '../api-client.ts';
 import { CommandList } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';
-import { may } from '../login-session.ts';
 import { EventList } from '../parts/event-list.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
+import { NewButton, RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
@@ -23,12 +21,7 @@ export function MachineCommands({ machine }: { machine: string }) {
           <p>
             Commands that you, a script or a schedule run on this machine are listed here with their output.
           </p>
-          {may('commands:execute') && (
-            <a class="button primary" href={`${to('/run')}?machine=${encodeURIComponent(machine)}`}>
-              <Icon of={icons.play} />
-              Run a command
-            </a>
-          )}
+          <RunButton query={`?machine=${encodeURIComponent(machine)}`} />
         </Empty>
       }
     >

@@ -2,12 +2,12 @@
 import { client } from '../api-client.ts';
 import { commandLine } from '../commands/command-list.tsx';
 import * as icons from '../parts/icons.ts';
+import { RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { Ago, State } from '../parts/small-components.tsx';
 import { StatusCounts } from '../parts/status-counts-bar.tsx';
 import { to } from '../router.ts';
-import { RunButton } from './commands.tsx';
 
 type Batch = Awaited<ReturnType<typeof client.batches.list>>['items'][number];
 

@@ -1,13 +1,12 @@
 // The page of all commands, newest first, with a filter by status.
 import { client } from '../api-client.ts';
 import { CommandList } from '../commands/command-list.tsx';
-import { may } from '../login-session.ts';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { Choice } from '../parts/small-components.tsx';
-import { choiceIn, to } from '../router.ts';
+import { choiceIn } from '../router.ts';
 
 const filters = [
   ['', 'All'],
@@ -15,16 +14,6 @@ const filters = [
   ['queued', 'Queued'],
   ['failed', 'Failed'],
 ] as const;
-
-export function RunButton() {
-  if (!may('commands:execute')) return null;
-  return (
-    <a class="button primary" href={to('/run')}>
-      <Icon of={icons.play} />
-      Run a command
-    </a>
-  );
-}
 
 export function Commands() {
   const choice = choiceIn('status', filters);

@@ -7,9 +7,8 @@ import { useFleet } from '../machines/live-machine-list.ts';
 import { MachineCards } from '../machines/machine-cards.tsx';
 import { MachineTable, SelectAll } from '../machines/machine-table.tsx';
 import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
+import { NewButton, RunButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
 import { place, setQuery, to } from '../router.ts';
 
@@ -90,12 +89,7 @@ function SelectionBar({ total }: { total: number }) {
           ? `${count.toLocaleString()} selected`
           : `Selecting ${read.toLocaleString()} of ${total.toLocaleString()}`}
       </strong>
-      {may('commands:execute') && read === undefined && (
-        <a class="button primary" href={to('/run')}>
-          <Icon of={icons.play} />
-          Run a command
-        </a>
-      )}
+      {read === undefined && <RunButton />}
       {may('machines:write') && read === undefined && (
         <a class="button" href={to('/upgrades', 'new')}>
           Upgrade

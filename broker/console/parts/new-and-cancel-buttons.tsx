@@ -1,8 +1,11 @@
-// Buttons that several pages use: to create an object, to cancel a command or batch that runs, and to delete an object.
+// Buttons that several pages use: to create an object, to run a command, to cancel a command or batch that runs, and to
+// delete an object.
 import { useState } from 'preact/hooks';
+import { may } from '../login-session.ts';
+import { to } from '../router.ts';
 import { Icon } from './icon.tsx';
 import { IconButton } from './icon-button.tsx';
-import { join, stop, trash } from './icons.ts';
+import { join, play, stop, trash } from './icons.ts';
 import { Confirm, type ConfirmProps } from './small-components.tsx';
 
 interface NewButtonProps {
@@ -29,6 +32,17 @@ export function NewButton({ text, allowed = true, opens }: NewButtonProps) {
     <button type="button" class="primary" onClick={opens}>
       {content}
     </button>
+  );
+}
+
+/** A link to the form that runs a command; `query` is the query of the link, such as `?machine=…`. */
+export function RunButton({ query = '' }: { query?: string }) {
+  if (!may('commands:execute')) return null;
+  return (
+    <a class="button primary" href={to('/run') + query}>
+      <Icon of={play} />
+      Run a command
+    </a>
   );
 }
 
