@@ -2,7 +2,15 @@
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { LimitsFields } from '../machines/limits-fields.tsx';
-import { CheckField, type Editing, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
+import {
+  CheckField,
+  CheckFields,
+  type Editing,
+  FormDialog,
+  SelectField,
+  TextField,
+  useDraft,
+} from '../parts/form.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { dayMs, durationText, minuteMs } from '../time.ts';
@@ -131,15 +139,13 @@ function ChannelChoice({ value: channels, change }: ChannelChoiceProps) {
         value={channels === null}
         change={(on) => change(on ? null : all)}
       />
-      {channels !== null &&
-        data?.items.map(({ id, name, type }) => (
-          <CheckField
-            key={id}
-            label={`${name} (${type})`}
-            value={channels.includes(id)}
-            change={(on) => change(on ? [...channels, id] : channels.filter((one) => one !== id))}
-          />
-        ))}
+      {channels !== null && data && (
+        <CheckFields
+          options={data.items.map(({ id, name, type }) => [id, `${name} (${type})`])}
+          value={channels}
+          change={change}
+        />
+      )}
     </fieldset>
   );
 }

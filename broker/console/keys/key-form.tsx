@@ -2,7 +2,7 @@
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
-import { CheckField, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
+import { CheckFields, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
 import { dayMs, now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 
@@ -26,7 +26,7 @@ interface KeyFormProps {
 
 interface Draft {
   name: string;
-  scopes: ReadonlySet<Scope>;
+  scopes: readonly Scope[];
   limits: Limits;
   /** Days until the key expires; empty for no expiry. */
   days: string;
@@ -53,20 +53,20 @@ async function save(
   await client.keys.update({
     key_id: before.id,
     ...(name !== before.name && { name }),
-    ...(!isDeepEqual(scopes, sorted(new Set(before.scopes))) && { scopes }),
+    ...(!isDeepEqual(scopes, sorted(before.scopes)) && { scopes }),
     ...(!isDeepEqual(limits, fromLimited(before)) && { tags, machine_ids }),
     ...(days !== asBefore && { expires_at }),
   });
   return undefined;
 }
 
-const sorted = (scopes: ReadonlySet<Scope>): Scope[] => allScopes.filter((scope) => scopes.has(scope));
+const sorted = (scopes: readonly Scope[]): Scope[] => allScopes.filter((scope) => scopes.includes(scope));
 const isDeepEqual = (one: unknown, other: unknown): boolean => JSON.stringify(one) === JSON.stringify(other);
 
 export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
   const { draft, bind } = useDraft<Draft>({
     name: apiKey?.name ?? '',
-    scopes: new Set(apiKey?.scopes ?? ['machines:read']),
+    scopes: apiKey?.scopes ?? ['machines:read'],
     limits: fromLimited(apiKey),
     days: apiKey ? asBefore : '',
   });
@@ -78,10 +78,13 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
       close={close}
       run={() => save(draft, apiKey)}
       done={saved}
-      disabled={!name || scopes.size === 0}
+      disabled={!name || scopes.length === 0}
     >
       <TextField label="Name" {...bind('name')} placeholder="deploy" required autoFocus />
-      <Scopes {...bind('scopes')} />
+      <fieldset class="field">
+        <legend>It may</legend>
+        <CheckFields options={allScopes.map((scope) => [scope, scopeTexts[scope]])} {...bind('scopes')} />
+      </fieldset>
       <LimitsFields {...bind('limits')} />
       <SelectField
         label="Expires"
@@ -89,32 +92,5 @@ export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
         options={apiKey ? [[asBefore, 'as before'], ...expiries] : expiries}
       />
     </FormDialog>
-  );
-}
-
-interface ScopesProps {
-  value: ReadonlySet<Scope>;
-  change: (scopes: ReadonlySet<Scope>) => void;
-}
-
-function Scopes({ value: scopes, change }: ScopesProps) {
-  const flip = (scope: Scope, on: boolean): void => {
-    const next = new Set(scopes);
-    if (on) next.add(scope);
-    else next.delete(scope);
-    change(next);
-  };
-  return (
-    <fieldset class="field">
-      <legend>It may</legend>
-      {allScopes.map((scope) => (
-        <CheckField
-          key={scope}
-          label={scopeTexts[scope]}
-          value={scopes.has(scope)}
-          change={(on) => flip(scope, on)}
-        />
-      ))}
-    </fieldset>
   );
 }

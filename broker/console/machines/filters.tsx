@@ -1,7 +1,7 @@
 // The bar above the list of machines: search, filters, order, and the choice between table and cards.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { CheckField } from '../parts/form.tsx';
+import { CheckFields } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
@@ -119,14 +119,11 @@ function ColumnChoice() {
       {open && (
         <Dialog title="Columns" onClose={close}>
           <div class="fields">
-            {columns.map(({ name, text }) => (
-              <CheckField
-                key={name}
-                label={text}
-                value={names.includes(name)}
-                change={(on) => chooseColumns(on ? [...names, name] : names.filter((one) => one !== name))}
-              />
-            ))}
+            <CheckFields
+              options={columns.map(({ name, text }) => [name, text])}
+              value={names}
+              change={chooseColumns}
+            />
           </div>
           <p class="hint">This browser remembers them.</p>
           <footer>

@@ -156,6 +156,24 @@ export function CheckField({
   );
 }
 
+interface CheckFieldsProps<T> {
+  options: readonly (readonly [value: T, text: string])[];
+  value: readonly T[];
+  change: (value: readonly T[]) => void;
+}
+
+/** A checkbox for each option. */
+export function CheckFields<T extends string>({ options, value, change }: CheckFieldsProps<T>) {
+  return options.map(([option, text]) => (
+    <CheckField
+      key={option}
+      label={text}
+      value={value.includes(option)}
+      change={(on) => change(on ? [...value, option] : value.filter((one) => one !== option))}
+    />
+  ));
+}
+
 interface FormProps {
   submit: string;
   run: () => Promise<unknown>;

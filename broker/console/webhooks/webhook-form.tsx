@@ -1,7 +1,7 @@
 // The form of a webhook: URL, events and secret.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { CheckField, FormDialog, TextField } from '../parts/form.tsx';
+import { CheckFields, FormDialog, TextField } from '../parts/form.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;
 type Pattern = NonNullable<Parameters<typeof client.webhooks.create>[0]>['events'][number];
@@ -26,15 +26,8 @@ interface WebhookFormProps {
 export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
   const [url, setUrl] = useState(webhook?.url ?? '');
   const [secret, setSecret] = useState('');
-  const [events, setEvents] = useState<ReadonlySet<string>>(
-    new Set(webhook?.events ?? ['machine.*', 'command.failed']),
-  );
-  const flip = (pattern: string, on: boolean): void => {
-    const next = new Set(events);
-    if (on) next.add(pattern);
-    else next.delete(pattern);
-    setEvents(next);
-  };
+  const [events, setEvents] = useState<readonly string[]>(webhook?.events ?? ['machine.*', 'command.failed']);
+  const others = events.filter((pattern) => !choices.some(([known]) => known === pattern));
   const save = async (): Promise<string> => {
     // The cast is safe: the patterns are those above, or came from the broker.
     const patterns = [...events] as Pattern[];
@@ -51,7 +44,7 @@ export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
       close={close}
       run={save}
       done={saved}
-      disabled={!url || events.size === 0}
+      disabled={!url || events.length === 0}
     >
       <TextField
         label="Address"
@@ -61,7 +54,14 @@ export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
         required
         autoFocus
       />
-      <EventChoices events={events} flip={flip} />
+      <fieldset class="field">
+        <legend>Events</legend>
+        <CheckFields
+          options={[...choices, ...others.map((pattern) => [pattern, pattern] as const)]}
+          value={events}
+          change={setEvents}
+        />
+      </fieldset>
       <TextField
         label={webhook ? 'New secret' : 'Secret'}
         value={secret}
@@ -70,30 +70,5 @@ export function WebhookForm({ webhook, close, saved }: WebhookFormProps) {
         hint={`Signs each delivery, so that the receiver can check it${webhook ? '; leave the field empty to keep the present secret' : ''}`}
       />
     </FormDialog>
-  );
-}
-
-interface EventChoicesProps {
-  events: ReadonlySet<string>;
-  flip: (pattern: string, on: boolean) => void;
-}
-
-function EventChoices({ events, flip }: EventChoicesProps) {
-  const others = [...events].filter((pattern) => !choices.some(([known]) => known === pattern));
-  return (
-    <fieldset class="field">
-      <legend>Events</legend>
-      {choices.map(([pattern, text]) => (
-        <CheckField
-          key={pattern}
-          label={text}
-          value={events.has(pattern)}
-          change={(on) => flip(pattern, on)}
-        />
-      ))}
-      {others.map((pattern) => (
-        <CheckField key={pattern} label={pattern} value change={(on) => flip(pattern, on)} />
-      ))}
-    </fieldset>
   );
 }
