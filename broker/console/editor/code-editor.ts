@@ -53,13 +53,7 @@ const colors = HighlightStyle.define([
   { tag: [tags.propertyName, tags.attributeName, tags.definition(tags.variableName)], color: 'var(--bad)' },
 ]);
 
-export interface CodeEditor {
-  /** Returns the text with the line ends of the file. */
-  text(): string;
-  replace(text: string): void;
-  focus(): void;
-  close(): void;
-}
+export type CodeEditor = Awaited<ReturnType<typeof createEditor>>;
 
 interface EditorInput {
   element: HTMLElement;
@@ -78,14 +72,7 @@ function separatorOf(text: string): string {
   return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';
 }
 
-export async function createEditor({
-  element,
-  name,
-  text,
-  readOnly,
-  onChange,
-  onSave,
-}: EditorInput): Promise<CodeEditor> {
+export async function createEditor({ element, name, text, readOnly, onChange, onSave }: EditorInput) {
   const language = await languageOf(name, text);
   const save = {
     key: 'Mod-s',
@@ -123,8 +110,9 @@ export async function createEditor({
     });
   const view = new EditorView({ parent: element, state: stateOf(text) });
   return {
+    /** Returns the text with the line ends of the file. */
     text: () => view.state.sliceDoc(),
-    replace: (replacement) => view.setState(stateOf(replacement)),
+    replace: (replacement: string) => view.setState(stateOf(replacement)),
     focus: () => view.focus(),
     close: () => view.destroy(),
   };

@@ -65,23 +65,9 @@ const light: ITheme = {
   brightWhite: '#3a3a37',
 };
 
-export interface Emulator {
-  readonly terminal: Terminal;
-  readonly search: SearchAddon;
-  /** Makes the terminal as large as its element. */
-  fit(): void;
-  paint(isDark: boolean): void;
-  /**
-   * Lets screen readers read the output. While this is on, characters without a key of their own, such as emoji, cannot
-   * be typed.
-   */
-  readAloud(on: boolean): void;
-  /** Draws output. Resolves when the page can take more, so that a program cannot write faster than the page draws. */
-  write(bytes: Uint8Array): Promise<void>;
-  close(): void;
-}
+export type Emulator = ReturnType<typeof createEmulator>;
 
-export function createEmulator(element: HTMLElement, isDark: boolean): Emulator {
+export function createEmulator(element: HTMLElement, isDark: boolean) {
   const terminal = new Terminal({
     allowProposedApi: true,
     // A blinking cursor makes Chromium paint all the time, which delays messages of the broker: an echo took 30 ms
@@ -109,11 +95,16 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   return {
     terminal,
     search,
+    /** Makes the terminal as large as its element. */
     fit: () => fit.fit(),
-    paint: (darkNow) => {
+    paint(darkNow: boolean): void {
       terminal.options.theme = darkNow ? dark : light;
     },
-    readAloud: (on) => {
+    /**
+     * Lets screen readers read the output. While this is on, characters without a key of their own, such as emoji,
+     * cannot be typed.
+     */
+    readAloud(on: boolean): void {
       terminal.options.screenReaderMode = on;
     },
     write: writerOf(terminal),
@@ -127,7 +118,11 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
  */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
-function writerOf(terminal: Terminal): Emulator['write'] {
+/**
+ * Returns a function that draws output. It resolves when the page can take more, so that a program cannot write faster
+ * than the page draws.
+ */
+function writerOf(terminal: Terminal): (bytes: Uint8Array) => Promise<void> {
   let waiting = 0;
   let resolve = (): void => {};
   const isEnough = (): boolean => waiting <= mostWaiting[document.visibilityState];
