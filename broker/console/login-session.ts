@@ -71,11 +71,6 @@ export async function logIn(secret: string): Promise<void> {
   await identify();
 }
 
-/** Confirms a login by sending its key to the broker again. Some actions need a recent confirmation. */
-export async function confirmLogin(loginId: string, key: string): Promise<void> {
-  await clientWithKey(key).logins.confirm({ login_id: loginId });
-}
-
 export async function logOut(): Promise<void> {
   const login = me.value?.login;
   if (login) await client.logins.remove({ login_id: login.id });

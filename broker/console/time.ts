@@ -61,8 +61,8 @@ export function durationText(ms: number): string {
 }
 
 /** Returns a time relative to now, such as `3 min ago` or `in 2 h`. */
-export function relativeText(at: string, from = clock.value): string {
-  const ms = from - Date.parse(at);
+export function relativeText(at: string): string {
+  const ms = clock.value - Date.parse(at);
   if (Number.isNaN(ms)) return '';
   if (Math.abs(ms) < 5_000) return 'just now';
   return ms > 0 ? `${durationText(ms)} ago` : `in ${durationText(-ms)}`;

@@ -1,8 +1,7 @@
 // Asks for the API key again before a sensitive action, such as creating a key. This protects against a person who
 // takes over an open browser tab.
 import { useState } from 'preact/hooks';
-import { confirmation } from '../api-client.ts';
-import { confirmLogin } from '../login-session.ts';
+import { clientWithKey, confirmation } from '../api-client.ts';
 import { Form, TextField } from './form.tsx';
 import { Dialog } from './small-components.tsx';
 
@@ -16,7 +15,8 @@ export function ConfirmLogin() {
         cancel={() => end(false)}
         disabled={key.trim() === ''}
         run={async () => {
-          await confirmLogin(confirmation.value?.loginId ?? '', key.trim());
+          const login_id = confirmation.value?.loginId ?? '';
+          await clientWithKey(key.trim()).logins.confirm({ login_id });
           end(true);
         }}
       >
