@@ -2,15 +2,8 @@
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { LimitsFields } from '../machines/limits-fields.tsx';
-import {
-  CheckField,
-  CheckFields,
-  type Editing,
-  FormDialog,
-  SelectField,
-  TextField,
-  useDraft,
-} from '../parts/form.tsx';
+import { CheckField, CheckFields, SelectField, TextField } from '../parts/form.tsx';
+import { type Editing, FormDialog, useDraft } from '../parts/form-dialog.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import { dayMs, durationText, minuteMs } from '../time.ts';

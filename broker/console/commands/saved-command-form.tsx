@@ -1,6 +1,7 @@
 // The form of a saved command. Each {{name}} in its line gets fields for the parameter of that name.
 import { client } from '../api-client.ts';
-import { CheckField, type Editing, editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
+import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { type Editing, editing, useDraft } from '../parts/form-dialog.tsx';
 import { go, to } from '../router.ts';
 import { secondMs } from '../time.ts';
 import { argvOf, argvText } from './argv-text.ts';

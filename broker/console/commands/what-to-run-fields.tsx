@@ -2,7 +2,8 @@
 import type { ComponentChildren } from 'preact';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { editing, SelectField, TextField } from '../parts/form.tsx';
+import { SelectField, TextField } from '../parts/form.tsx';
+import { editing } from '../parts/form-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';

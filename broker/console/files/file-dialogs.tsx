@@ -1,7 +1,8 @@
 // Dialogs for files: new folder, rename, delete, and the question before files are replaced.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { FormDialog, TextField } from '../parts/form.tsx';
+import { TextField } from '../parts/form.tsx';
+import { FormDialog } from '../parts/form-dialog.tsx';
 import { Confirm } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { type FileEntry, joined, nameToRead, pathOf } from './paths.ts';

@@ -2,7 +2,8 @@
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../api-client.ts';
 import { fromLimited, type Limits, LimitsFields, toLimited } from '../machines/limits-fields.tsx';
-import { CheckFields, FormDialog, SelectField, TextField, useDraft } from '../parts/form.tsx';
+import { CheckFields, SelectField, TextField } from '../parts/form.tsx';
+import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
 import { dayMs, now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 

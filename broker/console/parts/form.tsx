@@ -4,7 +4,6 @@ import { useId, useState } from 'preact/hooks';
 import { messageOf } from '../api-client.ts';
 import { Icon } from './icon.tsx';
 import { warning } from './icons.ts';
-import { Dialog } from './small-components.tsx';
 
 interface FieldProps {
   label: string;
@@ -83,29 +82,6 @@ export function TextField(props: TextProps) {
   );
 }
 
-/** The content of a form while it is edited, and functions that change it. */
-export interface Editing<D> {
-  draft: D;
-  set: (changes: Partial<D>) => void;
-  /** Binds an input to a field of the draft: returns `value` and `change` for the input. */
-  bind: <K extends keyof D>(name: K) => { value: D[K]; change: (value: D[K]) => void };
-}
-
-export const editing = <D extends object>(draft: D, set: Editing<D>['set']): Editing<D> => ({
-  draft,
-  set,
-  bind: (name) => ({
-    value: draft[name],
-    change: (value) => set({ [name]: value } as Pick<D, typeof name> & Partial<D>),
-  }),
-});
-
-/** The state of a component that has a form. */
-export function useDraft<D extends object>(initial: D | (() => D)): Editing<D> {
-  const [draft, setDraft] = useState(initial);
-  return editing(draft, (changes) => setDraft((before) => ({ ...before, ...changes })));
-}
-
 interface SelectProps<T extends string> {
   label: string;
   value: T;
@@ -174,7 +150,7 @@ export function CheckFields<T extends string>({ options, value, change }: CheckF
   ));
 }
 
-interface FormProps {
+export interface FormProps {
   submit: string;
   run: () => Promise<unknown>;
   children: ComponentChildren;
@@ -223,27 +199,5 @@ export function Form({ submit, run, children, cancel, disabled = false }: FormPr
         </button>
       </footer>
     </form>
-  );
-}
-
-interface FormDialogProps<T> extends Omit<FormProps, 'run' | 'cancel'> {
-  title: string;
-  run: () => Promise<T>;
-  close: () => void;
-  /** Called with the result of `run` after the dialog was closed. */
-  done?: ((result: T) => void) | undefined;
-}
-
-/** A form in a dialog. The dialog is closed after a successful submit. */
-export function FormDialog<T>({ title, run, close, done, ...form }: FormDialogProps<T>) {
-  const submit = async (): Promise<void> => {
-    const result = await run();
-    close();
-    done?.(result);
-  };
-  return (
-    <Dialog title={title} onClose={close}>
-      <Form {...form} cancel={close} run={submit} />
-    </Dialog>
   );
 }

@@ -6,7 +6,8 @@ import { isChosen, useSavedCommands, WhatToRunFields } from '../commands/what-to
 import { me } from '../login-session.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { TargetFields } from '../machines/target-fields.tsx';
-import { CheckField, type Editing, Form, SelectField, TextField, useDraft } from '../parts/form.tsx';
+import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { type Editing, useDraft } from '../parts/form-dialog.tsx';
 import { Choice } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { go, to } from '../router.ts';

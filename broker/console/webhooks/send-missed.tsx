@@ -1,7 +1,8 @@
 // The dialog that sends missed events to a webhook again, from a chosen time on.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { FormDialog, SelectField } from '../parts/form.tsx';
+import { SelectField } from '../parts/form.tsx';
+import { FormDialog } from '../parts/form-dialog.tsx';
 import { say } from '../parts/toasts.tsx';
 import { hourMs, now } from '../time.ts';
 

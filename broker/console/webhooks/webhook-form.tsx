@@ -1,7 +1,8 @@
 // The form of a webhook: URL, events and secret.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { CheckFields, FormDialog, TextField } from '../parts/form.tsx';
+import { CheckFields, TextField } from '../parts/form.tsx';
+import { FormDialog } from '../parts/form-dialog.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;
 type Pattern = NonNullable<Parameters<typeof client.webhooks.create>[0]>['events'][number];
