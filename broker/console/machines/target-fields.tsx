@@ -12,13 +12,14 @@ import { selected, toggle } from './selected-machines.ts';
 
 const typingMs = 200;
 
-export type TargetsBy = 'machines' | 'tags';
+export interface Targets {
+  by: 'machines' | 'tags';
+  tags: string;
+}
 
 interface TargetFieldsProps {
-  by: TargetsBy;
-  setBy: (by: TargetsBy) => void;
-  tags: string;
-  setTags: (tags: string) => void;
+  draft: Targets;
+  set: (changes: Partial<Targets>) => void;
   /** A sentence that says which machines the tags select, and at what time. */
   hint: string;
   /** A field that chooses one machine. Without it, the card has the selected machines, and a field to add more. */
@@ -26,7 +27,7 @@ interface TargetFieldsProps {
 }
 
 /** A card with the choice between the selected machines, and all machines with some tags. */
-export function TargetFields({ by, setBy, tags, setTags, hint, children }: TargetFieldsProps) {
+export function TargetFields({ draft: { by, tags }, set, hint, children }: TargetFieldsProps) {
   return (
     <section class="card">
       <div class="card-head spread">
@@ -38,7 +39,7 @@ export function TargetFields({ by, setBy, tags, setTags, hint, children }: Targe
             ['tags', 'Tags'],
           ]}
           value={by}
-          choose={setBy}
+          choose={(chosen) => set({ by: chosen })}
         />
       </div>
       <div class="card-body">
@@ -46,7 +47,13 @@ export function TargetFields({ by, setBy, tags, setTags, hint, children }: Targe
           (children ?? <Targets />)
         ) : (
           <>
-            <TextField label="Tags" value={tags} change={setTags} placeholder="web, eu" hint={hint} />
+            <TextField
+              label="Tags"
+              value={tags}
+              change={(text) => set({ tags: text })}
+              placeholder="web, eu"
+              hint={hint}
+            />
             <Tagged tags={tags} />
           </>
         )}

@@ -1,5 +1,5 @@
 // The page that runs a command on one machine, on selected machines, or on all machines with some tags.
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import {
   isChosen,
@@ -13,7 +13,7 @@ import {
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { learnNames } from '../machines/names.tsx';
 import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
-import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
+import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 import { type Editing, useDraft } from '../parts/form-dialog.tsx';
 import { Page } from '../parts/page.tsx';
@@ -87,8 +87,9 @@ async function start(
 
 export function Run() {
   const { query } = place.value;
-  const [by, setBy] = useState<TargetsBy>(query.get('tags') ? 'tags' : 'machines');
-  const [tags, setTags] = useState(query.get('tags') ?? '');
+  const given = query.get('tags') ?? '';
+  const targets = useDraft<Targets>({ by: given ? 'tags' : 'machines', tags: given });
+  const { by, tags } = targets.draft;
   const form = useDraft<Options>(() => ({
     ...nothing,
     ...Object.fromEntries(['cwd', 'user'].map((name) => [name, query.get(name) ?? ''])),
@@ -123,10 +124,7 @@ export function Run() {
           }}
         >
           <TargetFields
-            by={by}
-            setBy={setBy}
-            tags={tags}
-            setTags={setTags}
+            {...targets}
             hint="Every machine that has all of these tags when the command starts"
           />
           <WhatToRunFields what={what} set={setWhat} all={all} hint=". Ctrl Enter runs it." autoFocus>

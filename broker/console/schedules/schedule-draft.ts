@@ -3,7 +3,7 @@ import type { client } from '../api-client.ts';
 import type { SavedCommand } from '../commands/saved-command-texts.ts';
 import { runnableOf, type WhatToRun } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
-import type { TargetsBy } from '../machines/target-fields.tsx';
+import type { Targets } from '../machines/target-fields.tsx';
 import { place } from '../router.ts';
 import { secondMs } from '../time.ts';
 import { browserTimeZone } from './time-zones.ts';
@@ -14,10 +14,8 @@ export type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
  * Where a schedule runs, and what it runs. A schedule that selects its machines by tags has the rights of an API key:
  * the key that last set one of these fields, the path to watch, or the command's environment, user or folder.
  */
-export interface Subject {
-  by: TargetsBy;
+export interface Subject extends Targets {
   machine: string;
-  tags: string;
   what: WhatToRun;
 }
 

@@ -37,7 +37,7 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
   const when = useDraft(() => rulesOf(schedule));
   const rules = when.draft;
   const [isTakenOver, setTakenOver] = useState(false);
-  const { by, machine, tags, what } = subject;
+  const { machine, what } = subject;
   const all = useSavedCommands(what.by === 'saved');
   const isForeign = Boolean(schedule?.tags) && schedule?.requested_by !== me.value?.id;
   const save = async (): Promise<void> => {
@@ -64,10 +64,8 @@ export function ScheduleForm({ schedule, reload }: ScheduleFormProps) {
           <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
         </section>
         <TargetFields
-          by={by}
-          setBy={(chosen) => set({ by: chosen })}
-          tags={tags}
-          setTags={(text) => set({ tags: text })}
+          draft={subject}
+          set={set}
           hint="Every machine that has all of these tags at the time of the run"
         >
           <MachineField before="Runs on" machine={machine} choose={(id) => set({ machine: id })} />

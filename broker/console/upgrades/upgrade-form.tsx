@@ -1,9 +1,9 @@
 // The form that begins an upgrade of agents: which machines, which version, and in which waves.
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { tagsOf } from '../machines/limits-fields.tsx';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
-import { TargetFields, type TargetsBy } from '../machines/target-fields.tsx';
+import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { type Editing, useDraft } from '../parts/form-dialog.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -30,8 +30,7 @@ interface Plan {
 }
 
 export function UpgradeForm() {
-  const [by, setBy] = useState<TargetsBy>('machines');
-  const [tags, setTags] = useState('');
+  const targets = useDraft<Targets>({ by: 'machines', tags: '' });
   const form = useDraft<Plan>({
     version: '',
     wave: '10%',
@@ -44,6 +43,7 @@ export function UpgradeForm() {
     if (named !== null && !selected.value.has(named)) toggle({ id: named, name: '' });
   }, [named]);
   const ids = [...selected.value.keys()];
+  const { by, tags } = targets.draft;
   const wantedTags = tagsOf(tags);
   const isReady = by === 'tags' ? wantedTags.length > 0 : ids.length > 0;
   const { version, wave, pause, failures, running } = form.draft;
@@ -66,10 +66,7 @@ export function UpgradeForm() {
         }}
       >
         <TargetFields
-          by={by}
-          setBy={setBy}
-          tags={tags}
-          setTags={setTags}
+          {...targets}
           hint="Every machine that has all of these tags when the upgrade is created"
         />
         <section class="card">
@@ -126,7 +123,7 @@ function PlanFields({ draft: { version, wave, failures }, set, bind }: Editing<P
 const mostRead = 100;
 
 /** Displays how many of the machines can be upgraded to the broker's version, and why the others cannot. */
-function Possible({ by, tags }: { by: TargetsBy; tags: readonly string[] }) {
+function Possible({ by, tags }: { by: Targets['by']; tags: readonly string[] }) {
   const names = tags.join(',');
   const ids = [...selected.value.keys()];
   const { data } = useData(
