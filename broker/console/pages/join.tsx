@@ -12,7 +12,8 @@ import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
-import { Ago, Confirm, CopyButton, State, Tags } from '../parts/small-components.tsx';
+import { OneLine } from '../parts/secret-dialog.tsx';
+import { Ago, Confirm, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { hourMs } from '../time.ts';
 
@@ -174,15 +175,6 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
 function startOptions({ name, uses }: Token): string {
   const named = uses === 1 && name !== null ? ` --name ${quoted(name)}` : '';
   return `--join-token-file token.txt${named}`;
-}
-
-function OneLine({ text }: { text: string }) {
-  return (
-    <div class="secret">
-      <pre>{text}</pre>
-      <CopyButton text={text} />
-    </div>
-  );
 }
 
 type OpenToken = Awaited<ReturnType<typeof client.joinTokens.list>>['items'][number];

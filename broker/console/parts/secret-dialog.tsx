@@ -11,15 +11,22 @@ export function Secret({ title, secret, close }: SecretProps) {
   return (
     <Dialog title={title} onClose={close}>
       <p class="muted">Copy it now; it is not displayed again.</p>
-      <div class="secret">
-        <pre>{secret}</pre>
-        <CopyButton text={secret} />
-      </div>
+      <OneLine text={secret} />
       <footer>
         <button type="button" class="primary" onClick={close}>
           Done
         </button>
       </footer>
     </Dialog>
+  );
+}
+
+/** A text with a button that copies it. */
+export function OneLine({ text }: { text: string }) {
+  return (
+    <div class="secret">
+      <pre>{text}</pre>
+      <CopyButton text={text} />
+    </div>
   );
 }
