@@ -59,10 +59,10 @@ export function LimitsFields({ value: { tags, machines }, change }: LimitsFields
       />
       <Chips
         label="Chosen machines"
-        machines={machines.map((id) => ({ id, name: nameOf(id) }))}
-        remove={({ id }) => set(machines.filter((one) => one !== id))}
+        machines={machines}
+        remove={(id) => set(machines.filter((one) => one !== id))}
       />
-      <MachinePicker label="And these machines" choose={({ id }) => set([...new Set([...machines, id])])} />
+      <MachinePicker label="And these machines" choose={(id) => set([...new Set([...machines, id])])} />
     </>
   );
 }

@@ -4,14 +4,13 @@ import type { client } from '../api-client.ts';
 import { Field } from '../parts/form.tsx';
 import { State } from '../parts/small-components.tsx';
 import { indexAfterKey, useMachinesByName } from './machines-by-name.ts';
-import { nameOf } from './names.tsx';
-import type { Selected } from './selected-machines.ts';
+import { learnNames, nameOf } from './names.tsx';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
 
 interface MachinePickerProps {
   label: string;
-  choose: (machine: Selected) => void;
+  choose: (id: string) => void;
 }
 
 export function MachinePicker({ label, choose }: MachinePickerProps) {
@@ -20,10 +19,10 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
   const [at, setAt] = useState(0);
   const found = useMachinesByName(text, open);
   const listId = useId();
-  const take = (index: number): void => {
-    const machine = found[index];
-    if (!machine) return;
-    choose({ id: machine.id, name: machine.name });
+  const current = found[at];
+  const take = (machine: Found[number]): void => {
+    learnNames([machine]);
+    choose(machine.id);
     setText('');
     setOpen(false);
   };
@@ -31,7 +30,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
     const next = indexAfterKey(event.key, at, found.length);
     if (next !== undefined) setAt(next);
     if (event.key === 'Escape') setOpen(false);
-    if (event.key === 'Enter' && open) take(at);
+    if (event.key === 'Enter' && open && current) take(current);
     if (next !== undefined || event.key === 'Enter') event.preventDefault();
   };
   return (
@@ -45,7 +44,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
             list={undefined}
             aria-expanded={open}
             aria-controls={listId}
-            aria-activedescendant={open && found[at] ? `${listId}-${at}` : undefined}
+            aria-activedescendant={open && current ? `${listId}-${at}` : undefined}
             placeholder="Part of a machine’s name"
             autoComplete="off"
             value={text}
@@ -65,7 +64,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
                 id={`${listId}-${index}`}
                 machine={machine}
                 isCurrent={index === at}
-                take={() => take(index)}
+                take={() => take(machine)}
               />
             ))}
           </div>
@@ -117,7 +116,7 @@ export function MachineField({ before, machine, choose }: MachineFieldProps) {
           {before} <strong>{nameOf(machine)}</strong>
         </p>
       )}
-      <MachinePicker label={machine ? 'Another machine' : 'Machine'} choose={({ id }) => choose(id)} />
+      <MachinePicker label={machine ? 'Another machine' : 'Machine'} choose={choose} />
     </div>
   );
 }

@@ -10,6 +10,7 @@ import { isOld } from './age-of-values.tsx';
 import { leastWidth, template, visibleColumns } from './columns.tsx';
 import { firstSort, type SortField } from './filters-in-url.ts';
 import type { Fleet, MachineQuery, MachineRow } from './live-machine-list.ts';
+import { learnNames } from './names.tsx';
 import { clearSelection, selected, selecting, selectMatching, toggle } from './selected-machines.ts';
 
 const rowHeight = 44;
@@ -137,7 +138,10 @@ export function SelectOne({ machine }: { machine: MachineRow }) {
       type="checkbox"
       aria-label={`Select ${machine.name}`}
       checked={selected.value.has(machine.id)}
-      onChange={() => toggle(machine)}
+      onChange={() => {
+        learnNames([machine]);
+        toggle(machine.id);
+      }}
     />
   );
 }

@@ -2,29 +2,29 @@
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { nameOf } from './names.tsx';
-import type { Selected } from './selected-machines.ts';
 
 const mostChips = 40;
 
 interface ChipsProps {
   label: string;
-  machines: readonly Selected[];
-  remove: (machine: Selected) => void;
+  /** Ids of the machines. */
+  machines: readonly string[];
+  remove: (id: string) => void;
 }
 
 export function Chips({ label, machines, remove }: ChipsProps) {
   if (machines.length === 0) return null;
   return (
     <ul class="chips" aria-label={label}>
-      {machines.slice(0, mostChips).map((machine) => (
-        <li key={machine.id} class="chip">
+      {machines.slice(0, mostChips).map((id) => (
+        <li key={id} class="chip">
           <Icon of={machinesIcon} size={13} />
-          <span class="cut">{machine.name || nameOf(machine.id)}</span>
+          <span class="cut">{nameOf(id)}</span>
           <button
             type="button"
             class="quiet"
-            aria-label={`Leave out ${machine.name || nameOf(machine.id)}`}
-            onClick={() => remove(machine)}
+            aria-label={`Leave out ${nameOf(id)}`}
+            onClick={() => remove(id)}
           >
             <Icon of={close} size={13} />
           </button>

@@ -1,35 +1,24 @@
 // The machines that the user has selected to run a command on.
 import { signal } from '@preact/signals';
 import { client } from '../api-client.ts';
+import { learnNames } from './names.tsx';
 
-export interface Selected {
-  id: string;
-  name: string;
-}
-
-export const selected = signal<ReadonlyMap<string, Selected>>(new Map());
+/** Ids of the selected machines. */
+export const selected = signal<ReadonlySet<string>>(new Set());
 /**
  * Number of machines loaded so far while all matching machines are being selected; undefined at other times.
  */
 export const selecting = signal<number | undefined>(undefined);
 
-export function toggle({ id, name }: Selected): void {
-  const next = new Map(selected.value);
-  if (!next.delete(id)) next.set(id, { id, name });
+export function toggle(id: string): void {
+  const next = new Set(selected.value);
+  if (!next.delete(id)) next.add(id);
   selected.value = next;
-}
-
-export function selectAll(machines: readonly Selected[]): void {
-  selected.value = new Map([
-    ...selected.value,
-    ...machines.map(({ id, name }) => [id, { id, name }] as const),
-  ]);
 }
 
 /** Selects these machines instead of those that were selected before. */
 export function selectOnly(ids: readonly string[]): void {
-  const before = selected.value;
-  selected.value = new Map(ids.map((id) => [id, before.get(id) ?? { id, name: '' }]));
+  selected.value = new Set(ids);
 }
 
 type Filter = Pick<NonNullable<Parameters<typeof client.machines.list>[0]>, 'search' | 'tags' | 'status'>;
@@ -40,19 +29,20 @@ const pageSize = 100;
 /** Selects every machine that matches, including those that are not loaded. */
 export async function selectMatching({ search, tags, status }: Filter): Promise<void> {
   const filter = { ...(search && { search }), ...(tags && { tags }), ...(status && { status }) };
-  const found: Selected[] = [];
+  const found: { id: string; name: string }[] = [];
   selecting.value = 0;
   try {
     for await (const machine of client.machines.list({ ...filter, sort: 'name', limit: pageSize })) {
       found.push(machine);
       if (found.length % pageSize === 0) selecting.value = found.length;
     }
-    selectAll(found);
+    learnNames(found);
+    selectOnly([...selected.value, ...found.map(({ id }) => id)]);
   } finally {
     selecting.value = undefined;
   }
 }
 
 export function clearSelection(): void {
-  selected.value = new Map();
+  selected.value = new Set();
 }

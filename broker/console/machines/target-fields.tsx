@@ -84,14 +84,10 @@ function Tagged({ tags }: { tags: string }) {
 }
 
 function Targets() {
-  const all = [...selected.value.values()];
   return (
     <>
-      <Chips label="Selected machines" machines={all} remove={toggle} />
-      <MachinePicker
-        label="Add a machine"
-        choose={(machine) => !selected.value.has(machine.id) && toggle(machine)}
-      />
+      <Chips label="Selected machines" machines={[...selected.value]} remove={toggle} />
+      <MachinePicker label="Add a machine" choose={(id) => !selected.value.has(id) && toggle(id)} />
     </>
   );
 }

@@ -7,7 +7,7 @@ import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
 import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.tsx';
-import { clearSelection, selectAll } from '../machines/selected-machines.ts';
+import { selectOnly } from '../machines/selected-machines.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
@@ -117,8 +117,7 @@ function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) 
   if (!may('commands:execute')) return null;
   const failed = batch.results.filter(({ status }) => bad.includes(status));
   const again = (): void => {
-    clearSelection();
-    selectAll(failed.map(({ machine_id: id }) => ({ id, name: nameOf(id) })));
+    selectOnly(failed.map(({ machine_id }) => machine_id));
     go(runAgain(batch));
   };
   return (

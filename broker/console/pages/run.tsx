@@ -11,7 +11,6 @@ import {
   WhereFields,
 } from '../commands/what-to-run-fields.tsx';
 import { tagsOf } from '../machines/limits-fields.tsx';
-import { learnNames } from '../machines/names.tsx';
 import { clearSelection, selected, selectOnly } from '../machines/selected-machines.ts';
 import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
@@ -106,7 +105,7 @@ export function Run() {
   useEffect(() => {
     if (named) selectOnly(named.split(','));
   }, [named]);
-  const ids = [...selected.value.keys()];
+  const ids = [...selected.value];
   const wantedTags = by === 'tags' ? tagsOf(tags) : [];
   const many = by === 'tags' || ids.length > 1;
   const ready = isChosen(what) && (by === 'tags' ? wantedTags.length > 0 : ids.length > 0);
@@ -118,7 +117,6 @@ export function Run() {
           disabled={!ready}
           run={async () => {
             const address = await start(runnableOf(what, all), form.draft, ids, wantedTags);
-            learnNames([...selected.value.values()].filter(({ name }) => name !== ''));
             clearSelection();
             go(address);
           }}

@@ -40,9 +40,9 @@ export function UpgradeForm() {
   });
   const named = place.value.query.get('machine');
   useEffect(() => {
-    if (named !== null && !selected.value.has(named)) toggle({ id: named, name: '' });
+    if (named !== null && !selected.value.has(named)) toggle(named);
   }, [named]);
-  const ids = [...selected.value.keys()];
+  const ids = [...selected.value];
   const { by, tags } = targets.draft;
   const wantedTags = tagsOf(tags);
   const isReady = by === 'tags' ? wantedTags.length > 0 : ids.length > 0;
@@ -125,7 +125,7 @@ const mostRead = 100;
 /** Displays how many of the machines can be upgraded to the broker's version, and why the others cannot. */
 function Possible({ by, tags }: { by: Targets['by']; tags: readonly string[] }) {
   const names = tags.join(',');
-  const ids = [...selected.value.keys()];
+  const ids = [...selected.value];
   const { data } = useData(
     (signal) =>
       client.machines.list(
