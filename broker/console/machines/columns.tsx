@@ -8,7 +8,6 @@ import { Ago, State } from '../parts/small-components.tsx';
 import { mediaSignal } from '../theme.ts';
 import { durationText } from '../time.ts';
 import { LastSeen } from './age-of-values.tsx';
-import type { SortField } from './filters-in-url.ts';
 import type { MachineRow } from './live-machine-list.ts';
 
 export interface Column {
@@ -16,7 +15,6 @@ export interface Column {
   text: string;
   /** Least width in pixels, and the column's share of the remaining width. */
   width: readonly [least: number, share: number];
-  sort?: SortField;
   cell: (machine: MachineRow) => ComponentChildren;
 }
 
@@ -25,14 +23,12 @@ export const columns: readonly Column[] = [
     name: 'status',
     text: 'Status',
     width: [76, 0.6],
-    sort: 'status',
     cell: ({ status }) => <State of={status} />,
   },
   {
     name: 'cpu',
     text: 'CPU',
     width: [92, 1],
-    sort: 'cpu',
     cell: ({ latest }) => (
       <Bar percent={latest?.cpu.usage} title={latest ? `${latest.cpu.cores} cores` : undefined} />
     ),
@@ -41,21 +37,18 @@ export const columns: readonly Column[] = [
     name: 'memory',
     text: 'Memory',
     width: [92, 1],
-    sort: 'memory',
     cell: ({ latest }) => <Bar percent={latest ? percentUsed(latest.memory) : undefined} />,
   },
   {
     name: 'disk',
     text: 'Disk',
     width: [92, 1],
-    sort: 'disk',
     cell: ({ latest }) => <Bar percent={latest ? percentUsed(latest.disk) : undefined} />,
   },
   {
     name: 'last_seen',
     text: 'Last seen',
     width: [112, 0.6],
-    sort: 'last_seen',
     cell: (machine) => <LastSeen machine={machine} />,
   },
   {
@@ -86,7 +79,6 @@ export const columns: readonly Column[] = [
     name: 'hostname',
     text: 'Host name',
     width: [110, 1],
-    sort: 'hostname',
     cell: ({ hostname }) => <span class="muted">{hostname}</span>,
   },
   {
@@ -105,7 +97,6 @@ export const columns: readonly Column[] = [
     name: 'created_at',
     text: 'Joined',
     width: [92, 0.4],
-    sort: 'created_at',
     cell: ({ created_at }) => (
       <span class="muted">
         <Ago at={created_at} />

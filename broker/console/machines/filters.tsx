@@ -9,7 +9,7 @@ import { Choice, Dialog } from '../parts/small-components.tsx';
 import { sayError } from '../parts/toasts.tsx';
 import { choiceIn, place, setQuery } from '../router.ts';
 import { chooseColumns, columns, isChosen, visibleColumns } from './columns.tsx';
-import { firstSort, sorts } from './filters-in-url.ts';
+import { firstSort, isSortable } from './filters-in-url.ts';
 
 const views = [
   ['', 'Table'],
@@ -36,14 +36,7 @@ export function Filters() {
       <TagFilter value={query.get('tags') ?? ''} />
       <span class="view-choice">
         {view.value === 'cards' ? (
-          <Select
-            label="Order"
-            name="sort"
-            options={sorts.map(([field, text]) => [
-              field === 'name' ? '' : firstSort(field),
-              `By ${field === 'cpu' ? text : text.toLowerCase()}`,
-            ])}
-          />
+          <Select label="Order" name="sort" options={[['', 'By name'], ...orders]} />
         ) : (
           <ColumnChoice />
         )}
@@ -52,6 +45,10 @@ export function Filters() {
     </div>
   );
 }
+
+const orders = columns
+  .filter(({ name }) => isSortable(name))
+  .map(({ name, text }) => [firstSort(name), `By ${name === 'cpu' ? text : text.toLowerCase()}`] as const);
 
 interface SelectProps {
   label: string;

@@ -8,7 +8,7 @@ import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { setQuery, to } from '../router.ts';
 import { isOld } from './age-of-values.tsx';
 import { leastWidth, template, visibleColumns } from './columns.tsx';
-import { firstSort, type SortField } from './filters-in-url.ts';
+import { firstSort, isSortable } from './filters-in-url.ts';
 import type { Fleet, MachineQuery, MachineRow } from './live-machine-list.ts';
 import { learnNames } from './names.tsx';
 import { clearSelection, selected, selecting, selectMatching, toggle } from './selected-machines.ts';
@@ -49,8 +49,8 @@ function Head({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>) {
       </span>
       <SortHead field="name" text="Name" sort={sort} />
       {visibleColumns.value.map((column) =>
-        column.sort ? (
-          <SortHead key={column.name} field={column.sort} text={column.text} sort={sort} />
+        isSortable(column.name) ? (
+          <SortHead key={column.name} field={column.name} text={column.text} sort={sort} />
         ) : (
           <span key={column.name} role="columnheader" class="cut">
             {column.text}
@@ -80,7 +80,7 @@ export function SelectAll({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>)
   );
 }
 
-function SortHead({ field, text, sort }: { field: SortField; text: string; sort: string }) {
+function SortHead({ field, text, sort }: { field: string; text: string; sort: string }) {
   const isSorted = sort.replace('-', '') === field;
   const descending = sort.startsWith('-');
   const next = !isSorted ? firstSort(field) : descending ? field : `-${field}`;
