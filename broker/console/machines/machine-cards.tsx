@@ -28,7 +28,6 @@ export function MachineCards({ fleet, show }: Pick<FleetProps, 'fleet' | 'show'>
   return (
     <div class="machine-cards" ref={frame}>
       <VirtualRows
-        isList
         label="Machines"
         count={Math.ceil(total / beside)}
         rowHeight={rowHeight}

@@ -6,10 +6,8 @@ interface VirtualRowsProps {
   count: number;
   rowHeight: number;
   label: string;
-  /** The content above the rows of a table. */
+  /** The content above the rows of a table. Without it, the rows form a list. */
   header?: ComponentChildren;
-  /** True for rows of a list, false for rows of a table. */
-  isList?: boolean;
   /** Width in pixels below which the rows and the header scroll sideways. */
   leastWidth?: number;
   row: (index: number) => ComponentChildren;
@@ -62,17 +60,9 @@ function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' 
   return { scroller, range, measure, last };
 }
 
-export function VirtualRows({
-  count,
-  rowHeight,
-  label,
-  header,
-  isList = false,
-  leastWidth,
-  row,
-  onRange,
-}: VirtualRowsProps) {
+export function VirtualRows({ count, rowHeight, label, header, leastWidth, row, onRange }: VirtualRowsProps) {
   const { scroller, range, measure, last } = useRange({ count, rowHeight, onRange });
+  const isList = header === undefined;
   const indexes = Array.from({ length: Math.max(0, last - range.first) }, (_, index) => range.first + index);
   const width = leastWidth === undefined ? {} : { minWidth: `${leastWidth}px` };
   const named = { 'aria-label': label };
