@@ -203,6 +203,8 @@ describe('logging in', () => {
       'X-Forwarded-For': '192.0.2.7',
     });
     expect([said(encrypted.answer), encrypted.answer.body.data.address]).toEqual(['201', '192.0.2.7']);
+    const overSocket = withSocket(system.dataDir, (client) => client.logins.create({}));
+    await expect(overSocket).rejects.toThrow('cannot log in, because it uses no API key');
   });
 
   test('is refused over a proxy on the broker’s machine that is not trusted, or reports no scheme', async () => {

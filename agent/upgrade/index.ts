@@ -9,7 +9,7 @@ import type { LastUpgrade } from '../../proto/types/farhand/link/v1/LastUpgrade.
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
-import { isErrno } from '../../shared/errors.ts';
+import { errnoOf, fromErrno, isErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { fingerprintOf, signatureJson } from '../../shared/package-signature.ts';
 import { home } from '../../shared/shipped-files.ts';
@@ -104,7 +104,10 @@ export class Upgrades {
     try {
       using upload = await Upload.begin(requests, signal);
       const request = this.#accept(upload.open);
-      await receivePackage(upgradePaths(this.#options.directory).package, request, upload);
+      const file = upgradePaths(this.#options.directory).package;
+      await receivePackage(file, request, upload).catch((error: unknown) => {
+        throw errnoOf(error) ? fromErrno(error, file) : error;
+      });
       yield { staged: {} };
       for await (const processes of this.#waiting(upload.open, signal)) yield { waiting: { processes } };
       handedOver = this.#handOver(request);

@@ -52,11 +52,14 @@ async function loginToConfirm(response: Response): Promise<string | undefined> {
     : undefined;
 }
 
+/** Waits until the user has entered the key or cancels. The answer also counts for requests that wait already. */
 function confirmed(loginId: string): Promise<boolean> {
+  const waiting = confirmation.value;
   return new Promise((resolve) => {
     confirmation.value = {
       loginId,
       resolve(done) {
+        waiting?.resolve(done);
         confirmation.value = undefined;
         resolve(done);
       },
@@ -67,7 +70,7 @@ function confirmed(loginId: string): Promise<boolean> {
 /** Creates a client that sends an API key that was just entered. The broker then ignores the cookie of a login. */
 export const clientWithKey = (apiKey: string): Farhand => new Farhand({ baseUrl: location.origin, apiKey });
 export const client = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole });
-/** Creates a client whose streams end when their connection is lost, so that the page can report that. */
+/** A client that does not repeat the request of a stream, so that the page soon reports that the broker is away. */
 export const streams = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole, retries: 0 });
 
 /** Creates a client that also reports the ETag of each answer, which the SDK's results do not contain. */

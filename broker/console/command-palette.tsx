@@ -69,11 +69,10 @@ function useModal() {
   const element = useRef<HTMLDialogElement>(null);
   // A layout effect runs before the next paint, so that the dialog receives the first letter that the user types.
   useLayoutEffect(() => {
-    const before = document.activeElement;
-    element.current?.showModal();
-    return () => {
-      if (before instanceof HTMLElement) before.focus();
-    };
+    const dialog = element.current;
+    dialog?.showModal();
+    // close() returns the focus to the element that had it before showModal().
+    return () => dialog?.close();
   }, []);
   return element;
 }

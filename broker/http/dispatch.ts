@@ -240,7 +240,7 @@ export function createClients(services: DispatchServices, { connections, forward
      * forbidden if the request may not use its cookie.
      */
     async identify(ctx: Context, route?: Route): Promise<Client> {
-      if (!connections) return { address: '', key: localKey };
+      if (!connections) return { address: '', key: localKey, secure: true };
       if (forwardedClient) return forwardedClient(ctx.req);
       const { socket } = ctx.req;
       const peer = plainAddress(socket.remoteAddress ?? '');

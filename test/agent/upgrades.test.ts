@@ -26,6 +26,7 @@ import { fingerprintOf, signatureJson, signKeyChange } from '../../shared/packag
 import { readSettings } from '../../shared/read-settings.ts';
 import { version } from '../../shared/version.ts';
 import { atEnd } from '../close-after-tests.ts';
+import { mayMount } from '../file-operations-fixture.ts';
 import { firstMessageFor, makeSigner, type SignedUpgrade } from '../sign-packages.ts';
 import { quiet, temporaryFolder } from '../start-farhand.ts';
 import { waitFor } from '../wait-for.ts';
@@ -145,6 +146,15 @@ describe('the agent refuses', () => {
     );
     expect([answers, error]).toEqual([[], refused('validation_failed', 'wrong_hash')]);
     expect(readdirSync(upgradePaths(directory).incoming)).toEqual([]);
+  });
+
+  test.skipIf(!mayMount)('a package that does not fit on the disk (needs root)', async () => {
+    const directory = machine();
+    const { incoming } = upgradePaths(directory);
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', incoming]);
+    atEnd(() => void execFileSync('umount', [incoming]));
+    const { error } = await stage(upgradesOf(directory), packageMessages(firstMessageFor(signed)));
+    expect(error).toMatchObject({ code: 'no_space' });
   });
 
   test('a request without commit, and an id that names a path', async () => {

@@ -103,9 +103,14 @@ browserTest('a command runs on the selected machines, and its output arrives', a
   expect(faults).toEqual([]);
 });
 
-browserTest('the palette finds a machine and opens it, by keys alone', async () => {
+browserTest('the palette finds a machine and opens it, by keys alone, and returns the focus', async () => {
   const { page } = await newLogin(await fleet());
-  await page.getByRole('link', { name: 'needle-7' }).waitFor();
+  const link = page.getByRole('link', { name: 'needle-7' });
+  await link.focus();
+  await page.keyboard.press('Control+k');
+  await page.getByRole('dialog', { name: 'Search' }).waitFor();
+  await page.keyboard.press('Escape');
+  await page.locator('a:focus', { hasText: 'needle-7' }).waitFor();
   await page.keyboard.press('Control+k');
   await page.getByRole('dialog', { name: 'Search' }).waitFor();
   await page.keyboard.type('need');
