@@ -12,6 +12,7 @@ import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import { testMessage } from '../deliveries/signature.ts';
 import type { History, Row } from '../history/history.ts';
+import { found } from '../not-found.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
@@ -163,9 +164,7 @@ export class ChannelHandlers implements Routes {
 
   /** Finds a channel that the caller may see and change. Throws channel_not_found or forbidden. */
   #find(channel_id: string, caller: Editor, declared: Declared = this.#parts.state): AlertChannel {
-    const channel = declared.alert_channels.get(channel_id);
-    if (!channel)
-      throw new AppError('channel_not_found', `no channel has the id ${channel_id}`, { channel_id });
+    const channel = found(declared.alert_channels, 'channel', channel_id);
     if (this.#covers(caller, channel, declared)) return channel;
     const message = `channel ${channel_id} sends alerts that this key is not allowed to read`;
     throw new AppError('forbidden', message, { channel_id });

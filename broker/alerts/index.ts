@@ -9,6 +9,7 @@ import type { Deliveries } from '../deliveries/index.ts';
 import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
+import { notFound } from '../not-found.ts';
 import { type Alert, AlertRecords, toJson } from './alert-records.ts';
 import { ChannelHandlers } from './channel-handlers.ts';
 import { ChannelReceivers } from './deliver-to-channels.ts';
@@ -105,7 +106,7 @@ function alertHandlers(records: AlertRecords, monitor: Monitor): Handlers['alert
  * limited to some machines.
  */
 function found(alert: Alert | undefined, alert_id: string, caller: Caller): Alert {
-  if (!alert) throw new AppError('alert_not_found', `no alert has the id ${alert_id}`, { alert_id });
+  if (!alert) throw notFound('alert', alert_id);
   if (alert.machine_id !== null || caller.reachable() === undefined) return alert;
   const message = `alert ${alert_id} is about the broker: use a key that is not limited to some machines`;
   throw new AppError('forbidden', message, { alert_id });

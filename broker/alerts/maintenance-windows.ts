@@ -7,6 +7,7 @@ import { iso, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { reaches } from '../keys/rights.ts';
+import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import { checkedTimetable, Timetable } from '../schedules/due-times.ts';
 import { findTimeZone } from '../schedules/time-zone.ts';
@@ -156,9 +157,7 @@ function assertMayManage(caller: Caller, window: MaintenanceWindow, declared: De
 
 /** Finds a window that the caller may see and remove. Throws window_not_found or forbidden. */
 function find(window_id: string, caller: Caller, declared: Declared): MaintenanceWindow {
-  const window = declared.maintenance_windows.get(window_id);
-  if (!window)
-    throw new AppError('window_not_found', `no maintenance window has the id ${window_id}`, { window_id });
+  const window = found(declared.maintenance_windows, 'window', window_id);
   assertMayManage(caller, window, declared);
   return window;
 }

@@ -7,6 +7,7 @@ import { iso } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
+import { found } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
@@ -160,8 +161,7 @@ function assertMayRead({ key_id }: Caller, { id, kind }: AlertRule, declared: De
  * Finds a rule. Throws rule_not_found if there is none with this id, and forbidden if the caller may not change it.
  */
 function find(rule_id: string, caller: Caller, declared: Declared): AlertRule {
-  const rule = declared.alert_rules.get(rule_id);
-  if (!rule) throw new AppError('rule_not_found', `no alert rule has the id ${rule_id}`, { rule_id });
+  const rule = found(declared.alert_rules, 'rule', rule_id);
   assertMayManage(caller, rule, declared);
   return rule;
 }

@@ -4,12 +4,13 @@
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now, sleep } from '../../shared/clock.ts';
-import { AppError, fieldError } from '../../shared/errors.ts';
+import { fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import type { OtherBrokers } from '../cluster/peers/owner-lookup.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
+import { notFound } from '../not-found.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';
@@ -66,7 +67,7 @@ export class Inventories {
       await this.#collect(machine_id, caller);
       const collected = await this.#records.get(machine_id);
       if (collected) return collected;
-      throw new AppError('machine_not_found', `no machine has the id ${machine_id}`, { machine_id });
+      throw notFound('machine', machine_id);
     },
     list: async (input, caller) => {
       const { package: name, version_below: limit, offset, refresh } = input;

@@ -5,6 +5,7 @@ import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { found, notFound } from '../not-found.ts';
 import { pageOf } from '../paging.ts';
 import { setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, Schedule, StateTransaction } from '../state/in-memory-state.ts';
@@ -170,14 +171,12 @@ export class Schedules {
       const run = await this.#context.records.find(run_id);
       const [served] = run ? await this.#serializeRuns([run]) : [];
       if (served) return served;
-      throw new AppError('run_not_found', `no schedule run has the id ${run_id}`, { run_id });
+      throw notFound('run', run_id);
     },
   };
 
   #find(id: string, { schedules }: Pick<Declared, 'schedules'> = this.#context.state): Schedule {
-    const schedule = schedules.get(id);
-    if (schedule) return schedule;
-    throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
+    return found(schedules, 'schedule', id);
   }
 
   /** True if a key may see a schedule: the key may use a machine of the schedule, or owns a schedule with tags. */

@@ -6,7 +6,7 @@ import type { Server } from 'node:http';
 import type { AddressInfo, ListenOptions, Socket } from 'node:net';
 import { join } from 'node:path';
 import { Server as TlsServer } from 'node:tls';
-import { sleep } from '../../shared/clock.ts';
+import { endsWithin } from '../../shared/clock.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -255,9 +255,7 @@ function stopperOf(server: Server): () => Promise<void> {
     server.closeIdleConnections();
     // Node counts a connection that never sent a byte as busy, so closeIdleConnections() leaves it open.
     for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
-    const waiting = new AbortController();
-    await Promise.race([closed, sleep(finishRequestsMs, waiting.signal)]);
-    waiting.abort();
+    await endsWithin(finishRequestsMs, closed);
     // Connections that became WebSockets no longer belong to the server, so they are closed here.
     for (const socket of sockets) socket.destroy();
     await closed;

@@ -3,9 +3,9 @@ import type { EventType } from '../../shared/api/events.ts';
 import type { Api, Journal, Reply } from '../../shared/api/route-table.ts';
 import type { MachineId, UpgradeId } from '../../shared/api/shared-schemas.ts';
 import { iso, nextTurn, now } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, textIn } from '../history/history.ts';
+import { notFound } from '../not-found.ts';
 import { allOf, reachableOnly } from '../paging.ts';
 import type { State } from '../state/in-memory-state.ts';
 import {
@@ -106,7 +106,7 @@ export class UpgradeRecords {
   async get(id: string): Promise<Upgrade> {
     const row = await this.history.get(`SELECT ${upgradeColumns} FROM upgrades WHERE id = ?`, id);
     if (row) return upgradeFromRow(row);
-    throw new AppError('upgrade_not_found', `no upgrade has the id ${id}`, { upgrade_id: id });
+    throw notFound('upgrade', id);
   }
 
   /** Finds a machine of an upgrade; undefined if the machine is not part of the upgrade. */

@@ -15,6 +15,7 @@ import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import { testMessage } from '../deliveries/signature.ts';
 import { readableOnly } from '../events.ts';
 import type { History } from '../history/history.ts';
+import { found } from '../not-found.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import { setFields, setsNothing } from '../request-checks/set-fields.ts';
 import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
@@ -201,9 +202,7 @@ export class WebhookHandlers implements Routes {
 
   /** Finds a webhook that the caller may read and change. Throws webhook_not_found or forbidden. */
   #find(webhook_id: WebhookId, caller: Editor, declared: Declared = this.#parts.state): Webhook {
-    const webhook = declared.webhooks.get(webhook_id);
-    if (!webhook)
-      throw new AppError('webhook_not_found', `no webhook has the id ${webhook_id}`, { webhook_id });
+    const webhook = found(declared.webhooks, 'webhook', webhook_id);
     if (this.#covers(caller, webhook, declared)) return webhook;
     const message = `webhook ${webhook_id} sends events that this key is not allowed to read`;
     throw new AppError('forbidden', message, { webhook_id });
