@@ -1,6 +1,6 @@
 // Lets readers of a log wait for new bytes, and its writer wait for slow readers.
 import type { Readable } from 'node:stream';
-import { after, monotonic } from './clock.ts';
+import { after, endsWithin, monotonic } from './clock.ts';
 
 /** Lets callers, such as the readers of a log, wait until wake() is called. Several logs may share an instance. */
 export class Wake {
@@ -112,8 +112,9 @@ export class Backpressure {
 
   /** Resolves when the writer may continue. `end` returns the offset of the end of the log. */
   async hold(end: () => number): Promise<void> {
+    // After each move the time is computed anew, because the reader that determined it may have left.
     for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end()))
-      await this.#moved.until(() => this.#holdMs(end()) === 0, ms);
+      await endsWithin(ms, this.#moved.wait());
   }
 
   /** Milliseconds for which the writer has to wait if no reader reads meanwhile. */

@@ -3,9 +3,11 @@ import { randomBytes } from 'node:crypto';
 import { mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { OutputLog, type OutputOptions, type OutputReader, openOutput } from '../shared/output-log.ts';
-import { Wake } from '../shared/slow-reader-backpressure.ts';
+import { Backpressure, Wake } from '../shared/slow-reader-backpressure.ts';
+import { fakeClock } from './fake-clock.ts';
 
 let home: string;
 let directory: string;
@@ -156,6 +158,25 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   await other.append(Buffer.alloc(1));
   expect(waited).toBe(false);
   await free(log, reader);
+  await held;
+});
+
+test('when one of two readers leaves, the writer waits only as long as for the other', async () => {
+  const clock = fakeClock(0);
+  const pressure = new Backpressure(10, 1_000);
+  pressure.join(0);
+  await clock.advance(900);
+  const second = pressure.join(0);
+  let waits = true;
+  const held = pressure
+    .hold(() => 100)
+    .then(() => {
+      waits = false;
+    });
+  pressure.leave(second);
+  await nextTurn();
+  await clock.advance(150);
+  expect(waits).toBe(false);
   await held;
 });
 

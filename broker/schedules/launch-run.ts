@@ -64,7 +64,7 @@ export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
   /** Ids of the runs that had not ended when this broker started or took over machines. */
-  #leftOpen: Set<string>;
+  readonly #leftOpen: Set<string>;
   /** For each machine, the monotonic time at which this broker took it over from another broker. */
   readonly #adoptedAt = new Map<string, number>();
   readonly #linkedAt = new Map<string, number>();
@@ -72,6 +72,7 @@ export class Launcher {
   constructor(context: ScheduleContext, left: readonly string[]) {
     this.#context = context;
     this.#leftOpen = new Set(left);
+    context.records.watch(({ id }) => this.#leftOpen.delete(id));
     context.presence.watch((machineId, online) => {
       if (online) this.#linkedAt.set(machineId, monotonic());
       else this.#linkedAt.delete(machineId);
@@ -84,7 +85,7 @@ export class Launcher {
    */
   async adopt(machineIds: readonly string[]): Promise<void> {
     for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
-    this.#leftOpen = new Set(await this.#context.records.unfinishedIds());
+    for (const id of await this.#context.records.unfinishedIds(machineIds)) this.#leftOpen.add(id);
   }
 
   #ownedSince(machineId: string): number {

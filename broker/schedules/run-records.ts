@@ -15,7 +15,7 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { allOf, among, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/in-memory-state.ts';
 import { counted, type Mark, tables } from './run-tables.ts';
 
@@ -229,9 +229,10 @@ export class ScheduleRecords {
     return (await this.#history.all(open, ...values)).map(fromRow);
   }
 
-  /** The ids of all runs whose commands have not ended. */
-  async unfinishedIds(): Promise<string[]> {
-    const rows = await this.#history.all('SELECT id FROM schedule_runs WHERE finished_at IS NULL');
+  /** Returns the ids of the runs whose commands have not ended, on these machines or on all. */
+  async unfinishedIds(machineIds?: readonly string[]): Promise<string[]> {
+    const [where, values] = allOf([['finished_at IS NULL'], machineIds && among('machine_id', machineIds)]);
+    const rows = await this.#history.all(`SELECT id FROM schedule_runs WHERE ${where}`, ...values);
     return rows.map((row) => textIn(row, 'id'));
   }
 
