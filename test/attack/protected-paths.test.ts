@@ -18,7 +18,7 @@ import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
-import { createFiles, type Files } from '../../agent/files/index.ts';
+import { createFiles, type Files, type FilesOptions } from '../../agent/files/index.ts';
 import { protectedPathsOf } from '../../agent/protected-paths.ts';
 import { type AgentCall, type MethodShape, methods } from '../../shared/agent-rpcs.ts';
 import { leapingClock } from '../commands-fixture.ts';
@@ -69,6 +69,17 @@ function mounted(from: string, at: string): string {
   onTestFinished(() => void execFileSync('umount', ['-l', at]));
   return at;
 }
+
+/** Returns the file operations of an agent that serves the whole disk. Its data is in `base`. */
+const openAll = (base: string, more: Pick<Partial<FilesOptions>, 'forbidden' | 'fixed'>): Promise<Files> =>
+  createFiles({
+    roots: ['/'],
+    home: base,
+    forbidden: [],
+    directory: join(base, 'data'),
+    log: quiet,
+    ...more,
+  });
 
 type Way = [name: string, lead: (ground: Ground) => string | Promise<string>];
 
@@ -150,110 +161,58 @@ function symlinked(to: string, at: string): string {
 
 type Operation = [name: string, run: (ground: Ground, path: string) => Promise<Answer>];
 
+/** Returns a request for the path in its query, such as `GET /stat?path=…&checksum=sha256`. */
 const on =
-  (method: string, tail: (path: string) => string, body?: (path: string, ground: Ground) => unknown) =>
+  (method: string, route: string, more = '') =>
+  ({ system, machineId }: Ground, path: string): Promise<Answer> =>
+    system.call(method, `/machines/${machineId}/files${route}?${at(path)}${more}`);
+
+/** Returns a request for the path in its JSON body. */
+const send =
+  (method: string, route: string, body: (path: string, ground: Ground) => object) =>
   (ground: Ground, path: string): Promise<Answer> =>
-    ground.system.call(method, `/machines/${ground.machineId}/files${tail(path)}`, {
-      ...(body && { body: body(path, ground) }),
-    });
+    ground.system.call(method, `/machines/${ground.machineId}/files${route}`, { body: body(path, ground) });
+
 const at = (path: string): string => `path=${encodeURIComponent(path)}`;
+
+const stolen = (source: string, { folder }: Ground): object => ({ source, destination: `${folder}/stolen` });
+const replaced = (destination: string, { holder }: Ground): object => ({
+  source: `${holder}/harmless`,
+  destination,
+  overwrite: true,
+});
 
 /** Operations on the target of a symlink. */
 const reading: Operation[] = [
-  ['content', on('GET', (path) => `/content?${at(path)}`)],
-  ['download', on('GET', (path) => `/download?${at(path)}`)],
-  ['a range', on('GET', (path) => `/download?${at(path)}&offset=1&length=2`)],
-  ['checksum', on('GET', (path) => `/stat?${at(path)}&checksum=sha256`)],
-  ['watch', on('GET', (path) => `/watch?${at(path)}`)],
-  [
-    'write',
-    on(
-      'PUT',
-      () => '/content',
-      (path) => ({ path, content: 'broken' }),
-    ),
-  ],
+  ['content', on('GET', '/content')],
+  ['download', on('GET', '/download')],
+  ['a range', on('GET', '/download', '&offset=1&length=2')],
+  ['checksum', on('GET', '/stat', '&checksum=sha256')],
+  ['watch', on('GET', '/watch')],
+  ['write', send('PUT', '/content', (path) => ({ path, content: 'broken' }))],
   [
     'raw',
-    on(
-      'PUT',
-      (path) => `/raw?${at(path)}`,
-      () => 'broken',
-    ),
+    ({ system, machineId }, path) =>
+      system.call('PUT', `/machines/${machineId}/files/raw?${at(path)}`, { body: 'broken' }),
   ],
-  [
-    'mode',
-    on(
-      'PATCH',
-      () => '',
-      (path) => ({ path, mode: '0666' }),
-    ),
-  ],
-  [
-    'copy',
-    on(
-      'POST',
-      () => '/copy',
-      (source, { folder }) => ({ source, destination: `${folder}/stolen` }),
-    ),
-  ],
+  ['mode', send('PATCH', '', (path) => ({ path, mode: '0666' }))],
+  ['copy', send('POST', '/copy', stolen)],
   [
     'copy to another machine',
-    on(
-      'POST',
-      () => '/copy',
-      (source, { folder, other }) => ({
-        source,
-        destination: `${folder}/stolen`,
-        destination_machine_id: other,
-      }),
-    ),
+    send('POST', '/copy', (source, ground) => ({
+      ...stolen(source, ground),
+      destination_machine_id: ground.other,
+    })),
   ],
 ];
 /** Operations on a path itself, which do not follow a symlink. */
 const naming: Operation[] = [
-  ['stat', on('GET', (path) => `/stat?${at(path)}`)],
-  [
-    'move',
-    on(
-      'POST',
-      () => '/move',
-      (source, { folder }) => ({ source, destination: `${folder}/stolen` }),
-    ),
-  ],
-  [
-    'move over it',
-    on(
-      'POST',
-      () => '/move',
-      (destination, { holder }) => ({
-        source: `${holder}/harmless`,
-        destination,
-        overwrite: true,
-      }),
-    ),
-  ],
-  [
-    'copy over it',
-    on(
-      'POST',
-      () => '/copy',
-      (destination, { holder }) => ({
-        source: `${holder}/harmless`,
-        destination,
-        overwrite: true,
-      }),
-    ),
-  ],
-  ['delete', on('DELETE', (path) => `?${at(path)}`)],
-  [
-    'mkdir',
-    on(
-      'POST',
-      () => '/mkdir',
-      (path) => ({ path }),
-    ),
-  ],
+  ['stat', on('GET', '/stat')],
+  ['move', send('POST', '/move', stolen)],
+  ['move over it', send('POST', '/move', replaced)],
+  ['copy over it', send('POST', '/copy', replaced)],
+  ['delete', on('DELETE', '')],
+  ['mkdir', send('POST', '/mkdir', (path) => ({ path }))],
 ];
 
 const denied = { status: 403, body: { error: { code: 'permission_denied' } } };
@@ -324,8 +283,7 @@ describe('every file operation that the wire has', () => {
     const secret = join(base, 'secret');
     mkdirSync(join(secret, 'sub'), { recursive: true });
     for (const file of ['secret/key', 'harmless']) writeFileSync(join(base, file), file);
-    const [roots, forbidden, directory] = [['/'], [secret], join(base, 'data')];
-    const files = await createFiles({ roots, home: base, forbidden, directory, log: quiet });
+    const files = await openAll(base, { forbidden: [secret] });
     expect(operations.length).toBeGreaterThanOrEqual(13);
     for (const shape of operations) {
       for (const path of ['secret', 'secret/key', 'secret/sub', 'secret/new', 'data/temporary.journal']) {
@@ -377,42 +335,20 @@ describe('the data directory', () => {
       body: archive,
     }).then(async ({ status, headers, ...rest }) => ({ status, headers, body: rest }));
   const operations: Operation[] = [
-    ['list', on('GET', (path) => `?${at(path)}`)],
-    ['archive', on('GET', (path) => `/download?${at(path)}&archive=tar`)],
-    ['search', on('GET', (path) => `/search?${at(path)}&content=machine_id`)],
-    ['watch', on('GET', (path) => `/watch?${at(path)}&recursive=true`)],
+    ['list', on('GET', '')],
+    ['archive', on('GET', '/download', '&archive=tar')],
+    ['search', on('GET', '/search', '&content=machine_id')],
+    ['watch', on('GET', '/watch', '&recursive=true')],
     ['extract', extract],
-    [
-      'mkdir in it',
-      on(
-        'POST',
-        () => '/mkdir',
-        (path) => ({ path: `${path}/new` }),
-      ),
-    ],
-    [
-      'mode',
-      on(
-        'PATCH',
-        () => '',
-        (path) => ({ path, mode: '0777' }),
-      ),
-    ],
-    [
-      'copy',
-      on(
-        'POST',
-        () => '/copy',
-        (source, { folder }) => ({ source, destination: `${folder}/stolen` }),
-      ),
-    ],
+    ['mkdir in it', send('POST', '/mkdir', (path) => ({ path: `${path}/new` }))],
+    ['mode', send('PATCH', '', (path) => ({ path, mode: '0777' }))],
+    ['copy', send('POST', '/copy', stolen)],
     [
       'copy into it',
-      on(
-        'POST',
-        () => '/copy',
-        (path, { holder }) => ({ source: `${holder}/harmless`, destination: `${path}/new` }),
-      ),
+      send('POST', '/copy', (path, { holder }) => ({
+        source: `${holder}/harmless`,
+        destination: `${path}/new`,
+      })),
     ],
   ];
 
@@ -422,25 +358,11 @@ describe('the data directory', () => {
 
   test('is not moved, replaced or removed with a parent, and is in no archive, search or watch', async () => {
     const ground = await createProtectedFiles();
-    const { system, machineId, holder, identity, folder, data } = ground;
+    const { system, machineId, holder, identity, data } = ground;
     const moves: Operation[] = [
-      ['delete', on('DELETE', (path) => `?${at(path)}&recursive=true`)],
-      [
-        'move',
-        on(
-          'POST',
-          () => '/move',
-          (source) => ({ source, destination: `${folder}/stolen` }),
-        ),
-      ],
-      [
-        'copy',
-        on(
-          'POST',
-          () => '/copy',
-          (source) => ({ source, destination: `${folder}/stolen` }),
-        ),
-      ],
+      ['delete', on('DELETE', '', '&recursive=true')],
+      ['move', send('POST', '/move', stolen)],
+      ['copy', send('POST', '/copy', stolen)],
     ];
     const hidden = linked(identity, join(holder, 'hidden'));
     await expectSafe(ground, [['the directory above', () => holder]], moves);
@@ -567,16 +489,7 @@ describe('the program', () => {
     mkdirSync(program);
     writeFileSync(join(program, 'main'), 'main');
     writeFileSync(join(base, 'other'), 'other');
-    const files = await createFiles({
-      ...{
-        roots: ['/'],
-        home: base,
-        forbidden: [],
-        fixed: [program],
-        directory: join(base, 'data'),
-        log: quiet,
-      },
-    });
+    const files = await openAll(base, { fixed: [program] });
     for (const [what, change] of changes) {
       const outcome = await change(files, program, join(base, 'other')).catch((error: unknown) => error);
       expect([what, outcome]).toEqual([what, refused('permission_denied')]);
@@ -623,16 +536,7 @@ test('a file call after a second without calls needs a few dozen system calls to
     config: join(base, 'agent.toml'),
   });
   mkdirSync(join(base, 'data'));
-  const files = await createFiles({
-    ...{
-      roots: ['/'],
-      home: base,
-      forbidden: secret,
-      fixed: program,
-      directory: join(base, 'data'),
-      log: quiet,
-    },
-  });
+  const files = await openAll(base, { forbidden: secret, fixed: program });
   let asked = 0;
   const counting = createHook({
     init(_id, type) {
@@ -667,9 +571,7 @@ test('protected files are also refused as hard links if another protected file c
   execFileSync('touch', ['a'.repeat(200), 'key'], { cwd: deep });
   // rmSync() cannot remove a file whose path is so long.
   onTestFinished(() => void execFileSync('rm', ['-r', secret]));
-  const files = await createFiles({
-    ...{ roots: ['/'], home: base, forbidden: [secret], directory: join(base, 'data'), log: quiet },
-  });
+  const files = await openAll(base, { forbidden: [secret] });
   const path = Buffer.from(linked(join(deep, 'key'), join(base, 'hard')));
   await expect(files.statFile({ path, sha256: false }, asCall())).rejects.toEqual(
     refused('permission_denied'),
