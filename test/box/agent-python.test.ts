@@ -1,6 +1,6 @@
 // An agent in another language: Python's gRPC with the code that protoc generates from link.proto and
 // agent.proto. It links to a real broker.
-import { execFileSync, spawn } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
@@ -9,29 +9,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { expect, onTestFinished, test } from 'vitest';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
-
-const root = join(import.meta.dirname, '../..');
-const python = '/usr/bin/python3';
-
-function missing(): boolean {
-  try {
-    execFileSync(python, ['-c', 'import grpc, cryptography'], { stdio: 'ignore' });
-    execFileSync('sh', ['-c', 'command -v protoc grpc_python_plugin'], { stdio: 'ignore' });
-    return false;
-  } catch {
-    return true;
-  }
-}
-
-/** Generates Python code from both protos in a temporary folder. */
-function generate(): string {
-  const folder = temporaryFolder('python');
-  const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
-  const into = [`--python_out=${folder}`, `--grpc_out=${folder}`, `--plugin=protoc-gen-grpc=${plugin}`];
-  const protos = ['farhand/link/v1/link.proto', 'farhand/agent/v1/agent.proto'];
-  execFileSync('protoc', ['-I', join(root, 'proto'), ...into, ...protos]);
-  return folder;
-}
+import { generatePython, lacksPython, python } from './python-grpc.ts';
 
 /** Starts the agent as a separate process. Ends it with the test. */
 function startAgent(generated: string, system: TestSystem, joinToken: string) {
@@ -67,7 +45,11 @@ function startAgent(generated: string, system: TestSystem, joinToken: string) {
 /** A broker with the linked Python agent. */
 async function linkedSystem() {
   const system = await startFarhand();
-  const agent = startAgent(generate(), system, await system.joinToken());
+  const agent = startAgent(
+    generatePython('link/v1/link.proto', 'agent/v1/agent.proto'),
+    system,
+    await system.joinToken(),
+  );
   const { machine_id } = (await agent.line('linked')) as { machine_id: string };
   const folder = temporaryFolder('files');
   return { system, agent, machine_id, at: (name: string): string => join(folder, name) };
@@ -75,7 +57,7 @@ async function linkedSystem() {
 
 /** Debian packages: python3-grpcio, python3-cryptography, protobuf-compiler and protobuf-compiler-grpc. */
 const needed = '(skipped where python3-grpcio, python3-cryptography, protoc or its plugin is missing)';
-const testPython = test.skipIf(missing());
+const testPython = test.skipIf(lacksPython('grpc', 'cryptography'));
 
 testPython(
   `an agent in Python refuses what it lacks and what cannot be, and changes nothing then ${needed}`,

@@ -13,18 +13,11 @@ import {
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { plan } from '../../agent/processes/launch-plan.ts';
+import { has } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const asRoot = process.getuid?.() === 0;
 const user = 'daemon';
-const has = (program: string): boolean => {
-  try {
-    execFileSync('which', [program], { stdio: 'ignore' });
-    return true;
-  } catch {
-    return false;
-  }
-};
 
 /** Makes a folder with write access for every user. */
 function createFolder(): string {

@@ -1,37 +1,22 @@
 // A client in another language: Python's gRPC with the code that protoc generates from client.proto, with a
 // real broker and agent.
-import { execFile, execFileSync } from 'node:child_process';
+import { execFile } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 import { caOf } from '../grpc-fixture.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-
-const root = join(import.meta.dirname, '../..');
-const python = '/usr/bin/python3';
-
-function missing(): boolean {
-  try {
-    execFileSync(python, ['-c', 'import grpc'], { stdio: 'ignore' });
-    execFileSync('sh', ['-c', 'command -v protoc grpc_python_plugin'], { stdio: 'ignore' });
-    return false;
-  } catch {
-    return true;
-  }
-}
+import { startFarhand } from '../start-farhand.ts';
+import { generatePython, lacksPython, python } from './python-grpc.ts';
 
 /** Debian packages: python3-grpcio, protobuf-compiler and protobuf-compiler-grpc. */
-test.skipIf(missing())(
+test.skipIf(lacksPython('grpc'))(
   'a program in Python does everything with client.proto alone (skipped where python3-grpcio, protoc or its plugin is missing)',
   async () => {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/sh' });
-    const folder = temporaryFolder('python');
-    const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
-    const into = [`--python_out=${folder}`, `--grpc_out=${folder}`, `--plugin=protoc-gen-grpc=${plugin}`];
-    execFileSync('protoc', ['-I', join(root, 'proto'), ...into, 'farhand/client/v1/client.proto']);
+    const folder = generatePython('client/v1/client.proto');
     const ca = join(folder, 'ca.pem');
     writeFileSync(ca, await caOf(system));
     const path = join(folder, 'file');
