@@ -23,7 +23,8 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { version } from '../../shared/version.ts';
 import { atEnd, shared } from '../close-after-tests.ts';
-import { has, needs } from '../skip-without-programs.ts';
+import { mayMount } from '../file-operations-fixture.ts';
+import { has, lacks, needs } from '../skip-without-programs.ts';
 import { call, temporaryFolder } from '../start-farhand.ts';
 import { buildPackages, built } from './build-packages.ts';
 
@@ -224,17 +225,6 @@ describe('a broker from its package', () => {
   });
 });
 
-const mayMount = process.getuid?.() === 0 && existsSync('/usr/bin/unshare') && canMount();
-
-function canMount(): boolean {
-  try {
-    execFileSync('unshare', ['--mount', 'mount', '-t', 'tmpfs', 'none', '/opt'], { stdio: 'ignore' });
-    return true;
-  } catch {
-    return false;
-  }
-}
-
 /** Runs shell lines in a mount namespace where /opt and /usr/local/bin are empty and private. */
 async function elsewhere(lines: string): Promise<{ code: number; text: string }> {
   const mounts = 'mount -t tmpfs none /opt; mount -t tmpfs none /usr/local/bin';
@@ -247,7 +237,7 @@ async function elsewhere(lines: string): Promise<{ code: number; text: string }>
   return { code: Number(code), text };
 }
 
-describe.skipIf(!mayMount)('the install line (needs root that may mount)', () => {
+describe.skipIf(!mayMount || lacks('unshare'))('the install line (needs root that may mount)', () => {
   const asRoot = (line: string, options: string): string =>
     line.replace(/ \| sudo sh$/, ` | sh -s -- ${options}`);
 

@@ -1,24 +1,13 @@
 // Compares the inventory with the package managers of four distributions. In a separate root file system, an agent
 // reports packages and pending updates. Then the package manager installs its updates, which must be the reported ones.
-import { execFileSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import { describe, expect } from 'vitest';
-import { needs } from '../skip-without-programs.ts';
+import { mayMount } from '../file-operations-fixture.ts';
+import { lacks, needs } from '../skip-without-programs.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { waitFor } from '../wait-for.ts';
 import { managers, type PackageManager, type Packages, Root } from './package-manager-roots.ts';
-
-const mayMount = process.getuid?.() === 0 && canMount();
-
-function canMount(): boolean {
-  try {
-    execFileSync('unshare', ['--mount', 'mount', '-t', 'tmpfs', 'none', '/opt'], { stdio: 'ignore' });
-    return true;
-  } catch {
-    return false;
-  }
-}
 
 /** Long, because each of the four runs of makepkg needs 2 s of CPU time. */
 const ms = 240_000;
@@ -98,7 +87,7 @@ async function compare(root: Root, manager: PackageManager, unfetched: RegExp | 
   expect(await collect()).toMatchObject({ packages: after, updates: [], reasons: [] });
 }
 
-describe.skipIf(!mayMount)('package managers (need root that may mount)', () => {
+describe.skipIf(!mayMount || lacks('unshare'))('package managers (need root that may mount)', () => {
   const older = (preRelease: string): Packages => [
     ['plain', '1.0'],
     [longName, '1.0'],

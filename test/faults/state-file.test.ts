@@ -30,23 +30,8 @@ import type { JoinTokenId, MachineId } from '../../shared/api/shared-schemas.ts'
 import { setClock } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { mayMount } from '../file-operations-fixture.ts';
 import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
-
-const mayMount = process.getuid?.() === 0 && tries(() => execFileSync('mount', tmpfs('/mnt')));
-if (mayMount) execFileSync('umount', ['/mnt']);
-
-function tmpfs(folder: string): string[] {
-  return ['-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', folder];
-}
-
-function tries(attempt: () => void): boolean {
-  try {
-    attempt();
-    return true;
-  } catch {
-    return false;
-  }
-}
 
 function machine(id: string, name = id): Machine {
   return {
@@ -267,7 +252,7 @@ describe('a change that fails', () => {
 
   test.runIf(mayMount)('on a full disk leaves the old file unchanged, and no other file', async () => {
     const folder = temporaryFolder('full');
-    execFileSync('mount', tmpfs(folder));
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', folder]);
     onTestFinished(() => void execFileSync('umount', [folder]));
     await usedFolder(folder);
     const state = await openState(folder);
