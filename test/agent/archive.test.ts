@@ -175,21 +175,19 @@ describe('readArchive', () => {
 
   test.skipIf(!isRoot)(
     'a file that the agent has no permission to read fails the archive and is named (needs root)',
-    () => {
+    async () => {
       mkdirSync(path('dir'));
       writeFileSync(path('dir/closed'), 'x', { mode: 0o600 });
-      const filesModule = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
-      const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-      const source = `import { createFiles } from ${filesModule}; import { createLogger } from ${logger};
-        const [root, directory] = ${JSON.stringify([disk.root, join(disk.root, 'data')])};
+      chmodSync(disk.root, 0o777);
+      const child = disk.program(
+        `const [root, directory] = ${JSON.stringify([disk.root, join(disk.root, 'data')])};
         const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
         const request = { path: Buffer.from(root + '/dir'), gzip: false };
         try { for await (const part of files.readArchive(request, { signal: new AbortController().signal })); }
-        catch (error) { console.log(error.code, error.details.path); }`;
-      chmodSync(disk.root, 0o777);
-      const options = { uid: 65_534, gid: 65_534, encoding: 'utf8' } as const;
-      const { stdout } = spawnSync(process.execPath, ['--input-type=module', '-e', source], options);
-      expect(stdout.trim()).toBe(`permission_denied ${path('dir/closed')}`);
+        catch (error) { console.log(error.code, error.details.path); }`,
+        65_534,
+      );
+      await printed(child, `permission_denied ${path('dir/closed')}\n`);
     },
   );
 
@@ -681,25 +679,19 @@ describe('writeArchive', () => {
       { name: 'big', content: Buffer.alloc(1_000_000) },
     );
     writeFileSync(join(disk.base, 'part.tar'), tar.subarray(0, 500_000));
-    const filesModule = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
-    const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-    const source = `import { createFiles } from ${filesModule}; import { createLogger } from ${logger};
-      import { readFileSync } from 'node:fs';
+    const child = disk.program(`
       const [root, directory] = ${JSON.stringify([disk.root, disk.data])};
       const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
       async function* upload(whole) {
         yield { open: { path: Buffer.from(root + '/target' + whole), whole, overwrite: false, create_parents: false } };
-        yield { chunk: readFileSync(${JSON.stringify(join(disk.base, 'part.tar'))}) };
+        yield { chunk: fs.readFileSync(${JSON.stringify(join(disk.base, 'part.tar'))}) };
         console.log('sent');
         await new Promise((resolve) => setTimeout(resolve, 60_000));
       }
       const call = { signal: new AbortController().signal };
-      await Promise.all([true, false].map((whole) => files.writeArchive(upload(whole), call)));`;
-    const child = spawn(process.execPath, ['--input-type=module', '-e', source], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
+      await Promise.all([true, false].map((whole) => files.writeArchive(upload(whole), call)));`);
     let sent = '';
-    for await (const chunk of child.stdout) {
+    for await (const chunk of child.stdout ?? []) {
       sent += String(chunk);
       if (sent.split('sent').length === 3) break;
     }

@@ -1,5 +1,5 @@
 // The agent's search in files, on real files. Tests of refusals and attacks come first.
-import { execFileSync, spawnSync } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import { appendFileSync, chmodSync, mkdirSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
@@ -8,7 +8,7 @@ import { compileGlob } from '../../agent/files/search/glob.ts';
 import type { FileMatch } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
 import type { SearchFilesRequest__Output } from '../../proto/types/farhand/agent/v1/SearchFilesRequest.ts';
 import type { SearchFilesTail } from '../../proto/types/farhand/agent/v1/SearchFilesTail.ts';
-import { call, Disk, isRoot, refused } from '../file-operations-fixture.ts';
+import { call, Disk, isRoot, printed, refused } from '../file-operations-fixture.ts';
 
 let disk: Disk;
 let files: Files;
@@ -135,24 +135,24 @@ describe('searchFiles', () => {
 
   test.skipIf(!isRoot)(
     'unreadable files are counted, and matches in all others are found (needs root)',
-    () => {
+    async () => {
       mkdirSync(path('closed'), { mode: 0o700 });
       writeFileSync(path('secret'), 'word', { mode: 0o600 });
       writeFileSync(path('open'), 'word');
       chmodSync(disk.root, 0o777);
-      const filesModule = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
-      const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-      const source = `import { createFiles } from ${filesModule}; import { createLogger } from ${logger};
-      const [root, directory] = ${JSON.stringify([disk.root, path('data')])};
+      const child = disk.program(
+        `const [root, directory] = ${JSON.stringify([disk.root, path('data')])};
       const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
       const request = { path: Buffer.from(root), name: '', content: 'word', ignore_case: false, hidden: false, limit: 0 };
+      const seen = [];
       for await (const { matches, tail } of files.searchFiles(request, { signal: new AbortController().signal })) {
-        for (const { entry } of matches?.matches ?? []) console.log(String(entry.name));
-        if (tail) console.log(tail.unreadable);
-      }`;
-      const options = { uid: 65_534, gid: 65_534, encoding: 'utf8' } as const;
-      const { stdout } = spawnSync(process.execPath, ['--input-type=module', '-e', source], options);
-      expect(stdout).toBe('open\n2\n');
+        for (const { entry } of matches?.matches ?? []) seen.push(String(entry.name));
+        if (tail) seen.push(tail.unreadable);
+      }
+      console.log(JSON.stringify(seen));`,
+        65_534,
+      );
+      await printed(child, '["open",2]');
     },
   );
 
