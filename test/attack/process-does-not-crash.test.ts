@@ -6,31 +6,16 @@ import { connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { connectionLimits, logAcceptErrors } from '../../broker/connection-limiter.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
-import { temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-processes.ts';
+import { startBrokerProgram } from '../faults/broker-program.ts';
 import { waitFor } from '../wait-for.ts';
 
 const fileLimit = 256;
 const limited = ['sh', '-c', `ulimit -n ${fileLimit}; exec "$@"`, 'sh'];
 
 /** Starts a broker in a separate process with a limit of open files. */
-async function limitedBroker() {
-  const dataDir = temporaryFolder('broker');
-  const args = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
-  const broker = program('broker/main.ts', args, limited);
-  const { http, grpc } = await broker.line('broker is up');
-  const local = { dataDir, url: undefined, apiKey: undefined };
-  const { key, joinToken } = await withBroker(local, async ({ keys, joinTokens }) => ({
-    key: (await keys.create({ name: 'test', scopes: ['admin'] })).key,
-    joinToken: (await joinTokens.create({})).token,
-  }));
-  const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
-  return { broker, http: new URL(String(http)).host, grpc: String(grpc), joinToken, client };
-}
+const limitedBroker = () => startBrokerProgram({ under: limited });
 
 function dial(address: string): Socket {
   const { hostname, port } = new URL(`tcp://${address}`);
@@ -101,28 +86,26 @@ test.each([64, 256, 1_024, 20_000, 524_288])(
 );
 
 test('a broker that may open 256 files outlives 800 connections without a key; its agent stays linked', async () => {
-  const { broker, http, grpc, joinToken, client } = await limitedBroker();
-  const args = ['--broker', grpc, '--data-dir', temporaryFolder('agent'), '--join-token', joinToken];
-  const agent = program('agent/main.ts', args);
-  await agent.line('linked');
-  const [machine] = (await client.machines.list()).items;
-  const machine_id = machine?.id ?? '';
+  const broker = await limitedBroker();
+  const { http, grpc, client } = broker;
+  const agent = await broker.agent();
+  const machine_id = await broker.machineId();
   const sockets = [http, grpc].flatMap((address) => Array.from({ length: 400 }, () => dial(address)));
   await Promise.all(sockets.map((socket) => Promise.race([once(socket, 'connect'), once(socket, 'close')])));
   expect(await client.commands.create({ machine_id, command: 'echo here' })).toMatchObject({
     status: 'completed',
     stdout: 'here\n',
   });
-  expect(readdirSync(`/proc/${broker.pid}/fd`).length).toBeLessThan(fileLimit - 32);
+  expect(readdirSync(`/proc/${broker.child().pid}/fd`).length).toBeLessThan(fileLimit - 32);
   for (const socket of sockets) socket.destroy();
   expect(await client.machines.get({ machine_id })).toMatchObject({ status: 'online' });
   const { items } = await client.events.list({ type: 'machine.offline' });
   expect(items).toEqual([]);
-  expect([broker.exitCode, agent.exitCode]).toEqual([null, null]);
+  expect([broker.child().exitCode, agent.exitCode]).toEqual([null, null]);
 });
 
 test('a CONNECT whose connection is reset before its refusal does not end the broker', async () => {
-  const { broker, http, client } = await limitedBroker();
+  const { child, http, client } = await limitedBroker();
   for (let n = 0; n < 100; n += 1) {
     const socket = dial(http);
     await once(socket, 'connect');
@@ -132,5 +115,5 @@ test('a CONNECT whose connection is reset before its refusal does not end the br
     socket.resetAndDestroy();
   }
   await waitFor(async () => expect((await client.machines.list()).total).toBe(0));
-  expect(broker.exitCode).toBe(null);
+  expect(child().exitCode).toBe(null);
 });

@@ -8,13 +8,11 @@ import { basename, dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
 import { withSocket } from '../../broker/cli/call-local-broker.ts';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand, type FarhandError } from '../../shared/sdk/index.ts';
 import { shippedProgram } from '../bundled-programs.ts';
 import { onOtherDisk } from '../find-file-systems.ts';
-import { freeAddress } from '../find-free-ports.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-processes.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 const main = shippedProgram('farhand');
 
@@ -50,32 +48,9 @@ const whole = ['authority.json 600', 'history.db 600', 'state.json 600', 'webhoo
 
 /** Starts a broker and an agent as separate processes. */
 async function programs() {
-  const dataDir = temporaryFolder('broker');
-  const start = (directory: string, grpc: string) =>
-    program('broker/main.ts', ['--data-dir', directory, '--http', '127.0.0.1:0', '--grpc', grpc]);
-  const broker = start(dataDir, await freeAddress());
-  const { grpc, http } = await broker.line('broker is up');
-  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
-    key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
-    token: (await client.joinTokens.create({})).token,
-  }));
-  const agentFlags = ['--broker', String(grpc), '--data-dir', temporaryFolder('agent'), '--name', 'one'];
-  const agent = program('agent/main.ts', [...agentFlags, '--join-token', made.token]);
-  await agent.line('linked');
-  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
-  const machine_id = (await client.machines.list()).items[0]?.id ?? '';
-  return {
-    dataDir,
-    broker,
-    agent,
-    client,
-    machine_id,
-    /** Starts a broker on another directory, at the address to which the agent connects. */
-    async again(directory: string): Promise<Farhand> {
-      const line = await start(directory, String(grpc)).line('broker is up');
-      return new Farhand({ baseUrl: String(line.http), apiKey: made.key, retries: 0 });
-    },
-  };
+  const broker = await startBrokerProgram();
+  const agent = await broker.agent();
+  return { ...broker, agent, machine_id: await broker.machineId() };
 }
 
 /** Stores records of 1 MiB each, so that a backup takes long. */
@@ -126,19 +101,19 @@ test('a backup cannot be made over HTTP, whatever the key', async () => {
 });
 
 test('a broker that is killed while it copies leaves nothing that looks complete, and its next start removes the rest', async () => {
-  const { dataDir, broker, client, machine_id, again } = await programs();
+  const { dataDir, client, machine_id, kill, start } = await programs();
   await fill(client, machine_id, 16);
   const to = place();
   const making = backup(['--data-dir', dataDir, '--to', to]);
   const inside = join(dataDir, 'backup');
   await appears(inside, making);
-  broker.kill('SIGKILL');
+  await kill();
   const { code, stderr } = await making.ended;
   // On a busy machine the signal may arrive after the end of the backup.
   if (code === 0) expect(filesOf(to)).toEqual(whole.slice(0, 3));
   else expect([code, existsSync(to), existsSync(join(inside, 'state.json'))]).toEqual([1, false, false]);
   expect(stderr).toMatch(code === 0 ? /^$/ : /^farhand: /);
-  await again(dataDir);
+  await start();
   expect(existsSync(inside)).toBe(false);
 });
 
@@ -179,7 +154,7 @@ test.skipIf(!otherDisk)(
 // ---- Successful backups
 
 test('a backup under load is consistent, and the agent reconnects to a broker that starts on it', async () => {
-  const { dataDir, broker, agent, client, machine_id, again } = await programs();
+  const { dataDir, agent, client, machine_id, kill, start } = await programs();
   const { id: webhook_id } = await client.webhooks.create({
     url: 'https://example.org/',
     events: ['file.deleted'],
@@ -203,29 +178,28 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   await Promise.all(writers);
   expect([code, stderr, stdout.startsWith(to)]).toEqual([0, '', true]);
   expect([filesOf(to), statSync(to).mode & 0o777]).toEqual([whole, 0o700]);
-  broker.kill('SIGKILL');
-  await once(broker, 'exit');
+  await kill();
 
-  const restored = await again(to);
+  await start(to);
   await agent.line('linked');
-  const { stdout: said } = await restored.commands.create({ machine_id, command: 'echo after' });
+  const { stdout: said } = await client.commands.create({ machine_id, command: 'echo after' });
   expect(said).toBe('after\n');
   const names = new Map<string, string>();
-  for await (const { id, name } of restored.keys.list()) names.set(name, id);
+  for await (const { id, name } of client.keys.list()) names.set(name, id);
   // The backup has only some of the attempts. State and history must agree on each of them.
   const known = attempts.filter((name) => names.has(name));
   expect(known.length).toBeGreaterThan(0);
   expect(known.length).toBeLessThan(attempts.length);
   for (const name of attempts) {
-    const repeat = await restored.keys.create(keyOf(name), { idempotencyKey: name }).then(
+    const repeat = await client.keys.create(keyOf(name), { idempotencyKey: name }).then(
       () => undefined,
       (error: FarhandError) => error.details.id,
     );
     expect([name, repeat]).toEqual([name, names.get(name)]);
   }
-  expect(await restored.webhooks.get({ webhook_id })).toMatchObject({ enabled: true, disabled_reason: null });
+  expect(await client.webhooks.get({ webhook_id })).toMatchObject({ enabled: true, disabled_reason: null });
   const texts: string[] = [];
-  for await (const { stdout: kept } of restored.commands.list()) texts.push(kept);
+  for await (const { stdout: kept } of client.commands.list()) texts.push(kept);
   expect(texts).toContain('before\n');
   expect(texts.length).toBe(10);
 });

@@ -1,15 +1,11 @@
 // Output of commands is complete over lost links and restarts of the broker, and contains no byte twice.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
 import { bench, bytesOf, gate, listen, nothingReceived, output } from '../commands-fixture.ts';
-import { freeAddress } from '../find-free-ports.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-processes.ts';
+import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 function written(command: string): Buffer {
   return execFileSync('sh', ['-c', command], { maxBuffer: 2 ** 28 });
@@ -70,18 +66,9 @@ test('a broker that is stopped during a command asks its readers to reconnect, a
 });
 
 test('after a broker was killed with SIGKILL during a command, its restart loses and repeats no byte', async () => {
-  const dataDir = temporaryFolder('broker');
-  const flags = ['--data-dir', dataDir];
-  const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
-  const where = { dataDir, url: undefined, apiKey: undefined };
-  const first = program('broker/main.ts', [...flags, ...addresses]);
-  const { grpc, http } = await first.line('broker is up');
-  const key = await withBroker(
-    where,
-    async (local) => (await local.keys.create({ name: 'k', scopes: ['admin'] })).key,
-  );
-  const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
-  const proxy = await startProxy(String(grpc));
+  const broker = await startBrokerProgram();
+  const { client } = broker;
+  const proxy = await startProxy(broker.grpc);
   onTestFinished(() => proxy.close());
   const elsewhere = await startFarhand();
   const { token } = await client.joinTokens.create({ uses: 1 });
@@ -93,21 +80,20 @@ test('after a broker was killed with SIGKILL during a command, its restart loses
   });
   const received = nothingReceived();
   await listen({ client }, id, received, ({ stdout }) => stdout.length > 20_000);
-  let broker = first;
   for (const { open } of gates) {
     open();
-    broker.kill('SIGKILL');
-    await once(broker, 'exit');
+    await broker.kill();
     const back = agent.linked(true);
-    broker = program('broker/main.ts', [...flags, ...addresses]);
-    await broker.line('broker is up');
+    await broker.start();
     await back;
     const so = received.stdout.length;
     await listen({ client }, id, received, ({ stdout }) => stdout.length > so);
   }
   if (!received.exit) await listen({ client }, id, received);
   expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
-  expect(digest(await bytesOf(await output({ url: String(http), key }, id)))).toBe(digest(received.stdout));
+  expect(digest(await bytesOf(await output({ url: `http://${broker.http}`, key: broker.key }, id)))).toBe(
+    digest(received.stdout),
+  );
   expect((await client.commands.get({ command_id: id })).status).toBe('completed');
   const { items } = await client.events.list({ type: 'command.started' });
   expect(items).toHaveLength(1);

@@ -4,39 +4,17 @@ import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
-import { freeAddress } from '../find-free-ports.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-processes.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 /** Starts a broker and an agent as separate processes. */
 async function programs() {
-  const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
-  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
-  const broker = program('broker/main.ts', [...flags, '--grpc', await freeAddress()]);
-  const { grpc, http } = await broker.line('broker is up');
-  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
-    key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
-    token: (await client.joinTokens.create({})).token,
-  }));
-  const agentFlags = ['--broker', String(grpc), '--data-dir', agentDir, '--name', 'one'];
-  const agent = program('agent/main.ts', [...agentFlags, '--join-token', made.token]);
-  await agent.line('linked');
-  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
-  const machine_id = (await client.machines.list()).items[0]?.id ?? '';
-  return {
-    client,
-    machine_id,
-    broker,
-    agent,
-    agentAgain: () => program('agent/main.ts', agentFlags),
-    async brokerAgain(): Promise<Farhand> {
-      const again = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
-      const line = await again.line('broker is up');
-      return new Farhand({ baseUrl: String(line.http), apiKey: made.key, retries: 0 });
-    },
-  };
+  const broker = await startBrokerProgram();
+  const agentDir = temporaryFolder('agent');
+  const agent = await broker.agent(agentDir);
+  const agentAgain = () => broker.agent(agentDir);
+  return { ...broker, agent, agentAgain, machine_id: await broker.machineId() };
 }
 
 /** True if the process with this pid is running. A zombie counts as ended. */
@@ -52,7 +30,7 @@ async function textOf(client: Farhand, command_id: string): Promise<string> {
 }
 
 test('kill -9 of the broker while 20 commands run: all end, and each ran once', async () => {
-  const { client, machine_id, broker, brokerAgain, agent } = await programs();
+  const { client, machine_id, kill, start, agent } = await programs();
   const folder = temporaryFolder('counters');
   const go = join(folder, 'go');
   const ids = await Promise.all(
@@ -62,18 +40,17 @@ test('kill -9 of the broker while 20 commands run: all end, and each ran once', 
     }),
   );
   await expect.poll(() => readdirSync(folder).length).toBe(20);
-  broker.kill('SIGKILL');
-  await once(broker, 'exit');
+  await kill();
   writeFileSync(go, '');
-  const again = await brokerAgain();
+  await start();
   await agent.line('linked');
   for (const command_id of ids) {
-    await expect.poll(async () => (await again.commands.get({ command_id })).status).toBe('completed');
-    expect(await textOf(again, command_id)).toBe(numbers(6000));
+    await expect.poll(async () => (await client.commands.get({ command_id })).status).toBe('completed');
+    expect(await textOf(client, command_id)).toBe(numbers(6000));
   }
   const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
   expect(counters).toEqual(ids.map(() => 'ran\n'));
-  const { items } = await again.events.list({ limit: 100 });
+  const { items } = await client.events.list({ limit: 100 });
   const ends = items
     .filter(({ type }) => type === 'command.completed')
     .map(({ data }) => String(data.command_id));
@@ -89,7 +66,7 @@ test('kill -9 of the agent: its command is lost with a reason, its output is ava
   await expect.poll(() => readFileSync(pids, 'utf8').trim().split('\n')).toHaveLength(2);
   agent.kill('SIGKILL');
   await once(agent, 'exit');
-  await agentAgain().line('linked');
+  await agentAgain();
   await expect
     .poll(async () => client.commands.get({ command_id }))
     .toMatchObject({ status: 'lost', reason: 'agent_restarted', exit_code: null, stdout: 'said\n' });
@@ -169,7 +146,7 @@ test('the output of a runaway command is limited, its record says so, and other 
 });
 
 test('kill -9 of the broker while 300 commands wait: all end, and each ran once', async () => {
-  const { client, machine_id, broker, brokerAgain, agent } = await programs();
+  const { client, machine_id, kill, start, agent } = await programs();
   const folder = temporaryFolder('counters');
   const go = join(folder, 'go');
   const running = Array.from({ length: 64 }, async () => {
@@ -186,13 +163,12 @@ test('kill -9 of the broker while 300 commands wait: all end, and each ran once'
   writeFileSync(go, '');
   // By now some commands have ended, some run, some are being sent, and most of them wait.
   await expect.poll(() => readdirSync(folder).length, { interval: 5 }).toBeGreaterThan(40);
-  broker.kill('SIGKILL');
-  await once(broker, 'exit');
+  await kill();
   expect(readdirSync(folder).length).toBeLessThan(300);
-  const again = await brokerAgain();
+  await start();
   await agent.line('linked');
   for (const command_id of ids) {
-    await expect.poll(async () => (await again.commands.get({ command_id })).status).toBe('completed');
+    await expect.poll(async () => (await client.commands.get({ command_id })).status).toBe('completed');
   }
   const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
   expect(counters).toEqual(ids.map(() => 'ran\n'));

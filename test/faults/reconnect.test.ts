@@ -2,12 +2,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { freeAddress } from '../find-free-ports.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 type Presence = 'machine.online' | 'machine.offline';
 
@@ -113,34 +112,19 @@ test('an agent logs one line for each failed attempt to link', async () => {
 });
 
 test('kill -9 of the broker: agents link again by themselves, and their machines are unchanged', async () => {
-  const dataDir = temporaryFolder('broker');
-  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
-  const first = program('broker/main.ts', [...flags, '--grpc', await freeAddress()]);
-  const { grpc } = await first.line('broker is up');
-  const where = { dataDir, url: undefined, apiKey: undefined };
-  const tokens = await withBroker(where, async (client) => [
-    (await client.joinTokens.create({})).token,
-    (await client.joinTokens.create({})).token,
-  ]);
-  const agents = tokens.map((token, n) =>
-    program('agent/main.ts', [
-      ...['--broker', String(grpc), '--join-token', token],
-      ...['--data-dir', temporaryFolder('agent'), '--name', `m${n}`],
-    ]),
-  );
-  for (const agent of agents) await agent.line('linked');
-  const before = await withBroker(where, (client) => client.machines.list({ sort: 'name' }));
+  const broker = await startBrokerProgram();
+  const agents = await Promise.all([0, 1].map((n) => broker.agent(undefined, ['--name', `m${n}`])));
+  const list = () => broker.client.machines.list({ sort: 'name' });
+  const before = await list();
   expect(before.items.map(({ name, status }) => [name, status])).toEqual([
     ['m0', 'online'],
     ['m1', 'online'],
   ]);
 
-  first.kill('SIGKILL');
-  await once(first, 'exit');
-  const second = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
-  await second.line('broker is up');
+  await broker.kill();
+  await broker.start();
   for (const agent of agents) await agent.line('linked');
-  const after = await withBroker(where, (client) => client.machines.list({ sort: 'name' }));
+  const after = await list();
   expect(after.items.map(({ last_seen: _, ...item }) => item)).toEqual(
     before.items.map(({ last_seen: _, ...item }) => item),
   );
@@ -176,25 +160,9 @@ test('both sides notice a stalled connection by its silence, and the machine rec
 });
 
 test('SIGTERM ends both programs with 0, and the broker asks its agents to reconnect', async () => {
-  const dataDir = temporaryFolder('broker');
-  const broker = program('broker/main.ts', [
-    '--data-dir',
-    dataDir,
-    '--http',
-    '127.0.0.1:0',
-    '--grpc',
-    '127.0.0.1:0',
-  ]);
-  const { grpc } = await broker.line('broker is up');
-  const token = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (c) =>
-    c.joinTokens.create({}),
-  );
-  const agent = program('agent/main.ts', [
-    ...['--broker', String(grpc), '--join-token', token.token, '--data-dir', temporaryFolder('agent')],
-  ]);
-  await agent.line('linked');
-  broker.kill('SIGTERM');
-  expect((await once(broker, 'exit'))[0]).toBe(0);
+  const broker = await startBrokerProgram();
+  const agent = await broker.agent();
+  expect(await broker.kill('SIGTERM')).toBe(0);
   const { retry_ms } = await agent.line('not linked to the broker; trying again');
   expect(retry_ms).toBeLessThanOrEqual(5_000);
   agent.kill('SIGTERM');

@@ -1,17 +1,14 @@
 // Schedules under kill -9 and under load. Each due time runs once or has a row with the reason, and many schedules that
 // are due in the same second start in time.
-import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { now, sleep } from '../../shared/clock.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
 import { leapingClock, nextCall, reporting, soon } from '../commands-fixture.ts';
-import { freeAddress } from '../find-free-ports.ts';
 import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-processes.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 // For a longer run by hand: KILLS=50 npx vitest run test/faults/schedules-survive-kills.test.ts
 const kills = Number(process.env.KILLS ?? 3);
@@ -35,33 +32,34 @@ async function allRuns(client: Farhand, schedule_id: string): Promise<Run[]> {
   }
 }
 
-/** Starts a broker and agents as separate processes. After a kill, the broker restarts with the same addresses. */
+/** Starts a broker and agents as separate processes. */
 async function programs(agents = 1) {
-  const dataDir = temporaryFolder('broker');
-  const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
-  const flags = ['--data-dir', dataDir, ...addresses];
-  let broker = program('broker/main.ts', flags);
-  const { grpc, http } = await broker.line('broker is up');
-  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
-    key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
-    token: (await client.joinTokens.create({ uses: agents, tags: ['fleet'] })).token,
-  }));
-  for (let n = 0; n < agents; n += 1) {
-    const agentDir = temporaryFolder('agent');
-    const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
-    await program('agent/main.ts', joining).line('linked');
-  }
-  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
+  const broker = await startBrokerProgram();
+  for (let n = 0; n < agents; n += 1) await broker.agent(undefined, ['--tags', 'fleet']);
   return {
-    client,
-    machine_id: (await client.machines.list()).items[0]?.id ?? '',
+    client: broker.client,
+    machine_id: await broker.machineId(),
     async killBroker(): Promise<void> {
-      broker.kill('SIGKILL');
-      await once(broker, 'exit');
-      broker = program('broker/main.ts', flags);
-      await broker.line('broker is up');
+      await broker.kill();
+      await broker.start();
     },
   };
+}
+
+/** Waits until all commands have ended. The agents may take long to reconnect. */
+function allEnded(client: Farhand): Promise<void> {
+  const open = async (): Promise<number> => {
+    const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
+    return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
+  };
+  return expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
+}
+
+/** Counts how often each line occurs in a file. */
+function countsIn(file: string): Map<string, number> {
+  const counts = new Map<string, number>();
+  for (const id of readFileSync(file, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
+  return counts;
 }
 
 test(`kill -9 of the broker ${kills} times around the second: each due time has one row, and ran once, or is missed or skipped`, async () => {
@@ -84,14 +82,8 @@ test(`kill -9 of the broker ${kills} times around the second: each due time has 
   }
   const until = new Date().toISOString();
   for (const { id: schedule_id } of made) await client.schedules.update({ schedule_id, enabled: false });
-  const open = async (): Promise<number> => {
-    const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
-    return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
-  };
-  // The agent may take long to reconnect.
-  await expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
-  const counts = new Map<string, number>();
-  for (const id of readFileSync(ran, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
+  await allEnded(client);
+  const counts = countsIn(ran);
   for (const { id, name } of made) {
     const last = async () => Date.parse((await allRuns(client, id)).at(-1)?.scheduled_for ?? '');
     await expect.poll(last).toBeGreaterThanOrEqual(Date.parse(until) - 1000);
@@ -155,13 +147,8 @@ test(`kill -9 of the broker ${kills} times while a schedule with tags fires: eac
     await client.schedules.run({ schedule_id }).catch(() => {});
   }
   await client.schedules.update({ schedule_id, enabled: false });
-  const open = async (): Promise<number> => {
-    const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
-    return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
-  };
-  await expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
-  const counts = new Map<string, number>();
-  for (const id of readFileSync(ran, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
+  await allEnded(client);
+  const counts = countsIn(ran);
   expect(new Set(counts.values())).toEqual(new Set([1]));
   const due = (await allRuns(client, schedule_id)).filter(({ scheduled_for }) => scheduled_for !== null);
   for (const machine of ids) {

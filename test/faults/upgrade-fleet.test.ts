@@ -15,16 +15,15 @@ import {
 } from '../../agent/upgrade/directory-shared-with-root.ts';
 import { dropRequest, takeRequest, verifiedCopy } from '../../agent/upgrade/root-unit/take-request.ts';
 import { pinKey } from '../../agent/upgrade/trusted-key.ts';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { sleep } from '../../shared/clock.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { version as builtVersion } from '../../shared/version.ts';
 import { shippedProgram } from '../bundled-programs.ts';
-import { freeAddress } from '../find-free-ports.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { packageOf, type SigningKey, signingKey } from '../upgrades-fixture.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 vi.setConfig({ testTimeout: 300_000 });
 
@@ -159,25 +158,13 @@ class Machine {
 
 /** Starts a broker in a separate process. The test can kill it and start it again. */
 async function startBroker() {
-  const flags = ['--data-dir', temporaryFolder('broker'), '--http', await freeAddress()];
-  const grpc = await freeAddress();
-  const start = async () => {
-    const broker = program('broker/main.ts', [...flags, '--grpc', grpc]);
-    await broker.line('broker is up');
-    return broker;
-  };
-  let running = await start();
-  const local = { dataDir: flags[1] ?? '', url: undefined, apiKey: undefined };
-  const { key } = await withBroker(local, (client) =>
-    client.keys.create({ name: 'test', scopes: ['admin'] }),
-  );
+  const { grpc, http, key, kill, start } = await startBrokerProgram();
   return {
     grpc,
-    client: new Farhand({ baseUrl: `http://${flags[3]}`, apiKey: key, retries: 5 }),
+    client: new Farhand({ baseUrl: `http://${http}`, apiKey: key, retries: 5 }),
     async killAndStart() {
-      running.kill('SIGKILL');
-      await once(running, 'exit');
-      running = await start();
+      await kill();
+      await start();
     },
   };
 }

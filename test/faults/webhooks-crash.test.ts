@@ -4,11 +4,9 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
-import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-processes.ts';
 import { waitFor } from '../wait-for.ts';
+import { startBrokerProgram } from './broker-program.ts';
 
 interface Watched {
   url: string;
@@ -45,29 +43,19 @@ async function startWatchedReceiver(connected: () => void, answered: () => void)
  * moment.
  */
 async function killedAt(moment: 'connected' | 'answered') {
-  const dataDir = temporaryFolder('broker');
-  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
-  const args = [...flags, '--webhook-allow', '127.0.0.1'];
-  const broker = program('broker/main.ts', args);
-  const killed = once(broker, 'exit');
-  const kill = (at: string) => () => void (at === moment && broker.kill('SIGKILL'));
+  const broker = await startBrokerProgram({ flags: ['--webhook-allow', '127.0.0.1'] });
+  const { client } = broker;
+  const first = broker.child();
+  const killed = once(first, 'exit');
+  const kill = (at: string) => () => void (at === moment && first.kill('SIGKILL'));
   const receiver = await startWatchedReceiver(kill('connected'), kill('answered'));
-  const { grpc } = await broker.line('broker is up');
-  const { token, key, id } = await withBroker(
-    { dataDir, url: undefined, apiKey: undefined },
-    async (client) => ({
-      token: (await client.joinTokens.create({})).token,
-      key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
-      id: (await client.webhooks.create({ url: receiver.url, events: ['machine.registered'] })).id,
-    }),
-  );
-  const params = { broker: String(grpc), joinToken: token, name: 'one', tags: [] };
+  const { id } = await client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+  const { token } = await client.joinTokens.create({});
+  const params = { broker: broker.grpc, joinToken: token, name: 'one', tags: [] };
   await loadIdentity(temporaryFolder('agent'), params).catch(() => undefined);
   await killed;
   const before = receiver.bodies.length;
-  const again = program('broker/main.ts', args);
-  const { http } = await again.line('broker is up');
-  const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
+  await broker.start();
   await waitFor(
     async () => {
       const { items } = await client.webhooks.deliveries({ webhook_id: id });
