@@ -10,6 +10,7 @@ import {
   copyFile,
   mkdir,
   mkdtemp,
+  open as openFile,
   readdir,
   readFile,
   readlink,
@@ -21,7 +22,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gunzipSync } from 'node:zlib';
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { type Processes, type ProcessesOptions, startProcesses } from '../../agent/processes/index.ts';
 import { Journal, readJournal } from '../../agent/processes/journal.ts';
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
@@ -31,6 +32,7 @@ import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { waitFor } from '../wait-for.ts';
+import { alive, specOf, writeAgentProgram } from './process-calls.ts';
 
 const asRoot = process.getuid?.() === 0;
 const root = join(import.meta.dirname, '../..');
@@ -65,18 +67,8 @@ function call(signal: AbortSignal = new AbortController().signal): AgentCall {
 type Wanted = string | Partial<ProcessSpec__Output>;
 
 function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): AsyncIterator<Answer> {
-  const nothing = {
-    command: '',
-    direct: false,
-    args: [],
-    env: {},
-    user: '',
-    stdin: Buffer.alloc(0),
-    timeout_ms: 0,
-    input: false,
-  };
   const asked = typeof wanted === 'string' ? { command: wanted } : wanted;
-  const spec = { ...nothing, cwd: home, ...asked };
+  const spec = specOf({ cwd: home, ...asked });
   return processes.startProcess({ id, spec }, call(signal))[Symbol.asyncIterator]();
 }
 
@@ -154,12 +146,6 @@ async function run(wanted: Wanted, id?: string): Promise<Received & { exit: Proc
 
 function sees(text: string): (received: Received) => boolean {
   return ({ stdout }) => stdout.includes(text);
-}
-
-/** True if a process exists and is not a zombie. */
-async function alive(pid: number): Promise<boolean> {
-  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
-  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
 }
 
 async function pidIn(name: string): Promise<number> {
@@ -264,23 +250,26 @@ test('more processes than allowed are refused, and one more fits when one is ove
   expect((await run('true')).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
-test('an id that the journal could not store is not used up, and may be requested again', async () => {
-  await open();
-  const journal = join(home, 'agent/journal');
-  // Simulates a full disk: the next write to the journal fails.
-  const { open: openFile } = await import('node:fs/promises');
-  const file = await openFile(journal);
+/**
+ * Makes the next write to any open file fail, as on a full disk. Calls `meanwhile` during this write. `path` is an
+ * existing file.
+ */
+async function failNextWrite(path: string, meanwhile = (): void => {}): Promise<void> {
+  const file = await openFile(path);
   const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
   await file.close();
+  const full = vi.spyOn(prototype, 'write').mockImplementationOnce(() => {
+    meanwhile();
+    return Promise.reject(Object.assign(new Error('full'), { code: 'ENOSPC' }));
+  });
+  onTestFinished(() => full.mockRestore());
+}
+
+test('an id that the journal could not store is not used up, and may be requested again', async () => {
+  await open();
   const id = newId('command');
-  const full = vi
-    .spyOn(prototype, 'write')
-    .mockRejectedValueOnce(Object.assign(new Error('full'), { code: 'ENOSPC' }));
-  try {
-    await expect(start('touch ran', id).next()).rejects.toMatchObject({ code: 'no_space' });
-  } finally {
-    full.mockRestore();
-  }
+  await failNextWrite(join(home, 'agent/journal'));
+  await expect(start('touch ran', id).next()).rejects.toMatchObject({ code: 'no_space' });
   expect(await exists(join(home, 'ran'))).toBe(false);
   expect(processes.ids()).not.toContain(id);
   expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
@@ -314,22 +303,13 @@ test('a full journal is rewritten without loss', async () => {
 test('an entry that could not be written is not part of a later write for another id', async () => {
   const directory = join(home, 'journal');
   const journal = await journalIn(directory);
-  const { open: openFile } = await import('node:fs/promises');
-  const file = await openFile(join(directory, 'journal'));
-  const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
-  await file.close();
   const [refused, accepted] = [newId('command'), newId('command')];
   let second: Promise<void> | undefined;
-  const full = vi.spyOn(prototype, 'write').mockImplementationOnce(() => {
+  await failNextWrite(join(directory, 'journal'), () => {
     second = journal.accept(accepted, 'command');
-    return Promise.reject(Object.assign(new Error('full'), { code: 'ENOSPC' }));
   });
-  try {
-    await expect(journal.accept(refused, 'command')).rejects.toMatchObject({ code: 'no_space' });
-    await second;
-  } finally {
-    full.mockRestore();
-  }
+  await expect(journal.accept(refused, 'command')).rejects.toMatchObject({ code: 'no_space' });
+  await second;
   await journal.close();
   const again = await journalIn(directory);
   expect([...again.entries.keys()]).toEqual([accepted]);
@@ -656,11 +636,14 @@ test('a command has only its three standard files open', async () => {
 });
 
 test('file descriptors that the agent inherited are not passed to commands', async () => {
-  const script = await fixture(`
+  const script = await writeAgentProgram(
+    home,
+    `
     for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: 'ls /proc/self/fd' } }, call)) {
       if (event.output) process.stdout.write(event.output.data);
     }
-    await processes.stop();`);
+    await processes.stop();`,
+  );
   const null30 = `exec "$0" "$@" 9</dev/null 30</dev/null`;
   const child = spawn('bash', ['-c', null30, process.execPath, script], {
     stdio: ['ignore', 'pipe', 'inherit'],
@@ -1041,32 +1024,16 @@ test('stopping kills processes, ends their followers and refuses new ones; a res
   expect(again.exits).toMatchObject([lost]);
 });
 
-/** Writes a program that acts as another agent on the same directory. `body` may use `processes`, `spec` and `call`. */
-async function fixture(body: string): Promise<string> {
-  const path = join(home, 'fixture.ts');
-  const from = (name: string): string => JSON.stringify(join(root, name));
-  await writeFile(
-    path,
-    `import { startProcesses } from ${from('agent/processes/index.ts')};
-    import { createLogger } from ${from('shared/logger.ts')};
-    const directory = ${JSON.stringify(join(home, 'agent'))};
-    const limits = { graceMs: 100, killForMs: 2000 };
-    const processes = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
-    const spec = { command: '', direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '',
-      stdin: Buffer.alloc(0), timeout_ms: 0, input: false };
-    const call = { signal: new AbortController().signal };
-    ${body}`,
-  );
-  return path;
-}
-
 /** Starts a command in a separate process that acts as the agent, and kills that process with SIGKILL. */
 async function crash(id: string, command: string): Promise<void> {
-  const script = await fixture(`
+  const script = await writeAgentProgram(
+    home,
+    `
     const spec2 = { ...spec, command: ${JSON.stringify(command)} };
     for await (const { event } of processes.startProcess({ id: '${id}', spec: spec2 }, call)) {
       if (String(event.output?.data).includes('ready')) console.log('ready');
-    }`);
+    }`,
+  );
   const agent: ChildProcess = spawn(process.execPath, [script], { stdio: ['ignore', 'pipe', 'inherit'] });
   if (agent.stdout) await once(agent.stdout, 'data');
   // The journal records a process shortly after its first output.
@@ -1141,16 +1108,20 @@ test('only the agent’s user can read the files', async () => {
   expect((await stat(join(home, 'agent/journal'))).mode & 0o777).toBe(0o600);
 });
 
-const cgroup = '/proc/self/mountinfo';
+/** Returns the directory of a process's cgroup v2. */
+async function cgroupOf(pid: number | 'self'): Promise<string> {
+  const mounts = (await readFile('/proc/self/mountinfo', 'utf8')).split('\n');
+  const mount = mounts.find((line) => line.includes(' - cgroup2 '));
+  const own = /^0::(.*)$/m.exec(await readFile(`/proc/${pid}/cgroup`, 'utf8'))?.[1] ?? '';
+  return join(mount?.split(' ')[4] ?? '/nonexistent', own);
+}
 
 /**
  * Makes a cgroup below that of this test, for an agent of the user nobody, like a unit with Delegate=yes. Undefined if
  * there is no writable cgroup v2.
  */
 async function delegated(): Promise<string | undefined> {
-  const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
-  const own = /^0::(.*)$/m.exec(await readFile('/proc/self/cgroup', 'utf8'))?.[1] ?? '';
-  const directory = join(mount?.split(' ')[4] ?? '/nonexistent', own, newId('call'));
+  const directory = join(await cgroupOf('self'), newId('call'));
   const made = await mkdir(directory).then(
     () => exists(join(directory, 'cgroup.kill')),
     () => false,
@@ -1170,11 +1141,14 @@ test.runIf(asRoot)(
       await chmod(setpriv, 0o4755);
       // Like sudo, this makes the real, effective and saved user root. Then the user nobody cannot signal the process.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
-      const script = await fixture(`
+      const script = await writeAgentProgram(
+        home,
+        `
       for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
         if (event.exit) console.log(event.exit.outcome);
       }
-      await processes.stop();`);
+      await processes.stop();`,
+      );
       await chmod(script, 0o644);
       const chown = `chown -R 65534 ${directory} && echo $$ > ${directory}/cgroup.procs`;
       const agent = `exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0" "$@"`;
@@ -1192,53 +1166,50 @@ test.runIf(asRoot)(
   },
 );
 
+/** Declares a test of an agent that puts each command into a cgroup. It is skipped where the agent may not do that. */
+function testInCgroups(name: string, work: () => Promise<void>): void {
+  test.runIf(asRoot)(name, async (context) => {
+    await open();
+    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+    await work();
+  });
+}
+
 /** Returns shell text for a daemon that removes every trace of the command that started it. */
 function hidden(name: string): string {
   const file = join(home, name);
   return `(env -i setsid sh -c 'echo $$ > ${file}; exec sleep 600' </dev/null >/dev/null 2>&1 &); while [ ! -s ${file} ]; do sleep 0.01; done; echo ready`;
 }
 
-test.runIf(asRoot)(
-  'a process that has removed every trace of its command is killed with it',
-  async (context) => {
-    await open();
-    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-    const id = newId('command');
-    await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
-    await processes.killProcess({ id, grace_ms: 100 }, call());
-    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
-    expect(await alive(await pidIn('daemon'))).toBe(false);
-  },
-);
+testInCgroups('a process that has removed every trace of its command is killed with it', async () => {
+  const id = newId('command');
+  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+  await processes.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  expect(await alive(await pidIn('daemon'))).toBe(false);
+});
 
-test.runIf(asRoot)(
-  'processes that a daemon of an earlier command may have started are not killed',
-  async (context) => {
-    await open();
-    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-    const go = join(home, 'go');
-    const file = join(home, 'worker');
-    // A daemon that starts a worker once the file `go` exists. A later command creates that file.
-    const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
-    await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
-    // The kernel counts start times in hundredths of a second. The pause separates the daemon from the next command.
-    await run('sleep 0.1');
-    const id = newId('command');
-    const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
-    await hear(start(command, id), sees('ready'));
-    await processes.killProcess({ id, grace_ms: 100 }, call());
-    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
-    const pid = await pidIn('worker');
-    expect(await alive(pid)).toBe(true);
-    process.kill(pid, 'SIGKILL');
-  },
-);
+testInCgroups('processes that a daemon of an earlier command may have started are not killed', async () => {
+  const go = join(home, 'go');
+  const file = join(home, 'worker');
+  // A daemon that starts a worker once the file `go` exists. A later command creates that file.
+  const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
+  await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
+  // The kernel counts start times in hundredths of a second. The pause separates the daemon from the next command.
+  await run('sleep 0.1');
+  const id = newId('command');
+  const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
+  await hear(start(command, id), sees('ready'));
+  await processes.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  const pid = await pidIn('worker');
+  expect(await alive(pid)).toBe(true);
+  process.kill(pid, 'SIGKILL');
+});
 
-test.runIf(asRoot)(
+testInCgroups(
   'a process that has removed every trace is killed with its own command and no other',
-  async (context) => {
-    await open();
-    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  async () => {
     const [other, id] = [newId('command'), newId('command')];
     await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
     await hear(start('echo ready; sleep 600', other), sees('ready'));
@@ -1251,11 +1222,9 @@ test.runIf(asRoot)(
   },
 );
 
-test.runIf(asRoot)(
+testInCgroups(
   'a process that has removed every trace is also killed after a crash of the agent',
-  async (context) => {
-    await open();
-    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  async () => {
     await processes.stop();
     await crash(newId('command'), `${hidden('daemon')}; sleep 600`);
     expect(await alive(await pidIn('daemon'))).toBe(true);
@@ -1264,33 +1233,25 @@ test.runIf(asRoot)(
   },
 );
 
-test.runIf(asRoot)(
-  'a cgroup is used by one command after the other, and all are removed at the end',
-  async (context) => {
-    await open();
-    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-    const own =
-      (await readFile(`/proc/${processes.pids()[0]}/cgroup`, 'utf8')).match(/^0::(.*)$/m)?.[1] ?? '';
-    const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
-    const directory = join(mount?.split(' ')[4] ?? '', own);
-    const inside = async (): Promise<string[]> =>
-      (await readdir(directory, { withFileTypes: true }))
-        .filter((one) => one.isDirectory())
-        .map(({ name }) => name)
-        .sort();
-    const id = newId('command');
-    await hear(start('echo ready; sleep 600', id), sees('ready'));
-    const [first] = await inside();
-    await run('true');
-    await run('true');
-    await run({ command: 'nonexistent', direct: true });
-    expect(await inside()).toEqual([first, expect.any(String)]);
-    await processes.killProcess({ id, grace_ms: 0 }, call());
-    await hear(follow(id));
-    await processes.stop();
-    expect(await exists(directory)).toBe(false);
-  },
-);
+testInCgroups('a cgroup is used by one command after the other, and all are removed at the end', async () => {
+  const directory = await cgroupOf(processes.pids()[0]!);
+  const inside = async (): Promise<string[]> =>
+    (await readdir(directory, { withFileTypes: true }))
+      .filter((one) => one.isDirectory())
+      .map(({ name }) => name)
+      .sort();
+  const id = newId('command');
+  await hear(start('echo ready; sleep 600', id), sees('ready'));
+  const [first] = await inside();
+  await run('true');
+  await run('true');
+  await run({ command: 'nonexistent', direct: true });
+  expect(await inside()).toEqual([first, expect.any(String)]);
+  await processes.killProcess({ id, grace_ms: 0 }, call());
+  await hear(follow(id));
+  await processes.stop();
+  expect(await exists(directory)).toBe(false);
+});
 
 /** True if the spawner is in a cgroup of its own. */
 async function mayGroup(): Promise<boolean> {

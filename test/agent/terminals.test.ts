@@ -12,13 +12,7 @@ import { createLogger } from '../../shared/logger.ts';
 import { needs } from '../skip-without-programs.ts';
 import { call, sh, startBench, type Viewer } from '../terminals-fixture.ts';
 import { waitFor } from '../wait-for.ts';
-
-const root = join(import.meta.dirname, '../..');
-
-async function alive(pid: number): Promise<boolean> {
-  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
-  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
-}
+import { alive, specOf, writeAgentProgram } from './process-calls.ts';
 
 /** Returns the pids of processes with this command line. */
 async function running(line: string): Promise<number[]> {
@@ -67,19 +61,9 @@ test('commands and terminals are not found under each other’s ids', async () =
   const { processes } = bench;
   const [terminal, command] = [newId('session'), newId('command')];
   await bench.open({}, terminal).started();
-  const spec = {
-    command: 'sleep 60',
-    direct: false,
-    args: [],
-    cwd: '',
-    env: {},
-    user: '',
-    stdin: Buffer.alloc(0),
-  };
+  const spec = specOf({ command: 'sleep 60', input: true });
   const start = (id: string): AsyncIterator<unknown> =>
-    processes
-      .startProcess({ id, spec: { ...spec, timeout_ms: 0, input: true } }, call())
-      [Symbol.asyncIterator]();
+    processes.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
   await start(command).next();
   const missing = { code: 'command_not_found' };
   const offsets = { stdout_offset: 0, stderr_offset: 0 };
@@ -143,16 +127,7 @@ test('commands run without the native addon, but terminals do not', async () => 
     const bench = await startBench();
     expect(bench.processes.missing).toEqual(['OpenTerminal', 'KeepTerminal', 'AttachTerminal']);
     await expect(bench.open().started()).rejects.toMatchObject({ code: 'not_supported' });
-    const rest = {
-      direct: false,
-      args: [],
-      cwd: '',
-      env: {},
-      user: '',
-      stdin: Buffer.alloc(0),
-      timeout_ms: 0,
-    };
-    const spec = { ...rest, command: 'true', input: false };
+    const spec = specOf({ command: 'true' });
     const events = [];
     for await (const { event } of bench.processes.startProcess({ id: 'cmd_1', spec }, call()))
       events.push(event);
@@ -595,19 +570,11 @@ test('a killed agent leaves no process of a terminal, and the next one reports i
   const bench = await startBench();
   await bench.processes.stop();
   const duration = unusual();
-  const path = join(bench.home, 'fixture.ts');
-  const from = (name: string): string => JSON.stringify(join(root, name));
-  await writeFile(
-    path,
-    `import { startProcesses } from ${from('agent/processes/index.ts')};
-    import { createLogger } from ${from('shared/logger.ts')};
-    const log = createLogger('test', 'error');
-    const directory = ${JSON.stringify(join(bench.home, 'agent'))};
-    const processes = await startProcesses({ directory, log, mayRunAs: true });
-    const args = ['-c', 'trap "" HUP; setsid sleep ${duration} & sleep ${duration}'];
-    const spec = { program: '/bin/sh', args, cwd: '', env: {}, size: { cols: 80, rows: 24 }, grace_ms: 60000 };
-    const call = { signal: new AbortController().signal };
-    for await (const { event } of processes.openTerminal({ id: 'ses_1', spec }, call)) console.log(event.started.pid);`,
+  const path = await writeAgentProgram(
+    bench.home,
+    `const args = ['-c', 'trap "" HUP; setsid sleep ${duration} & sleep ${duration}'];
+    const terminal = { program: '/bin/sh', args, cwd: '', env: {}, size: { cols: 80, rows: 24 }, grace_ms: 60000 };
+    for await (const { event } of processes.openTerminal({ id: 'ses_1', spec: terminal }, call)) console.log(event.started.pid);`,
   );
   const agent = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(agent.stdout.setEncoding('utf8'), 'data');

@@ -13,9 +13,9 @@ import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit
 import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
+import { alive, specOf, writeAgentProgram } from '../agent/process-calls.ts';
 import { waitFor } from '../wait-for.ts';
 
-const root = join(import.meta.dirname, '../..');
 const log = createLogger('test', 'silent');
 
 let home: string;
@@ -37,8 +37,7 @@ interface Answer {
 }
 
 function start(command: string, id = newId('command')): AsyncIterator<Answer> {
-  const rest = { direct: false, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
-  const spec = { ...rest, command, cwd: home, input: false };
+  const spec = specOf({ command, cwd: home });
   return processes.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
 }
 
@@ -72,11 +71,6 @@ async function spawners(journalId: string): Promise<number[]> {
   return found.flat();
 }
 
-async function alive(pid: number): Promise<boolean> {
-  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
-  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
-}
-
 async function spawnerPid(): Promise<number> {
   const [pid, ...more] = await spawners(processes.journalId);
   expect(more).toEqual([]);
@@ -94,8 +88,7 @@ const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died', exit_cod
 
 /** Runs a program to its end. Returns its output and exit. */
 async function result(more: object): Promise<ProcessExit & { output: string }> {
-  const rest = { direct: true, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
-  const spec = { ...rest, command: '', cwd: home, input: false, ...more };
+  const spec = specOf({ direct: true, cwd: home, ...more });
   const events = processes.startProcess({ id: newId('command'), spec }, call());
   const { output, event } = await end(events[Symbol.asyncIterator]());
   return { output, ...event.exit };
@@ -288,19 +281,9 @@ describe.each(ways)('by $way', ({ way, flags }) => {
    */
   async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
     await processes.stop();
-    const path = join(home, 'fixture.ts');
-    const from = (name: string): string => JSON.stringify(join(root, name));
-    await writeFile(
-      path,
-      `import { startProcesses } from ${from('agent/processes/index.ts')};
-      import { createLogger } from ${from('shared/logger.ts')};
-      const log = createLogger('test', 'error');
-      const processes = await startProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
-      const signal = new AbortController().signal;
-      const spec = { direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '', timeout_ms: 0,
-        stdin: Buffer.alloc(0), input: false };
-      const start = (command, id) =>
-        processes.startProcess({ id, spec: { ...spec, command } }, { signal }).next();
+    const path = await writeAgentProgram(
+      home,
+      `const start = (command, id) => processes.startProcess({ id, spec: { ...spec, command } }, call).next();
       ${body}
       console.log(processes.journalId);`,
     );
