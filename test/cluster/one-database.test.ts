@@ -1,24 +1,13 @@
-// Two brokers on one PostgreSQL database: one broker gets requests about a command, session or schedule on a machine of
-// the other broker.
-import { copyFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { WebSocket } from 'ws';
 import { shared } from '../close-after-tests.ts';
 import { gate, soon } from '../commands-fixture.ts';
 import { all, hearing, streamsOf } from '../grpc-fixture.ts';
-import { createServer, withPostgres } from '../postgres/postgres-fixture.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { createServer, startTwo, withPostgres } from '../postgres/postgres-fixture.ts';
 
 /** `front` gets the requests. The machine is linked to `owner`. */
 async function startOnOneDatabase() {
-  const database = await (await createServer()).createDatabase();
-  const flags = ['--database-url', database, '--peer-listen', '127.0.0.1:0'];
-  const owner = await startFarhand({ flags });
-  const dataDir = temporaryFolder('broker');
-  for (const name of ['authority.json', 'webhooks.key'])
-    copyFileSync(join(owner.dataDir, name), join(dataDir, name));
-  const front = await startFarhand({ flags, dataDir });
+  const { one: owner, two: front } = await startTwo(await createServer());
   const { machineId } = await owner.agent();
   const machine = `/machines/${machineId}/files/stat?path=/etc`;
   await soon(async () => (await front.call('GET', machine)).status).toBe(200);

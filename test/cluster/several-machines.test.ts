@@ -1,22 +1,15 @@
 // Requests about machines of several brokers on one PostgreSQL database: copies between machines, and batches.
-import { copyFileSync, existsSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { gate, soon } from '../commands-fixture.ts';
-import { createServer, withPostgres } from '../postgres/postgres-fixture.ts';
-import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { createServer, startTwo, withPostgres } from '../postgres/postgres-fixture.ts';
+import { temporaryFolder } from '../start-farhand.ts';
 
 /** Two brokers with a machine each. `near` is the machine of the broker `one`. */
 async function startWithMachines() {
-  const server = await createServer();
-  const url = await server.createDatabase();
-  const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
-  const one = await startFarhand({ flags });
-  const dataDir = temporaryFolder('broker');
-  for (const name of ['authority.json', 'webhooks.key'])
-    copyFileSync(join(one.dataDir, name), join(dataDir, name));
-  const two = await startFarhand({ flags, dataDir });
+  const { one, two, query } = await startTwo(await createServer());
   const { machineId: near } = await one.agent({ name: 'near' });
   const farAgent = await two.agent({ name: 'far' });
   const { machineId: far } = farAgent;
@@ -25,14 +18,7 @@ async function startWithMachines() {
       await soon(async () => (await call('GET', `/machines/${machine}/files/stat?path=/etc`)).status).toBe(
         200,
       );
-  return {
-    one,
-    two,
-    near,
-    far,
-    farAgent,
-    query: (sql: string) => server.query(sql, new URL(url).pathname.slice(1)),
-  };
+  return { one, two, near, far, farAgent, query };
 }
 
 const system = shared(startWithMachines);

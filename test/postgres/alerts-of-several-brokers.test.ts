@@ -5,10 +5,9 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { machineOf, notifiedSteps, recordedSteps } from '../alerts-fixture.ts';
 import { shared } from '../close-after-tests.ts';
 import { type KillableBroker, prepareBroker } from '../killable-broker.ts';
-import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { startReceiver } from '../webhook-receivers.ts';
-import { copyOf, createServer, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, startTwo, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const times = { quietMs: 1_000, longestMs: 5_000, startMs: 0, downMs: 3_600_000 };
@@ -23,7 +22,7 @@ const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout
 /** Waits up to 60 ms, in which a step of an alert may be decided, written or committed. */
 const moment = (): Promise<void> => sleep(Math.random() * 60);
 
-async function startTwo() {
+async function startTwoPrograms() {
   const url = await (await server()).createDatabase();
   const allow = ['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms'];
   const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0', ...allow];
@@ -58,7 +57,7 @@ const machineAt = (at: () => KillableBroker) =>
 
 withPostgres('of two brokers, the one with the rule is killed', () => {
   test('about a machine: its alert opens and resolves once, and each step is sent once', async () => {
-    const { one, two, receiver } = await startTwo();
+    const { one, two, receiver } = await startTwoPrograms();
     let [owner, other] = [one, two];
     const machine = await machineAt(() => owner);
     await one.client.alertRules.create({ name: 'full', kind: 'disk', above: 90, for: 0 });
@@ -84,7 +83,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
   }, 120_000);
 
   test('about a machine that is offline: an owner that was frozen opens no alert when it wakes up', async () => {
-    const { one, two } = await startTwo();
+    const { one, two } = await startTwoPrograms();
     let owner = one;
     const machine = await machineAt(() => owner);
     // For a minute after its start, a broker counts no machine as offline. The leaps of the clock pass this minute.
@@ -113,10 +112,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
   }, 60_000);
 
   test('about schedules: the new owner of a machine knows the last run under the previous owner', async () => {
-    const url = await (await server()).createDatabase();
-    const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
-    const one = await startFarhand({ flags });
-    const two = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
+    const { one, two } = await startTwo(await server());
     const proxy = await startProxy(one.grpc);
     onTestFinished(() => proxy.close());
     const { machineId: machine_id, linked } = await one.agent({ through: proxy.address });
@@ -144,7 +140,7 @@ withPostgres('of two brokers, the one with the rule is killed', () => {
   }, 60_000);
 
   test('about keys: each alert opens and resolves once, and each step is sent once', async () => {
-    const { one, two, receiver } = await startTwo();
+    const { one, two, receiver } = await startTwoPrograms();
     await one.client.alertRules.create({ name: 'keys', kind: 'key', before: 86_400_000 });
     const expiring = (hours: number) => new Date(Date.now() + hours * 3_600_000).toISOString();
     const ids: string[] = [];

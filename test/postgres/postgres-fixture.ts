@@ -2,6 +2,7 @@
 import { copyFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe } from 'vitest';
+import type { Tuning } from '../../broker/start/index.ts';
 import { atEnd } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { missingPostgres, type PostgresServer, startPostgres } from '../start-postgres.ts';
@@ -39,4 +40,18 @@ export function copyOf(dataDir: string): string {
   ))
     copyFileSync(join(dataDir, name), join(folder, name));
   return folder;
+}
+
+/** Starts two brokers on one empty database, both in this process. */
+export async function startTwo(
+  { createDatabase, query }: PostgresServer,
+  more: readonly string[] = [],
+  tuning: Tuning = {},
+) {
+  const url = await createDatabase();
+  const flags = ['--database-url', url, '--peer-listen', '127.0.0.1:0', ...more];
+  const one = await startFarhand({ flags, tuning });
+  const two = await startFarhand({ flags, tuning, dataDir: copyOf(one.dataDir) });
+  const database = databaseOf(url);
+  return { one, two, url, flags, database, query: (sql: string) => query(sql, database) };
 }

@@ -7,25 +7,20 @@ import { soon } from '../commands-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 import { type Receiver, startReceiver } from '../webhook-receivers.ts';
-import { copyOf, createServer, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, startTwo, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 
-async function startTwo(more: string[] = []) {
-  const url = await (await server()).createDatabase();
-  const peer = ['--database-url', url, '--peer-listen', '127.0.0.1:0'];
-  const flags = [...peer, '--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms', ...more];
-  const tuning = { alerts: times };
-  const one = await startFarhand({ flags, tuning });
-  const start = (dataDir = copyOf(one.dataDir)) => startFarhand({ flags, tuning, dataDir });
-  return { one, two: await start(), start, flags };
-}
+const start = async (more: string[] = []) =>
+  startTwo(await server(), ['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms', ...more], {
+    alerts: times,
+  });
 
 const idsOf = ({ got }: Receiver): string[] => got.map(({ body }) => String(JSON.parse(body.toString()).id));
 
 withPostgres('of two brokers', () => {
   test('only one sends the events of both to a webhook, and the other one sends after the first has stopped', async () => {
-    const { one, two } = await startTwo();
+    const { one, two } = await start();
     const receiver = await startReceiver();
     await two.client.webhooks.create({ url: receiver.url, events: ['command.completed'] });
     const near = await one.agent({ name: 'a' });
@@ -44,7 +39,7 @@ withPostgres('of two brokers', () => {
   }, 60_000);
 
   test('the sender is killed with kill -9, and the other one sends what waits', async () => {
-    const { one, two, flags } = await startTwo();
+    const { one, two, flags } = await start();
     const receiver = await startReceiver();
     await one.broker.close();
     await two.broker.close();
@@ -61,7 +56,7 @@ withPostgres('of two brokers', () => {
   }, 90_000);
 
   test('a rule about keys opens one alert and sends one notification, also after its broker is gone', async () => {
-    const { one, two } = await startTwo();
+    const { one, two } = await start();
     const receiver = await startReceiver();
     await one.client.alertChannels.create({ name: 'hook', type: 'webhook', url: receiver.url });
     const expires_at = new Date(Date.now() + 3_600_000).toISOString();
@@ -76,7 +71,7 @@ withPostgres('of two brokers', () => {
   }, 60_000);
 
   test('the requests of a key at both brokers count against one rate limit', async () => {
-    const { one, two } = await startTwo(['--rate-limit', '10']);
+    const { one, two } = await start(['--rate-limit', '10']);
     const { key } = await one.keyed(['machines:read']);
     const answers = await Promise.all(
       Array.from({ length: 16 }, (_, n) => (n % 2 ? one : two).call('GET', '/machines', { key })),

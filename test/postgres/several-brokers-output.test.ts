@@ -9,7 +9,7 @@ import { shared } from '../close-after-tests.ts';
 import { soon } from '../commands-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
-import { copyOf, createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, startTwo, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const lines = (count: number): string =>
@@ -19,20 +19,17 @@ const long = { command: "seq -f 'line %.0f' 1 250000", text: lines(250_000) };
 
 /** Two brokers, and an agent that is linked to the first one and can move to the second one. */
 async function startWithAgent(flags: readonly string[] = []) {
-  const url = await (await server()).createDatabase();
-  const shared = ['--database-url', url, '--peer-listen', '127.0.0.1:0', ...flags];
   const histories: History[] = [];
-  const tuning = { onStores: ({ history }: { history: History }) => void histories.push(history) };
-  const one = await startFarhand({ flags: shared, tuning });
-  const two = await startFarhand({ flags: shared, tuning, dataDir: copyOf(one.dataDir) });
+  const { one, two, ...rest } = await startTwo(await server(), flags, {
+    onStores: ({ history }) => void histories.push(history),
+  });
   const proxy = await startProxy(one.grpc);
   const agent = await one.agent({ through: proxy.address });
   const { machineId: machine_id } = agent;
   const run = async (system: typeof one, command: string): Promise<string> =>
     (await system.client.commands.create({ machine_id, command, wait: 30_000 })).id;
   return {
-    ...{ one, two, run, shared, histories },
-    database: databaseOf(url),
+    ...{ one, two, ...rest, run, histories },
     /** Moves the agent to the second broker. */
     async move() {
       proxy.aim(two.grpc);
@@ -49,7 +46,7 @@ async function startWithAgent(flags: readonly string[] = []) {
 
 withPostgres('output of a command that ended at another broker', () => {
   test('is answered with 503 while that broker is away, except for the last MiB, and in full when it is back', async () => {
-    const { one, two, run, move, shared } = await startWithAgent();
+    const { one, two, run, move, flags } = await startWithAgent();
     const id = await run(one, long.command);
     await move();
     await one.broker.close();
@@ -73,7 +70,7 @@ withPostgres('output of a command that ended at another broker', () => {
       })
       .then(({ body }) => ({ text: String(body) }));
     expect(text).toContain('event: exit');
-    await startFarhand({ dataDir: one.dataDir, flags: shared });
+    await startFarhand({ dataDir: one.dataDir, flags });
     await expect.poll(async () => (await outputAt('/output')).status, { timeout: 20_000 }).toBe(200);
     expect((await outputAt('/output')).body).toBe(long.text);
   }, 60_000);
@@ -125,17 +122,15 @@ withPostgres('output of a command that ended at another broker', () => {
   }, 60_000);
 
   test('is removed after --keep-history by the broker that has it, or a day later by another one', async () => {
-    const { one, two, run, move, database, histories } = await startWithAgent(['--keep-history', '1h']);
-    const { query } = await server();
+    const { one, two, run, move, query, histories } = await startWithAgent(['--keep-history', '1h']);
     const id = await run(one, long.command);
     await move();
     const age = (hours: number) =>
       query(
         `UPDATE commands SET created_at = created_at - ${hours * 3_600_000}, finished_at = finished_at - ${hours * 3_600_000}
          WHERE id = '${id}'`,
-        database,
       );
-    const count = async () => (await query(`SELECT 1 FROM commands WHERE id = '${id}'`, database)).length;
+    const count = async () => (await query(`SELECT 1 FROM commands WHERE id = '${id}'`)).length;
     await age(2);
     await histories[1]?.prune();
     expect(await count()).toBe(1);
@@ -147,9 +142,8 @@ withPostgres('output of a command that ended at another broker', () => {
     const other = await run(two, long.command);
     await query(
       `UPDATE commands SET output_directory = 'gone', created_at = 0, finished_at = 0 WHERE id = '${other}'`,
-      database,
     );
     await histories[1]?.prune();
-    expect(await query(`SELECT 1 FROM commands WHERE id = '${other}'`, database)).toEqual([]);
+    expect(await query(`SELECT 1 FROM commands WHERE id = '${other}'`)).toEqual([]);
   }, 60_000);
 });

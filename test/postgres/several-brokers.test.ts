@@ -18,19 +18,10 @@ import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 import { packageOf, signingKey, upgradesOf } from '../upgrades-fixture.ts';
 import { waitFor } from '../wait-for.ts';
-import { copyOf, createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
+import { copyOf, createServer, databaseOf, startTwo, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
 const peer = ['--peer-listen', '127.0.0.1:0'];
-
-/** Starts two brokers on one empty database, both in this process. */
-async function startTwo({ createDatabase }: PostgresServer) {
-  const url = await createDatabase();
-  const flags = ['--database-url', url, ...peer];
-  const one = await startFarhand({ flags });
-  const two = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
-  return { one, two, url, database: databaseOf(url) };
-}
 
 /** Registers a machine without linking it. Returns its id. */
 async function enroll({ grpc, dataDir }: TestSystem, token: string, name: string): Promise<string> {
