@@ -71,7 +71,10 @@ function mounted(from: string, at: string): string {
 }
 
 /** Returns the file operations of an agent that serves the whole disk. Its data is in `base`. */
-const openAll = (base: string, more: Pick<Partial<FilesOptions>, 'forbidden' | 'fixed'>): Promise<Files> =>
+const filesOfAgent = (
+  base: string,
+  more: Pick<Partial<FilesOptions>, 'forbidden' | 'fixed'>,
+): Promise<Files> =>
   createFiles({
     roots: ['/'],
     home: base,
@@ -283,7 +286,7 @@ describe('every file operation that the wire has', () => {
     const secret = join(base, 'secret');
     mkdirSync(join(secret, 'sub'), { recursive: true });
     for (const file of ['secret/key', 'harmless']) writeFileSync(join(base, file), file);
-    const files = await openAll(base, { forbidden: [secret] });
+    const files = await filesOfAgent(base, { forbidden: [secret] });
     expect(operations.length).toBeGreaterThanOrEqual(13);
     for (const shape of operations) {
       for (const path of ['secret', 'secret/key', 'secret/sub', 'secret/new', 'data/temporary.journal']) {
@@ -489,7 +492,7 @@ describe('the program', () => {
     mkdirSync(program);
     writeFileSync(join(program, 'main'), 'main');
     writeFileSync(join(base, 'other'), 'other');
-    const files = await openAll(base, { fixed: [program] });
+    const files = await filesOfAgent(base, { fixed: [program] });
     for (const [what, change] of changes) {
       const outcome = await change(files, program, join(base, 'other')).catch((error: unknown) => error);
       expect([what, outcome]).toEqual([what, refused('permission_denied')]);
@@ -536,7 +539,7 @@ test('a file call after a second without calls needs a few dozen system calls to
     config: join(base, 'agent.toml'),
   });
   mkdirSync(join(base, 'data'));
-  const files = await openAll(base, { forbidden: secret, fixed: program });
+  const files = await filesOfAgent(base, { forbidden: secret, fixed: program });
   let asked = 0;
   const counting = createHook({
     init(_id, type) {
@@ -571,7 +574,7 @@ test('protected files are also refused as hard links if another protected file c
   execFileSync('touch', ['a'.repeat(200), 'key'], { cwd: deep });
   // rmSync() cannot remove a file whose path is so long.
   onTestFinished(() => void execFileSync('rm', ['-r', secret]));
-  const files = await openAll(base, { forbidden: [secret] });
+  const files = await filesOfAgent(base, { forbidden: [secret] });
   const path = Buffer.from(linked(join(deep, 'key'), join(base, 'hard')));
   await expect(files.statFile({ path, sha256: false }, asCall())).rejects.toEqual(
     refused('permission_denied'),
