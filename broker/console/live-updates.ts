@@ -17,8 +17,7 @@ export const connected = signal(false);
 /** True while the page tries to open the stream again, after it broke or did not open. */
 export const lost = signal(false);
 
-const listeners = new Set<(update: Update) => void>();
-const returning = new Set<() => void>();
+const listeners = new Set<{ heard: (update: Update) => void; returned: () => void }>();
 /** Topics that the open page follows, each with the number of parts that follow it. */
 const followed = signal<ReadonlyMap<string, number>>(new Map());
 const topics = computed(() =>
@@ -33,19 +32,14 @@ const hiddenMs = 10_000;
 const retryMs = 2_000;
 const settleMs = 40;
 
-/** Calls the listener with each update until the returned function is called. */
-export function listen(listener: (update: Update) => void): () => void {
+/**
+ * Calls `heard` with each update until the result of this function is called. Calls `returned` each time the stream was
+ * interrupted and is open again, because any data may have changed meanwhile.
+ */
+export function listen(heard: (update: Update) => void, returned = (): void => {}): () => void {
+  const listener = { heard, returned };
   listeners.add(listener);
   return () => listeners.delete(listener);
-}
-
-/**
- * Calls `run` each time the stream was interrupted and is open again, because any data may have changed
- * meanwhile.
- */
-export function onReturn(run: () => void): () => void {
-  returning.add(run);
-  return () => returning.delete(run);
 }
 
 /** Follows a further topic, such as `machines` or `batches:ID`, while the calling component is on the page. */
@@ -70,7 +64,7 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
     try {
       for await (const { event, data } of streams.live.follow({ topics: of }, { signal: stop })) {
         if (event === 'ready') opened();
-        else for (const listener of [...listeners]) listener(data);
+        else for (const { heard } of [...listeners]) heard(data);
       }
     } catch (error) {
       // The key has lost rights. identify() reads the remaining ones, which decide the pages and topics that are
@@ -95,7 +89,7 @@ function opened(): void {
     lost.value = false;
   });
   // Data is loaded again only after an interruption: at the first connection the page has just loaded it.
-  if (openedBefore) for (const run of [...returning]) run();
+  if (openedBefore) for (const { returned } of [...listeners]) returned();
   openedBefore = true;
 }
 

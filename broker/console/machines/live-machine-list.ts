@@ -3,7 +3,7 @@
 import { signal } from '@preact/signals';
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { listen, onReturn, useTopic } from '../live-updates.ts';
+import { listen, useTopic } from '../live-updates.ts';
 import { every, now, soon } from '../time.ts';
 
 type Statuses = Awaited<ReturnType<typeof client.machines.statuses>>;
@@ -175,12 +175,14 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
     fleet.show(0, 0);
     const joined = soon(joinedMs, () => fleet.refresh());
     const stop = [
-      listen(({ machines = [], removed = [], event }) => {
-        if (machines.length + removed.length > 0) fleet.update(machines, removed);
-        if (event?.type === 'machine.registered' || event?.type === 'machine.removed') joined();
-      }),
+      listen(
+        ({ machines = [], removed = [], event }) => {
+          if (machines.length + removed.length > 0) fleet.update(machines, removed);
+          if (event?.type === 'machine.registered' || event?.type === 'machine.removed') joined();
+        },
+        () => fleet.refresh(),
+      ),
       joined.cancel,
-      onReturn(() => fleet.refresh()),
       every(refreshMs, () => !document.hidden && fleet.refresh()),
     ];
     return () => {

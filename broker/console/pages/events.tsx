@@ -1,7 +1,7 @@
 // The page of events: new events as they happen, above the stored events.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
-import { connected, type Happened, listen, onReturn } from '../live-updates.ts';
+import { connected, type Happened, listen } from '../live-updates.ts';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
@@ -26,14 +26,15 @@ export function Events() {
   const choice = choiceIn('of', families);
   const family = choice.value;
   const [live, setLive] = useState<readonly Happened[]>([]);
-  useEffect(() => {
-    const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
-    // After an interruption all stored events are loaded again. They include those in `live`, so `live` is emptied.
-    const stops = [listen(({ event }) => event && add(event)), onReturn(() => setLive([]))];
-    return () => {
-      for (const stop of stops) stop();
-    };
-  }, []);
+  // After an interruption all stored events are loaded again. They include those in `live`, so `live` is emptied.
+  useEffect(
+    () =>
+      listen(
+        ({ event }) => event && setLive((before) => [event, ...before].slice(0, mostLive)),
+        () => setLive([]),
+      ),
+    [],
+  );
   const matches = ({ type }: Happened): boolean => family === '' || type.startsWith(`${family}.`);
   return (
     <Page

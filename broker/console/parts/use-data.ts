@@ -2,7 +2,7 @@
 // requests.
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { FarhandError } from '../api-client.ts';
-import { type Happened, listen, onReturn, type Update, useTopic } from '../live-updates.ts';
+import { type Happened, listen, type Update, useTopic } from '../live-updates.ts';
 import { after, soon } from '../time.ts';
 
 export interface Loaded<T> {
@@ -69,9 +69,10 @@ function useEvents(run: () => void, when: ((update: Update) => boolean) | null |
   useEffect(() => {
     if (wanted.current === null) return undefined;
     const rest = soon(restMs, run);
-    const stop = [listen((update) => wanted.current?.(update) && rest()), onReturn(rest), rest.cancel];
+    const stop = listen((update) => wanted.current?.(update) && rest(), rest);
     return () => {
-      for (const end of stop) end();
+      stop();
+      rest.cancel();
     };
   }, [run]);
 }
