@@ -1,5 +1,5 @@
 // Live updates: one stream of changes from the broker for the whole page, shared by all its parts.
-import { batch, computed, effect, signal } from '@preact/signals';
+import { computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './api-client.ts';
 import { identify, may } from './login-session.ts';
@@ -12,10 +12,11 @@ export type Update = typeof streams.live.follow extends (
   : never;
 export type Happened = NonNullable<Update['event']>;
 
+const stream = signal<'closed' | 'open' | 'lost'>('closed');
 /** True while the stream is open. Otherwise, data on the page may be out of date. */
-export const connected = signal(false);
+export const connected = computed(() => stream.value === 'open');
 /** True while the page tries to open the stream again, after it broke or did not open. */
-export const lost = signal(false);
+export const lost = computed(() => stream.value === 'lost');
 
 const listeners = new Set<{ heard: (update: Update) => void; returned: () => void }>();
 /** Topics that the open page follows, each with the number of parts that follow it. */
@@ -73,10 +74,7 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
     if (stop.aborted) return;
-    batch(() => {
-      connected.value = false;
-      lost.value = true;
-    });
+    stream.value = 'lost';
     await new Promise<void>((resolve) => after(retryMs, resolve));
   }
 }
@@ -84,38 +82,28 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
 let openedBefore = false;
 
 function opened(): void {
-  batch(() => {
-    connected.value = true;
-    lost.value = false;
-  });
+  stream.value = 'open';
   // Data is loaded again only after an interruption: at the first connection the page has just loaded it.
   if (openedBefore) for (const { returned } of [...listeners]) returned();
   openedBefore = true;
 }
 
-function watchVisibility(): () => void {
-  let cancel = (): void => {};
-  const look = (): void => {
-    cancel();
-    if (document.visibilityState === 'visible') visible.value = true;
-    else
-      cancel = after(hiddenMs, () => {
-        visible.value = false;
-      });
-  };
-  // A tab that is opened in the background gets no event, so its visibility is read here.
-  look();
-  document.addEventListener('visibilitychange', look);
-  return () => {
-    cancel();
-    document.removeEventListener('visibilitychange', look);
-  };
+let cancelHiding = (): void => {};
+function readVisibility(): void {
+  cancelHiding();
+  if (document.visibilityState === 'visible') visible.value = true;
+  else
+    cancelHiding = after(hiddenMs, () => {
+      visible.value = false;
+    });
 }
+// A tab that is opened in the background gets no event, so its visibility is read here.
+readVisibility();
+document.addEventListener('visibilitychange', readVisibility);
 
 /** Follows the stream until the returned function is called. */
-export function startLive(): () => void {
-  const stopWatching = watchVisibility();
-  const stopFollowing = effect(() => {
+export const startLive = (): (() => void) =>
+  effect(() => {
     const of = topics.value;
     if (of === '' || !visible.value) return undefined;
     const stop = new AbortController();
@@ -124,11 +112,6 @@ export function startLive(): () => void {
     return () => {
       cancel();
       stop.abort();
-      connected.value = false;
+      if (connected.peek()) stream.value = 'closed';
     };
   });
-  return () => {
-    stopWatching();
-    stopFollowing();
-  };
-}
