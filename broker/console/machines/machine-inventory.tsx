@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/page.tsx';
 import { type Column, List } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
-import { Ago, Card, Fact, More } from '../parts/small-components.tsx';
+import { Ago, Card, Fact, More, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place } from '../router.ts';
@@ -16,19 +16,16 @@ import { bytesText } from '../time.ts';
 type Inventory = Awaited<ReturnType<typeof client.inventory.get>>;
 
 export function MachineInventory({ params: { machine = '', status } }: { params: Params }) {
-  const [busy, setBusy] = useState(false);
   const inventory = useData(
     (signal) => client.inventory.get({ machine_id: machine }, { signal }),
     [machine],
     null,
   );
-  const collect = async (): Promise<void> => {
-    setBusy(true);
-    await attempt(async () => {
+  const { busy, click } = useClick(() =>
+    attempt(async () => {
       inventory.replace(await client.inventory.get({ machine_id: machine, refresh: true }));
-    });
-    setBusy(false);
-  };
+    }),
+  );
   return (
     <Show of={inventory}>
       {(data) => (
@@ -38,7 +35,7 @@ export function MachineInventory({ params: { machine = '', status } }: { params:
               Collected <Ago at={data.collected_at} />
             </span>
             {status === 'online' && (
-              <button type="button" disabled={busy} onClick={() => void collect()}>
+              <button type="button" disabled={busy} onClick={click}>
                 <Icon of={icons.refresh} />
                 {busy ? 'Collecting…' : 'Collect now'}
               </button>

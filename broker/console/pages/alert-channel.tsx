@@ -8,7 +8,7 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { DeleteButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
-import { OnOff } from '../parts/small-components.tsx';
+import { OnOff, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -83,20 +83,17 @@ function Settings({ channel: { type, url, to: recipients, disabled_reason } }: {
 
 function Actions({ channel, changed }: { channel: Channel; changed: () => void }) {
   const [editing, setEditing] = useState(false);
-  const [isTesting, setTesting] = useState(false);
   const { id, name, type, enabled } = channel;
-  const test = async (): Promise<void> => {
-    setTesting(true);
+  const test = useClick(async () => {
     await attempt(async () =>
       sayTested(services[type].text, await client.alertChannels.test({ channel_id: id })),
     );
-    setTesting(false);
     changed();
-  };
+  });
   const turn = (): Promise<unknown> => client.alertChannels.update({ channel_id: id, enabled: !enabled });
   return (
     <>
-      <button type="button" disabled={isTesting} onClick={() => void test()}>
+      <button type="button" disabled={test.busy} onClick={test.click}>
         Send a test
       </button>
       <button type="button" onClick={() => void attempt(turn).then(changed)}>

@@ -6,7 +6,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { type Column, List, LongList } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
-import { Ago } from '../parts/small-components.tsx';
+import { Ago, useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { place, to } from '../router.ts';
 
@@ -16,21 +16,18 @@ export function Inventory() {
   const wanted = place.value.query.get('package') ?? '';
   const below = place.value.query.get('below') ?? '';
   const filter = wanted ? { package: wanted, ...(below && { version_below: below }) } : {};
-  const [busy, setBusy] = useState(false);
   const [round, setRound] = useState(0);
   const [unsearched, setUnsearched] = useState(0);
-  const collect = async (): Promise<void> => {
-    setBusy(true);
+  const { busy, click } = useClick(async () => {
     await attempt(() => client.inventory.list({ ...filter, refresh: true, limit: 1 }));
-    setBusy(false);
     setRound(round + 1);
-  };
+  });
   const collectButton = (
     <button
       type="button"
       title="Connected machines collect their inventory now; this takes at most 2 minutes"
       disabled={busy}
-      onClick={() => void collect()}
+      onClick={click}
     >
       <Icon of={icons.refresh} />
       {busy ? 'Collecting…' : 'Collect now'}

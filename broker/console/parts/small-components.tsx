@@ -124,19 +124,16 @@ export interface Tab {
   icon?: IconNodes | undefined;
 }
 
-/** Milliseconds in which a second click, such as that of a double-click, does not repeat an action. */
-const clickMs = 600;
-
 /**
  * Returns the click handler of a button that runs an action. `busy` is true while the action runs, and for at least
- * `clickMs`. Clicks in this time do nothing.
+ * `leastMs`. Clicks in this time do nothing.
  */
-export function useClick(action: () => Promise<unknown>): { busy: boolean; click: () => void } {
+export function useClick(action: () => Promise<unknown>, leastMs = 0): { busy: boolean; click: () => void } {
   const [busy, setBusy] = useState(false);
   const click = (): void => {
     if (busy) return;
     setBusy(true);
-    const pause = new Promise<void>((resolve) => after(clickMs, resolve));
+    const pause = new Promise<void>((resolve) => after(leastMs, resolve));
     void Promise.all([action(), pause]).finally(() => setBusy(false));
   };
   return { busy, click };
@@ -251,12 +248,9 @@ export interface ConfirmProps {
 
 /** Asks for a confirmation of something that cannot be undone. */
 export function Confirm({ title, action, children, run, onClose }: ConfirmProps) {
-  const [busy, setBusy] = useState(false);
-  const press = async (): Promise<void> => {
-    setBusy(true);
+  const { busy, click } = useClick(async () => {
     if (await attempt(run)) onClose();
-    setBusy(false);
-  };
+  });
   return (
     <Dialog title={title} onClose={onClose}>
       <div class="dialog-body">{children}</div>
@@ -264,7 +258,7 @@ export function Confirm({ title, action, children, run, onClose }: ConfirmProps)
         <button type="button" onClick={onClose}>
           Cancel
         </button>
-        <button type="button" class="danger" disabled={busy} onClick={() => void press()}>
+        <button type="button" class="danger" disabled={busy} onClick={click}>
           {action}
         </button>
       </footer>

@@ -14,10 +14,13 @@ type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][numbe
 /** True if the key may create, change and run schedules. */
 export const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
 
+/** Milliseconds in which a second click, such as that of a double-click, does not run a schedule again. */
+const doubleClickMs = 600;
+
 /** Returns the click handler of a button that runs a schedule now. */
 export function useRunNow({ id, name }: Pick<Schedule, 'id' | 'name'>, reload: () => void) {
   const start = () => client.schedules.run({ schedule_id: id });
-  return useClick(() => attempt(start, `${name} is started`).then(reload));
+  return useClick(() => attempt(start, `${name} is started`).then(reload), doubleClickMs);
 }
 
 interface ScheduleListProps {

@@ -1,11 +1,12 @@
 // The terminals of a machine: its sessions as tabs, and the emulator of the open one.
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Placeholder, Show } from '../parts/page.tsx';
+import { useClick } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
@@ -18,7 +19,6 @@ type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number]
 const graceMs = 600_000;
 
 export function Terminals({ params: { machine = '', item, status } }: { params: Params }) {
-  const [busy, setBusy] = useState(false);
   const sessions = useData(
     async (signal) => {
       const { items } = await client.sessions.list({ machine_id: machine, limit: 100 }, { signal });
@@ -29,14 +29,12 @@ export function Terminals({ params: { machine = '', item, status } }: { params: 
     [machine, item],
     ({ type, data }) => type.startsWith('session.') && data.machine_id === machine,
   );
-  const open = async (): Promise<void> => {
-    setBusy(true);
-    await attempt(async () => {
+  const { busy, click: open } = useClick(() =>
+    attempt(async () => {
       const { session_id } = await client.sessions.create({ machine_id: machine, grace_period: graceMs });
       go(to('/machines', machine, 'terminals', session_id));
-    });
-    setBusy(false);
-  };
+    }),
+  );
   const first = sessions.data?.find((session) => session.status !== 'DISCONNECTED')?.session_id;
   useEffect(() => {
     if (item === undefined && first !== undefined)
@@ -47,14 +45,14 @@ export function Terminals({ params: { machine = '', item, status } }: { params: 
     <Show of={sessions}>
       {(all) =>
         all.length === 0 && item === undefined ? (
-          <NoTerminals status={status} canOpen={canOpen} busy={busy} open={() => void open()} />
+          <NoTerminals status={status} canOpen={canOpen} busy={busy} open={open} />
         ) : (
           <div class="terminals">
             <SessionTabs
               sessions={all}
               machine={machine}
               current={item}
-              open={canOpen ? () => void open() : undefined}
+              open={canOpen ? open : undefined}
               busy={busy}
             />
             {item === undefined ? (
