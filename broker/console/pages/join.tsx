@@ -13,7 +13,7 @@ import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { actions, type Column, List, LongList } from '../parts/paged-list.tsx';
 import { OneLine } from '../parts/secret-dialog.tsx';
-import { Ago, Confirm, State, Tags } from '../parts/small-components.tsx';
+import { Ago, Card, Confirm, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { hourMs } from '../time.ts';
 
@@ -121,54 +121,51 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
   const arrived = useArrivals();
   const [latest] = arrived;
   return (
-    <section class="card">
-      <h2>{token.install === null ? 'Start the agent' : 'Paste this into a shell of the machine'}</h2>
-      <div class="card-body">
-        {token.install === null ? (
+    <Card title={token.install === null ? 'Start the agent' : 'Paste this into a shell of the machine'}>
+      {token.install === null ? (
+        <>
+          <p class="notice warn">
+            <Icon of={icons.info} />
+            <span>{token.install_missing}</span>
+          </p>
+          <p>
+            Install the agent on the machine, and start it with <code>{startOptions(token)}</code>. The file
+            token.txt contains this token:
+          </p>
+          <OneLine text={token.token} />
+        </>
+      ) : (
+        <OneLine text={token.install} />
+      )}
+      <p class="muted small">
+        The token joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`},
+        expires <Ago at={token.expires_at} />, and is not displayed again.
+      </p>
+      <div class="arrival" role="status" aria-live="polite">
+        {latest ? (
           <>
-            <p class="notice warn">
-              <Icon of={icons.info} />
-              <span>{token.install_missing}</span>
-            </p>
-            <p>
-              Install the agent on the machine, and start it with <code>{startOptions(token)}</code>. The file
-              token.txt contains this token:
-            </p>
-            <OneLine text={token.token} />
+            <State of="online" text={`${latest.name} has joined`} />
+            <a class="button primary" href={to('/machines', latest.id)}>
+              Open {latest.name}
+            </a>
           </>
         ) : (
-          <OneLine text={token.install} />
+          <State of="running" text="Waiting for the machine…" />
         )}
-        <p class="muted small">
-          The token joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`}
-          , expires <Ago at={token.expires_at} />, and is not displayed again.
-        </p>
-        <div class="arrival" role="status" aria-live="polite">
-          {latest ? (
-            <>
-              <State of="online" text={`${latest.name} has joined`} />
-              <a class="button primary" href={to('/machines', latest.id)}>
-                Open {latest.name}
-              </a>
-            </>
-          ) : (
-            <State of="running" text="Waiting for the machine…" />
-          )}
-          <button type="button" onClick={again}>
-            Another token
-          </button>
-        </div>
-        {arrived.length > 1 && (
-          <ul class="names">
-            {arrived.map(({ id, name }) => (
-              <li key={id}>
-                <a href={to('/machines', id)}>{name}</a>
-              </li>
-            ))}
-          </ul>
-        )}
+        <button type="button" onClick={again}>
+          Another token
+        </button>
       </div>
-    </section>
+      {arrived.length > 1 && (
+        <ul class="names">
+          {arrived.map(({ id, name }) => (
+            <li key={id}>
+              <a href={to('/machines', id)}>{name}</a>
+            </li>
+          ))}
+        </ul>
+      )}
+    </Card>
   );
 }
 

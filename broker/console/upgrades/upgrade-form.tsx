@@ -6,6 +6,7 @@ import { clearSelection, selected, toggle } from '../machines/selected-machines.
 import { TargetFields, type Targets } from '../machines/target-fields.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { type Editing, useDraft } from '../parts/form-dialog.tsx';
+import { Card } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, place, to } from '../router.ts';
 import { minuteMs } from '../time.ts';
@@ -69,13 +70,10 @@ export function UpgradeForm() {
           {...targets}
           hint="Every machine that has all of these tags when the upgrade is created"
         />
-        <section class="card">
-          <h2>How</h2>
-          <div class="card-body">
-            <PlanFields {...form} />
-            {isReady && <Possible by={by} tags={wantedTags} />}
-          </div>
-        </section>
+        <Card title="How">
+          <PlanFields {...form} />
+          {isReady && <Possible by={by} tags={wantedTags} />}
+        </Card>
       </Form>
     </div>
   );
