@@ -2,7 +2,7 @@
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { percentUsed } from '../../../shared/percent-used.ts';
 import { Bar, Sparkline } from '../parts/bar-and-sparkline.tsx';
-import { State, Tags } from '../parts/small-components.tsx';
+import { Fact, State, Tags } from '../parts/small-components.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { to } from '../router.ts';
 import { isOld, LastSeen } from './age-of-values.tsx';
@@ -71,18 +71,15 @@ function Card({ index, total, machine }: CardProps) {
       </header>
       <Sparkline values={hour.cpu} label={`CPU of ${name} in the last hour`} />
       <dl>
-        <dt>CPU</dt>
-        <dd>
+        <Fact name="CPU">
           <Bar percent={latest?.cpu.usage} />
-        </dd>
-        <dt>Memory</dt>
-        <dd>
+        </Fact>
+        <Fact name="Memory">
           <Bar percent={latest ? percentUsed(latest.memory) : undefined} />
-        </dd>
-        <dt>Disk</dt>
-        <dd>
+        </Fact>
+        <Fact name="Disk">
           <Bar percent={latest ? percentUsed(latest.disk) : undefined} />
-        </dd>
+        </Fact>
       </dl>
       <footer>
         <LastSeen machine={machine} />

@@ -90,7 +90,7 @@ export function Card({ title, children }: { title: string; children: ComponentCh
   );
 }
 
-/** A name with its value, inside of `<dl class="facts">`. */
+/** A name with its value, inside of a `<dl>`. */
 export function Fact({ name, children }: { name: string; children: ComponentChildren }) {
   return (
     <>
