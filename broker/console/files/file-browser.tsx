@@ -9,12 +9,12 @@ import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
 import { SearchField } from '../parts/search-field.tsx';
-import { Choice } from '../parts/small-components.tsx';
+import { Choice, Confirm } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { choiceIn, type Params, place } from '../router.ts';
 import { EntryList } from './entry-list.tsx';
-import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
+import { Names, NewFolder } from './file-dialogs.tsx';
 import { crumbsOf, goToPath, parentOf } from './paths.ts';
 import { type SearchBy, SearchResults } from './search-results.tsx';
 import { UploadTray } from './upload-tray.tsx';
@@ -252,15 +252,26 @@ const topOf = ({ path }: Chosen): string => path.split('/', 1)[0] ?? '';
 function Sending({ machine, listing, files, close }: SendingProps) {
   const there = new Set(listing.files.map(({ name }) => name));
   const replaced = new Set(files.map(topOf).filter((name) => there.has(name)));
+  const names = [...replaced];
   const start = (): void => {
     upload(machine, listing.path, files, (file) => replaced.has(topOf(file)));
     close();
   };
   useEffect(() => {
-    if (replaced.size === 0) start();
+    if (names.length === 0) start();
   }, []);
-  if (replaced.size === 0) return null;
-  return <ReplaceDialog names={[...replaced]} close={close} run={start} />;
+  if (names.length === 0) return null;
+  return (
+    <Confirm
+      title={names.length === 1 ? `Replace ${names[0]}?` : `Replace ${names.length} files or folders?`}
+      action="Replace"
+      onClose={close}
+      run={() => Promise.resolve(start())}
+    >
+      <p>These exist already. In folders, only files with the same names are replaced:</p>
+      <Names names={names} />
+    </Confirm>
+  );
 }
 
 interface DropZoneProps {

@@ -1,4 +1,4 @@
-// Dialogs for files: new folder, rename, delete, and the question before files are replaced.
+// Dialogs for files: new folder, rename and delete.
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
@@ -96,29 +96,7 @@ export function RemoveEntries({
 
 const mostNames = 8;
 
-export function ReplaceDialog({
-  names,
-  close,
-  run,
-}: {
-  names: readonly string[];
-  close: () => void;
-  run: () => void;
-}) {
-  return (
-    <Confirm
-      title={names.length === 1 ? `Replace ${names[0]}?` : `Replace ${names.length} files or folders?`}
-      action="Replace"
-      onClose={close}
-      run={() => Promise.resolve(run())}
-    >
-      <p>These exist already. In folders, only files with the same names are replaced:</p>
-      <Names names={names} />
-    </Confirm>
-  );
-}
-
-function Names({ names }: { names: readonly string[] }) {
+export function Names({ names }: { names: readonly string[] }) {
   return (
     <ul class="names">
       {names.slice(0, mostNames).map((name) => (
