@@ -86,24 +86,19 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
   const known = useRef(etag);
   const [changed, setChanged] = useState(false);
   const [theirs, setTheirs] = useState<Version | undefined>(undefined);
-  const write = async (condition: string | undefined): Promise<void> => {
+  const save = async (): Promise<void> => {
     const saved = editor.current?.text() ?? '';
-    known.current = await saveFile(machine, path, saved, condition);
+    try {
+      known.current = await saveFile(machine, path, saved, known.current);
+    } catch (error) {
+      if (!(error instanceof FarhandError && error.code === 'precondition_failed')) return sayError(error);
+      return readFile(machine, path).then(setTheirs, sayError);
+    }
     // The user may have typed since the save began.
     setChanged(editor.current?.text() !== saved);
     setTheirs(undefined);
     say(`${baseOf(path)} is saved`);
   };
-  const save = async (): Promise<void> => {
-    try {
-      await write(known.current);
-    } catch (error) {
-      if (!(error instanceof FarhandError && error.code === 'precondition_failed')) return sayError(error);
-      await readFile(machine, path).then(setTheirs, sayError);
-    }
-  };
-  const latestSave = useRef(save);
-  latestSave.current = save;
   useEffect(() => {
     let left = false;
     const open = async (): Promise<void> => {
@@ -115,7 +110,7 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
         text,
         readOnly: !may('files:write'),
         onChange: () => setChanged(true),
-        onSave: () => void latestSave.current(),
+        onSave: () => void save(),
       });
       if (left) return opened.close();
       editor.current = opened;
