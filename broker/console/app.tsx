@@ -1,9 +1,9 @@
 // The frame around every page: menu, banners, palette and toasts. Before a login it shows the login page.
 import { useEffect, useState } from 'preact/hooks';
 import { brokerAnswers, confirmation } from './api-client.ts';
-import { Palette, paletteOpen } from './command-palette.tsx';
+import { openPalette, Palette } from './command-palette.tsx';
 import { lost, startLive } from './live-updates.ts';
-import { Login } from './login.tsx';
+import { Login, Logo } from './login.tsx';
 import { identify, loggedIn, logOut, may, me } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
@@ -64,14 +64,7 @@ function Shell() {
           press={() => setMenuOpen(!menuOpen)}
         />
         <Brand />
-        <IconButton
-          icon={icons.search}
-          label="Search"
-          size={18}
-          press={() => {
-            paletteOpen.value = true;
-          }}
-        />
+        <IconButton icon={icons.search} label="Search" size={18} press={openPalette} />
       </header>
       <Menu open={menuOpen} />
       {menuOpen && <div class="shade" aria-hidden="true" onClick={() => setMenuOpen(false)} />}
@@ -89,10 +82,7 @@ function Shell() {
 function Brand() {
   return (
     <a class="brand" href={to('/machines')}>
-      <svg width="22" height="22" viewBox="0 0 32 32" aria-hidden="true">
-        <rect width="32" height="32" rx="8" fill="currentColor" />
-        <path d="M10 23V9h12M10 16h9" />
-      </svg>
+      <Logo size={22} />
       Farhand
     </a>
   );
@@ -105,13 +95,7 @@ function Menu({ open }: { open: boolean }) {
   return (
     <aside class={open ? 'menu open' : 'menu'}>
       <Brand />
-      <button
-        type="button"
-        class="find"
-        onClick={() => {
-          paletteOpen.value = true;
-        }}
-      >
+      <button type="button" class="find" onClick={openPalette}>
         <Icon of={icons.search} />
         <span>Search</span>
         <kbd>Ctrl K</kbd>

@@ -10,7 +10,10 @@ import { sayError } from './parts/toasts.tsx';
 import { go, to } from './router.ts';
 import { chooseTheme, isDark } from './theme.ts';
 
-export const paletteOpen = signal(false);
+const paletteOpen = signal(false);
+export const openPalette = (): void => {
+  paletteOpen.value = true;
+};
 
 interface Found {
   id: string;

@@ -16,6 +16,15 @@ function refuse(error: unknown): never {
   throw isUnknown ? new Error('The broker does not know this key, or it was revoked or has expired.') : error;
 }
 
+export function Logo({ size }: { size: number }) {
+  return (
+    <svg class="logo" width={size} height={size} viewBox="0 0 32 32" aria-hidden="true">
+      <rect width="32" height="32" rx="8" fill="currentColor" />
+      <path d="M10 23V9h12M10 16h9" />
+    </svg>
+  );
+}
+
 export function Login() {
   const [key, setKey] = useState('');
   const [dropped, setDropped] = useState(false);
@@ -27,10 +36,7 @@ export function Login() {
   return (
     <main class="login" id="content">
       <div class="card">
-        <svg width="40" height="40" viewBox="0 0 32 32" aria-hidden="true">
-          <rect width="32" height="32" rx="8" fill="currentColor" />
-          <path d="M10 23V9h12M10 16h9" />
-        </svg>
+        <Logo size={40} />
         <h1>Farhand</h1>
         <p class="muted">
           {loginEnded.value && me.value

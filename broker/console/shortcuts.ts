@@ -1,6 +1,6 @@
 // Keyboard shortcuts of every page: the palette, the search of a page, and `g` followed by the key of a page.
 
-import { paletteOpen } from './command-palette.tsx';
+import { openPalette } from './command-palette.tsx';
 import { loggedIn } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { go, to } from './router.ts';
@@ -19,7 +19,7 @@ export function listenForShortcuts(): () => void {
     if (!loggedIn.value) return;
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
       event.preventDefault();
-      paletteOpen.value = true;
+      openPalette();
       return;
     }
     if (isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
