@@ -11,8 +11,8 @@ interface Service {
   /** An example of a channel's address at this service. */
   example: string;
   hint: string;
-  /** The label of the field for the channel's secret. Is undefined if the address itself is the secret. */
-  secret?: string;
+  /** The field for the channel's secret; undefined if the address itself is the secret. */
+  secret?: { label: string; hint: string };
 }
 
 export const services: Readonly<Record<Type, Service>> = {
@@ -30,19 +30,19 @@ export const services: Readonly<Record<Type, Service>> = {
     text: 'ntfy',
     example: 'https://ntfy.sh/my-topic',
     hint: 'The server and the topic that your phone subscribes to',
-    secret: 'Access token',
+    secret: { label: 'Access token', hint: 'Only if the topic is protected' },
   },
   email: {
     text: 'E-mail',
     example: 'smtps://smtp.example.org:465',
     hint: 'Your mail server: smtps:// for TLS, smtp:// for STARTTLS',
-    secret: 'Password',
+    secret: { label: 'Password', hint: 'Only if the mail server needs a login' },
   },
   webhook: {
     text: 'Webhook',
     example: 'https://example.org/alerts',
     hint: 'The event alert.notified is posted to this URL as JSON',
-    secret: 'Secret',
+    secret: { label: 'Secret', hint: 'Signs each delivery, so that the receiver can check it' },
   },
 };
 
@@ -98,7 +98,8 @@ export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
   });
   const { draft, bind } = form;
   const { name, type, url } = draft;
-  const { example, hint, secret: secretLabel } = services[type];
+  const { example, hint, secret } = services[type];
+  const present = secret?.label.toLowerCase();
   const isMail = type === 'email';
   return (
     <FormDialog
@@ -119,26 +120,17 @@ export function ChannelForm({ channel, close, saved }: ChannelFormProps) {
         required
       />
       {isMail && <MailFields {...form} />}
-      {secretLabel !== undefined && (
+      {secret && (
         <TextField
-          label={channel ? `New ${secretLabel.toLowerCase()}` : secretLabel}
+          label={channel ? `New ${present}` : secret.label}
           {...bind('secret')}
           secret
-          hint={channel ? hintToKeep(secretLabel) : (secretHints[type] ?? '')}
+          hint={channel ? `Leave the field empty to keep the present ${present}` : secret.hint}
         />
       )}
     </FormDialog>
   );
 }
-
-const hintToKeep = (label: string): string =>
-  `Leave the field empty to keep the present ${label.toLowerCase()}`;
-
-const secretHints: Readonly<Record<string, string>> = {
-  ntfy: 'Only if the topic is protected',
-  email: 'Only if the mail server needs a login',
-  webhook: 'Signs each delivery, so that the receiver can check it',
-};
 
 function MailFields({ bind }: Editing<Draft>) {
   return (

@@ -140,7 +140,7 @@ function send(upload: Upload): void {
   request.addEventListener('load', () => {
     if (request.status < 300) end({ state: 'done', sent: file.size });
     else {
-      const failure = failureOf(responseOf(request), request.responseText);
+      const failure = failureOf(new Response(null, { status: request.status }), request.responseText);
       end({ state: 'failed', error: messageOf(failure), exists: failure.code === 'already_exists' });
     }
   });
@@ -150,8 +150,6 @@ function send(upload: Upload): void {
   request.addEventListener('abort', () => end({ state: 'cancelled' }));
   request.send(file);
 }
-
-const responseOf = ({ status }: XMLHttpRequest): Response => new Response(null, { status });
 
 // Chromium has no global classes for entries, so their type is found by their fields.
 const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.isFile;

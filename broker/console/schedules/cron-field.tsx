@@ -36,7 +36,6 @@ export function CronField({ cron, timezone, change }: CronFieldProps) {
   );
   const format = new Intl.DateTimeFormat(undefined, {
     weekday: 'short',
-    dateStyle: undefined,
     day: 'numeric',
     month: 'short',
     hour: '2-digit',
