@@ -35,7 +35,7 @@ export function Page({ title, above = [], beside, actions, full = false, childre
               ))}
             </nav>
           )}
-          <h1 tabIndex={-1}>
+          <h1>
             <span class="cut">{title}</span>
             {beside}
           </h1>
