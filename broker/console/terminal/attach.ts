@@ -4,6 +4,7 @@ import type { Ending, Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
 import type { Emulator } from './emulator.ts';
+import { afterCtrl } from './touch-keys.tsx';
 
 export type Phase =
   | { name: 'connecting' | 'offline' }
@@ -24,21 +25,19 @@ interface Attachment {
   emulator: Emulator;
   signal: AbortSignal;
   onPhase: (phase: Phase) => void;
-  /** A function that changes the typed text before it is sent. */
-  typed: (text: string) => string;
 }
 
 const retryMs = 1_500;
 
 /** Runs until the session ends, the login may no longer use it, or the signal fires. */
 export async function keepAttached(attachment: Attachment): Promise<void> {
-  const { session, mode, emulator, signal, onPhase, typed } = attachment;
+  const { session, mode, emulator, signal, onPhase } = attachment;
   let offset: number | undefined;
   let terminal: Terminal | undefined;
   const { terminal: screen } = emulator;
   const send = (input: string | Uint8Array): void => void terminal?.write(input);
   const listeners = [
-    screen.onData((text) => send(typed(text))),
+    screen.onData((text) => send(afterCtrl(text))),
     screen.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0)))),
     screen.onResize(({ cols, rows }) => terminal?.resize(cols, rows)),
   ];

@@ -108,7 +108,6 @@ export function createEmulator(element: HTMLElement, isDark: boolean) {
       terminal.options.screenReaderMode = on;
     },
     write: writerOf(terminal),
-    close: () => terminal.dispose(),
   };
 }
 

@@ -11,7 +11,7 @@ import { isDark } from '../theme.ts';
 import { keepAttached, type Mode, type Phase } from './attach.ts';
 import type { Emulator } from './emulator.ts';
 import { Participants } from './participants.tsx';
-import { afterCtrl, TouchKeys } from './touch-keys.tsx';
+import { TouchKeys } from './touch-keys.tsx';
 
 const phaseTexts = {
   connecting: ['pending', 'connecting'],
@@ -42,14 +42,13 @@ function useTerminal(session: string, mode: Mode) {
         sizes = new ResizeObserver(() => opened?.fit());
         sizes.observe(element.current);
       }
-      const shared = { session, mode, emulator: opened, signal: stop.signal };
-      await keepAttached({ ...shared, onPhase: setPhase, typed: afterCtrl });
+      await keepAttached({ session, mode, emulator: opened, signal: stop.signal, onPhase: setPhase });
     };
     start().catch(sayError);
     return () => {
       stop.abort();
       sizes?.disconnect();
-      opened?.close();
+      opened?.terminal.dispose();
     };
   }, [session, mode]);
   const dark = isDark();
