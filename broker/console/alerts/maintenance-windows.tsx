@@ -2,9 +2,9 @@
 import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { fromLimited, type Limits, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
+import { fromLimited, LimitsFields, limitsText, toLimited } from '../machines/limits-fields.tsx';
 import { SelectField, TextField } from '../parts/form.tsx';
-import { FormDialog } from '../parts/form-dialog.tsx';
+import { FormDialog, useDraft } from '../parts/form-dialog.tsx';
 import { IconButton } from '../parts/icon-button.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
@@ -150,15 +150,16 @@ const whens = [
 ] as const;
 
 function NewWindow({ machine, close, saved }: NewWindowProps) {
-  const [name, setName] = useState('');
-  const [limits, setLimits] = useState<Limits>(() =>
-    fromLimited(machine ? { tags: null, machine_ids: [machine] } : undefined),
-  );
   const [when, setWhen] = useState<When>('now');
-  const [start, setStart] = useState('');
-  const [duration, setDuration] = useState(String(hourMs));
-  const [cron, setCron] = useState('0 3 * * sun');
-  const [timezone, setTimezone] = useState(browserTimeZone);
+  const { draft, bind } = useDraft({
+    name: '',
+    limits: fromLimited(machine ? { tags: null, machine_ids: [machine] } : undefined),
+    start: '',
+    duration: String(hourMs),
+    cron: '0 3 * * sun',
+    timezone: browserTimeZone,
+  });
+  const { name, limits, start, duration, cron, timezone } = draft;
   const save = async (): Promise<void> => {
     const { tags, machine_ids } = toLimited(limits);
     await client.maintenanceWindows.create({
@@ -179,27 +180,19 @@ function NewWindow({ machine, close, saved }: NewWindowProps) {
       done={saved}
       disabled={!name || (when === 'later' && !start)}
     >
-      <TextField label="Name" value={name} change={setName} placeholder="updates" required autoFocus />
-      <LimitsFields value={limits} change={setLimits} />
+      <TextField label="Name" {...bind('name')} placeholder="updates" required autoFocus />
+      <LimitsFields {...bind('limits')} />
       <Choice label="When" options={whens} value={when} choose={setWhen} />
-      {when === 'later' && (
-        <TextField label="Start, in your time zone" value={start} change={setStart} time required />
-      )}
+      {when === 'later' && <TextField label="Start, in your time zone" {...bind('start')} time required />}
       {when === 'cron' && (
         <>
-          <CronField cron={cron} timezone={timezone} change={setCron} />
-          <SelectField
-            label="Time zone"
-            value={timezone}
-            change={setTimezone}
-            options={timeZoneOptions(timezone)}
-          />
+          <CronField cron={cron} timezone={timezone} change={bind('cron').change} />
+          <SelectField label="Time zone" {...bind('timezone')} options={timeZoneOptions(timezone)} />
         </>
       )}
       <SelectField
         label="For"
-        value={duration}
-        change={setDuration}
+        {...bind('duration')}
         options={lengths.map((ms) => [String(ms), durationText(ms)] as const)}
       />
     </FormDialog>
