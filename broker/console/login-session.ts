@@ -4,7 +4,7 @@ import type { Scope } from '../../shared/api/route.ts';
 import { client, clientWithKey, loginEnded } from './api-client.ts';
 import { after } from './time.ts';
 
-export type Me = Awaited<ReturnType<typeof client.keys.me>>;
+type Me = Awaited<ReturnType<typeof client.keys.me>>;
 
 /** The key of this login; undefined while it is unknown, null if there is no login. */
 export const me = signal<Me | null | undefined>(undefined);

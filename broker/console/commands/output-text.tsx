@@ -2,7 +2,7 @@
 // arrival.
 import { client, FarhandError } from '../api-client.ts';
 
-export interface OutputPart {
+interface OutputPart {
   id: number;
   stream: 'stdout' | 'stderr';
   text: string;

@@ -1,6 +1,6 @@
 // Computes the difference of two texts by lines. The editor displays it if another person has saved the edited file.
 
-export interface DiffLine {
+interface DiffLine {
   kind: 'same' | 'mine' | 'theirs';
   text: string;
 }

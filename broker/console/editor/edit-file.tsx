@@ -136,7 +136,7 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
   return { element, editor, changed, theirs, setTheirs, save, replace, overwrite };
 }
 
-export function Editor(props: EditorProps) {
+function Editor(props: EditorProps) {
   const { path } = props;
   const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
   /** Opens the page to which the user wants to go. Set while the dialog about unsaved changes is open. */

@@ -10,7 +10,7 @@ export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
 /** A path as requests contain it. */
-export interface WirePath {
+interface WirePath {
   path: string;
   path_encoding?: 'base64';
 }

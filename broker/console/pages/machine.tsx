@@ -19,7 +19,7 @@ import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
 
-export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
+type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
 const Overview = later(async () => (await import('../machines/machine-overview.tsx')).Overview);
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
