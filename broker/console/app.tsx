@@ -14,7 +14,6 @@ import * as icons from './parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
 import { go, leaveFor, match, path, to } from './router.ts';
-import { listenForShortcuts } from './shortcuts.ts';
 import { chooseTheme, isDark } from './theme.ts';
 
 export function App() {
@@ -24,9 +23,7 @@ export function App() {
     identify().catch(setError);
   };
   useEffect(() => {
-    const stop = listenForShortcuts();
     if (me.value === undefined) start();
-    return stop;
   }, []);
   if (error !== undefined && me.value === undefined) return <Failed error={error} retry={start} />;
   if (me.value === undefined) return <Placeholder />;

@@ -4,11 +4,13 @@ import { App } from './app.tsx';
 import { logIn, takeTicket } from './login-session.ts';
 import { sayError } from './parts/toasts.tsx';
 import { followLinks } from './router.ts';
+import { listenForShortcuts } from './shortcuts.ts';
 
 async function start(): Promise<void> {
   const ticket = takeTicket();
   if (ticket !== undefined) await logIn(ticket).catch(sayError);
   followLinks();
+  listenForShortcuts();
   const root = document.getElementById('app');
   if (root) render(<App />, root);
 }

@@ -13,9 +13,10 @@ const isTyping = (target: EventTarget | null): boolean =>
   target instanceof Element &&
   target.closest('input, textarea, select, [contenteditable], .xterm, dialog') !== null;
 
-export function listenForShortcuts(): () => void {
+/** Handles shortcuts until the page is closed. */
+export function listenForShortcuts(): void {
   let firstAt = 0;
-  const onKey = (event: KeyboardEvent): void => {
+  document.addEventListener('keydown', (event) => {
     if (!loggedIn.value) return;
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
       event.preventDefault();
@@ -39,7 +40,5 @@ export function listenForShortcuts(): () => void {
       event.preventDefault();
       go(to(page.pattern));
     }
-  };
-  document.addEventListener('keydown', onKey);
-  return () => document.removeEventListener('keydown', onKey);
+  });
 }
