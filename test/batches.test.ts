@@ -541,7 +541,6 @@ test('after a restart of the broker a batch goes on within its concurrency, and 
   }
   expect(await ended(id)).toMatchObject({ status: 'completed', concurrency: 2 });
   expect(marks.ran()).toBe(4);
-  await proxy.close();
 });
 
 test('members whose machines are not back a minute after a restart are expired, and not before', async () => {

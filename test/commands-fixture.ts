@@ -42,7 +42,6 @@ export function gate(): Gate {
 export async function bench(params: AgentOptions & { brokerFlags?: string[] } = {}) {
   const system = await startFarhand(params.brokerFlags ? { flags: params.brokerFlags } : {});
   const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
   const agent = await system.agent({ ...params, through: proxy.address });
   return { system, proxy, agent, machine_id: agent.machineId, ...commandsOn(system, agent.machineId) };
 }

@@ -3,9 +3,9 @@ import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, unlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import { bench } from './commands-fixture.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { startProxy } from './tcp-proxy.ts';
 
 async function onMachine(flags: string[] = []) {
   const system = await startFarhand();
@@ -254,10 +254,7 @@ test('a repeat with the same idempotency key after a lost wait gets the current 
 });
 
 test('a link that is cut in the middle loses no output and runs nothing twice', async () => {
-  const system = await startFarhand();
-  const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
-  const agent = await system.agent({ through: proxy.address });
+  const { system, proxy, agent } = await bench();
   const folder = temporaryFolder('cut');
   const go = join(folder, 'go');
   const { body } = await system.call('POST', '/commands', {
@@ -284,10 +281,7 @@ test('a link that is cut in the middle loses no output and runs nothing twice', 
 });
 
 test('an agent that cannot open a second connection sends a large output over its first', async () => {
-  const system = await startFarhand();
-  const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
-  const { machineId: machine_id } = await system.agent({ through: proxy.address });
+  const { system, proxy, machine_id } = await bench();
   proxy.refuse();
   const { body } = await system.call('POST', '/commands', {
     body: { machine_id, command: 'seq 1 100000; sleep 0.1' },
@@ -296,10 +290,7 @@ test('an agent that cannot open a second connection sends a large output over it
 });
 
 test('a restarted broker follows the commands that still run', async () => {
-  const system = await startFarhand();
-  const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
-  const agent = await system.agent({ through: proxy.address });
+  const { system, proxy, agent } = await bench();
   const go = join(temporaryFolder('restart'), 'go');
   const { body } = await system.call('POST', '/commands', {
     body: {

@@ -20,7 +20,6 @@ const mebibyte = 1024 * 1024;
 async function distantMachine(receiver: 'client' | 'server') {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc, { delayMs: 25 });
-  onTestFinished(() => proxy.close());
   const streams: Http2Stream[] = [];
   let session: Http2Session | undefined;
   let largest = 0;

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { connect } from 'node:net';
 import { connect as tlsConnect } from 'node:tls';
 import { status as grpcStatus } from '@grpc/grpc-js';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
 import { signProof } from '../shared/identity-proof.ts';
 import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
@@ -125,7 +125,6 @@ test('a refusal of the agent keeps its code, and an unknown code becomes machine
 test('an answer that stops without End is a failure, however it stops', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
   for (const how of ['half-close', 'cancel', 'connection'] as const) {
     const agent = await connectScripted(proxy.address, await joinScripted(system));
     await agent.next('welcome');

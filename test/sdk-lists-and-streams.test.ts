@@ -203,7 +203,6 @@ test('with retries: 0, and for a stream that cannot resume, a cut is an error', 
 test('events continue after every cut without loss or repeats, also before the first event', async () => {
   const system = await startWebhookSystem();
   const proxy = await startProxy(new URL(system.url).host);
-  onTestFinished(() => proxy.close());
   const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const gone = new AbortController();
   await system.happen('machine.offline', { n: -1 });
@@ -229,7 +228,6 @@ test('a command’s stream continues at the same byte after cuts, and ends with 
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const proxy = await startProxy(new URL(system.url).host);
-  onTestFinished(() => proxy.close());
   const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const loop =
     'i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo line $i; [ $((i%400)) -eq 0 ] && sleep 0.1; done; exit 3';

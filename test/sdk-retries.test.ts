@@ -186,7 +186,6 @@ test('a command whose answer is lost runs once, and the retry returns it', async
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const proxy = await startProxy(new URL(system.url).host);
-  onTestFinished(() => proxy.close());
   const file = join(temporaryFolder('sdk'), 'runs');
   let asked = 0;
   const client = new Farhand({

@@ -1,5 +1,5 @@
 // Clients of a terminal: their output, their rights, and when they are detached.
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { leapingClock, soon } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
 import { attached, begin, bench, eventsOf, join, keeper, linkMachine, ticketIn } from './sessions-fixture.ts';
@@ -218,7 +218,6 @@ test('a stopping broker notifies its clients, and their sessions go on', async (
 test('over a lost link a client gets all output once, and its input waits meanwhile', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
   const identity = await joinScripted(system);
   const machine = await linkMachine(proxy.address, identity);
   const { session_id } = await begin({ system, machine });

@@ -2,25 +2,21 @@
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join as path } from 'node:path';
-import { expect, onTestFinished, test } from 'vitest';
-import { soon } from './commands-fixture.ts';
+import { expect, test } from 'vitest';
+import { bench as benchOfCommands, soon } from './commands-fixture.ts';
 import { createPort, ticketIn } from './sessions-fixture.ts';
 import { type AgentOptions, startFarhand, temporaryFolder } from './start-farhand.ts';
-import { startProxy } from './tcp-proxy.ts';
 
 /** A system with one real machine, connected through a proxy. */
 async function bench(params: AgentOptions = {}) {
-  const system = await startFarhand();
-  const proxy = await startProxy(system.grpc);
-  onTestFinished(() => proxy.close());
-  const agent = await system.agent({ ...params, through: proxy.address });
+  const { system, proxy, agent, machine_id } = await benchOfCommands(params);
   const { sessions } = system.client;
   return {
     system,
     proxy,
     agent,
     open: (script: string, more: object = {}) =>
-      sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args: ['-c', script], ...more }),
+      sessions.create({ machine_id, shell: '/bin/sh', args: ['-c', script], ...more }),
     get: (session_id: string) => sessions.get({ session_id }),
     async join(session_id: string, more: { mode?: 'operator' | 'observer'; offset?: number } = {}) {
       const { stream_url } = await sessions.attach({ session_id, ...more });

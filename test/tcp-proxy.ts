@@ -1,5 +1,6 @@
 // A TCP proxy, mostly between agent and broker, that can delay, stall and cut connections.
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { atEnd } from './close-after-tests.ts';
 
 export interface Proxy {
   address: string;
@@ -20,7 +21,7 @@ export interface Proxy {
   close(): Promise<void>;
 }
 
-/** Forwards connections to HOST:PORT. Each chunk arrives after `delayMs` milliseconds. */
+/** Forwards connections to HOST:PORT until the end of the test. Each chunk arrives after `delayMs` milliseconds. */
 export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
   let [host = '', port = ''] = target.split(':');
   const sockets = new Set<Socket>();
@@ -57,6 +58,11 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
   const cut = (): void => {
     for (const socket of sockets) socket.destroy();
   };
+  const close = (): Promise<void> => {
+    cut();
+    return new Promise((resolve) => server.close(() => resolve()));
+  };
+  atEnd(close);
   return {
     address: `127.0.0.1:${(server.address() as AddressInfo).port}`,
     stall() {
@@ -84,9 +90,6 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
     aim(other) {
       [host = '', port = ''] = other.split(':');
     },
-    close() {
-      cut();
-      return new Promise((resolve) => server.close(() => resolve()));
-    },
+    close,
   };
 }
