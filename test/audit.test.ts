@@ -14,7 +14,7 @@ import { newTimedId } from '../shared/ids.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { leapingClock, soon } from './commands-fixture.ts';
 import { giveAway } from './find-leaked-secrets.ts';
-import { all, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
+import { hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
 import { quiet, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 type Query = Parameters<TestSystem['client']['audit']['list']>[0];
@@ -159,9 +159,9 @@ test('gRPC calls are recorded like REST calls, except those that only read', asy
   const path = join(folder, 'a');
   const before = (await rows(system)).length;
   await client.writeFile([{ open: { machine_id, path } }, { chunk: Buffer.from('x') }, { commit: {} }]);
-  await all(client.readFile({ machine_id, path }));
+  await Array.fromAsync(client.readFile({ machine_id, path }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } });
-  const heard = all(client.exec(asked.requests));
+  const heard = Array.fromAsync(client.exec(asked.requests));
   await soon(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(1);
   asked.send({ signal: 'SIGTERM' });
   await heard;

@@ -20,16 +20,12 @@ export async function streamsOf(
 }
 
 /** Returns all messages of a stream. */
-export async function all<T>(messages: AsyncIterable<T>): Promise<T[]> {
-  const found: T[] = [];
-  for await (const message of messages) found.push(message);
-  return found;
-}
+export const all = <T>(messages: AsyncIterable<T>): Promise<T[]> => Array.fromAsync(messages);
 
 /** Resolves with the error of a refused call. Rejects if the call is not refused. */
 export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>): Promise<FarhandError> {
   try {
-    await (work instanceof Promise ? work : all(work));
+    await (work instanceof Promise ? work : Array.fromAsync(work));
   } catch (error) {
     if (error instanceof FarhandError) return error;
     throw error;

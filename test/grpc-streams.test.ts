@@ -14,7 +14,7 @@ import { type Code, codes } from '../shared/errors.ts';
 import { connect, type Streams } from '../shared/grpc-api-client.ts';
 import { shared } from './close-after-tests.ts';
 import { gate, soon } from './commands-fixture.ts';
-import { all, caOf, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
+import { caOf, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
 import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 /** A system with one machine, and a client with every right. */
@@ -380,7 +380,9 @@ test('a command is followed from any offset, while it runs and later', async () 
     machine_id,
     command: 'printf 0123456789; echo x >&2',
   });
-  const received = await all(client.followCommand({ command_id, stdout_offset: 4, stderr_offset: 2 }));
+  const received = await Array.fromAsync(
+    client.followCommand({ command_id, stdout_offset: 4, stderr_offset: 2 }),
+  );
   expect(
     received.map(({ output, end }) => (output ? [output.offset, output.data.toString()] : end?.status)),
   ).toEqual([[4, '456789'], 'completed']);
@@ -398,7 +400,7 @@ test('a file is read whole and in part, also from its end, after a head with its
   const content = randomBytes(1_500_000);
   writeFileSync(path, content);
   const read = async (more: object): Promise<[length: number | undefined, bytes: Buffer]> => {
-    const [first, ...rest] = await all(client.readFile({ machine_id, path, ...more }));
+    const [first, ...rest] = await Array.fromAsync(client.readFile({ machine_id, path, ...more }));
     expect(first?.head?.etag).toMatch(/^"/);
     return [first?.head?.length, Buffer.concat(rest.map(({ chunk }) => chunk ?? Buffer.alloc(0)))];
   };

@@ -34,12 +34,6 @@ async function served(answer: (response: ServerResponse, request: IncomingMessag
 
 const noAnswer = expect.objectContaining({ code: 'no_answer', status: 0 });
 
-async function all<T>(items: AsyncIterable<T>): Promise<T[]> {
-  const found: T[] = [];
-  for await (const item of items) found.push(item);
-  return found;
-}
-
 // ---- Bodies
 
 test('an incomplete download rejects, however it is read, and a complete one does not', async () => {
@@ -51,7 +45,7 @@ test('an incomplete download rejects, however it is read, and a complete one doe
   });
   const input = { machine_id: 'mach_x', path: '/x' };
   await expect((await client.files.download(input)).text()).rejects.toEqual(noAnswer);
-  const reading = all((await client.files.download(input)).body!);
+  const reading = Array.fromAsync((await client.files.download(input)).body!);
   await expect(reading).rejects.toEqual(noAnswer);
   expect(await (await client.files.download(input)).text()).toBe('0123456789');
 });
@@ -114,15 +108,15 @@ test('a list is one page when awaited and all items when iterated, and sends no 
   expect(asked).toBe(0);
   const page = await listing;
   expect([page.items.length, page.total, page.has_more, asked]).toEqual([3, 8, true, 1]);
-  expect((await all(listing)).map(({ name }) => name)).toEqual([
+  expect((await Array.fromAsync(listing)).map(({ name }) => name)).toEqual([
     ...[0, 1, 2, 3, 4, 5, 6].map((n) => `k${n}`),
     'test',
   ]);
   expect(asked).toBe(4);
-  expect((await all(counting.keys.list({ sort: 'name', offset: 6 }))).length).toBe(2);
+  expect((await Array.fromAsync(counting.keys.list({ sort: 'name', offset: 6 }))).length).toBe(2);
   for await (const _ of counting.keys.list({ limit: 2 })) break;
   expect(asked).toBe(6);
-  await expect(all(counting.keys.list({ limit: 101 }))).rejects.toBeInstanceOf(FarhandError);
+  await expect(Array.fromAsync(counting.keys.list({ limit: 101 }))).rejects.toBeInstanceOf(FarhandError);
 });
 
 test('items created or removed between two pages cause no other item to be repeated or left out', async () => {
@@ -157,7 +151,7 @@ test('events are parsed by the standard: any line end, split anywhere, comments,
     );
     const body = ReadableStream.from(pieces) as ReadableStream<Uint8Array>;
     const client = new Farhand({ baseUrl: 'http://broker', fetch: async () => new Response(body) });
-    expect(await all(client.commands.stream({ command_id: 'cmd_x' }))).toEqual([
+    expect(await Array.fromAsync(client.commands.stream({ command_id: 'cmd_x' }))).toEqual([
       { event: 'output', data: { a: 'grü\u{1f600}n' }, id: '1' },
       { event: 'output', data: {}, id: '2' },
       { event: 'message', data: 7 },
@@ -169,7 +163,9 @@ test('events are parsed by the standard: any line end, split anywhere, comments,
 
 test('a refused stream rejects, and so does a resume after an event that is no longer stored', async () => {
   const system = await startFarhand();
-  await expect(all(system.client.commands.stream({ command_id: 'cmd_none' }))).rejects.toMatchObject({
+  await expect(
+    Array.fromAsync(system.client.commands.stream({ command_id: 'cmd_none' })),
+  ).rejects.toMatchObject({
     code: 'command_not_found',
   });
   await expect(system.client.events.stream({ last_event_id: 'evt_gone' })).rejects.toMatchObject({
@@ -195,9 +191,9 @@ test('with retries: 0, and for a stream that cannot resume, a cut is an error', 
     setTimeout(() => response.destroy(), 5);
   });
   const still = new Farhand({ baseUrl, retries: 0 });
-  await expect(all(still.events.stream())).rejects.toEqual(noAnswer);
+  await expect(Array.fromAsync(still.events.stream())).rejects.toEqual(noAnswer);
   const watching = new Farhand({ baseUrl }).files.watch({ machine_id: 'mach_x', path: '/x' });
-  await expect(all(watching)).rejects.toEqual(noAnswer);
+  await expect(Array.fromAsync(watching)).rejects.toEqual(noAnswer);
 });
 
 test('events continue after every cut without loss or repeats, also before the first event', async () => {
