@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { createServer, type Socket } from 'node:net';
 import { expect, onTestFinished, test } from 'vitest';
 import { startAlertSystem } from './alerts-fixture.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 
 interface MailServer {
   port: number;
@@ -43,11 +44,7 @@ async function startMailServer(): Promise<MailServer> {
     });
     socket.on('error', () => undefined);
   });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  onTestFinished(() => void server.close());
-  const { port } = server.address() as { port: number };
-  return { port, mails };
+  return { port: await listenOnLoopback(server), mails };
 }
 
 const mail = (port: number) => ({

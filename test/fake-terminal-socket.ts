@@ -1,13 +1,14 @@
 // A WebSocket server with one fake session, whose messages the test sends and receives.
 import { once } from 'node:events';
 import { createServer, type IncomingMessage } from 'node:http';
-import { type AddressInfo, connect, type Socket } from 'node:net';
+import { connect, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 import { WebSocket } from 'ws';
 import { createTrustedProxies } from '../broker/client-address.ts';
 import { type Attachment, WebSocketUpgrades } from '../broker/http/websocket-upgrades.ts';
 import type { ClientPort } from '../broker/sessions/terminal-client.ts';
 import { AppError } from '../shared/errors.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 import { quiet } from './start-farhand.ts';
 
 const session_id = 'sess_one';
@@ -46,9 +47,7 @@ export async function startTerminalServer(publicUrl = '') {
   const sockets = new Set<Socket>();
   server.on('connection', (socket) => sockets.add(socket));
   server.on('upgrade', (request, socket, head) => door.take(request, socket, head));
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  onTestFinished(() => void server.close());
-  const { port } = server.address() as AddressInfo;
+  const port = await listenOnLoopback(server);
   return {
     port,
     ports,

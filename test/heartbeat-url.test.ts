@@ -1,5 +1,4 @@
 // The heartbeat URL, which a broker calls to show that it is alive.
-import { createServer } from 'node:http';
 import { expect, test } from 'vitest';
 import { startFarhand } from './start-farhand.ts';
 import { answering, startReceiver } from './webhook-receivers.ts';
@@ -22,16 +21,8 @@ test('the broker calls its heartbeat URL at each interval until it stops, and lo
 });
 
 test('an internal heartbeat URL is not called unless it is allowed', async () => {
-  let called = 0;
-  const server = createServer((_request, response) => {
-    called += 1;
-    response.end();
-  });
-  const listening = await new Promise<number>((resolve) => {
-    server.listen(0, '127.0.0.1', () => resolve(Number((server.address() as { port: number }).port)));
-  });
-  const { log } = await startFarhand({ flags: ['--heartbeat-url', `http://127.0.0.1:${listening}/`] });
+  const receiver = await startReceiver();
+  const { log } = await startFarhand({ flags: ['--heartbeat-url', receiver.url] });
   await expect.poll(() => log.some((line) => line.includes('is not public'))).toBe(true);
-  server.close();
-  expect(called).toBe(0);
+  expect(receiver.got).toEqual([]);
 });

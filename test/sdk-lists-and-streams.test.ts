@@ -1,15 +1,14 @@
 // Lists, streams and bodies of the SDK: lists return all pages, event streams continue after a cut, and bodies are
 // complete.
 import { createHash } from 'node:crypto';
-import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { fakeClock } from './fake-clock.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { waitFor } from './wait-for.ts';
@@ -22,14 +21,8 @@ async function served(answer: (response: ServerResponse, request: IncomingMessag
     count += 1;
     answer(response, request, count);
   });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  onTestFinished(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  const baseUrl = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
-  return { server, baseUrl, client: new Farhand({ baseUrl, apiKey: 'k' }) };
+  const baseUrl = `http://127.0.0.1:${await listenOnLoopback(server)}`;
+  return { baseUrl, client: new Farhand({ baseUrl, apiKey: 'k' }) };
 }
 
 const noAnswer = expect.objectContaining({ code: 'no_answer', status: 0 });

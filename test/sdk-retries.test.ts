@@ -1,10 +1,10 @@
 // Retries of the SDK, with a server that counts requests and gives scripted answers.
 import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { waitFor } from './wait-for.ts';
@@ -39,12 +39,7 @@ async function scripted(...answers: Answer[]) {
       (answers.shift() ?? ((good) => good.end(JSON.stringify(done))))(response);
     });
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  onTestFinished(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  const baseUrl = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const baseUrl = `http://127.0.0.1:${await listenOnLoopback(server)}`;
   return { came, baseUrl, client: new Farhand({ baseUrl, apiKey: 'k' }) };
 }
 

@@ -1,10 +1,10 @@
 // The SDK with a real broker and a real agent: requests arrive unchanged, and refusals become errors.
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
@@ -27,9 +27,7 @@ async function between(status: number, type: string, body: string): Promise<stri
   const server = createServer((_request, response) => {
     response.writeHead(status, { 'Content-Type': type, 'X-Request-Id': 'between' }).end(body);
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  onTestFinished(() => void server.close());
-  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  return `http://127.0.0.1:${await listenOnLoopback(server)}`;
 }
 
 function addressOf(request: Parameters<typeof fetch>[0]): string {

@@ -1,6 +1,7 @@
 // A TCP proxy, mostly between agent and broker, that can delay, stall and cut connections.
-import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { connect, createServer, type Socket } from 'node:net';
 import { atEnd } from './close-after-tests.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 
 export interface Proxy {
   address: string;
@@ -54,17 +55,13 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
     forward(client, upstream);
     forward(upstream, client);
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const address = `127.0.0.1:${await listenOnLoopback(server)}`;
   const cut = (): void => {
     for (const socket of sockets) socket.destroy();
   };
-  const close = (): Promise<void> => {
-    cut();
-    return new Promise((resolve) => server.close(() => resolve()));
-  };
-  atEnd(close);
+  atEnd(cut);
   return {
-    address: `127.0.0.1:${(server.address() as AddressInfo).port}`,
+    address,
     stall() {
       stalled = true;
       for (const socket of sockets) socket.pause();
@@ -90,6 +87,9 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
     aim(other) {
       [host = '', port = ''] = other.split(':');
     },
-    close,
+    close() {
+      cut();
+      return new Promise((resolve) => server.close(() => resolve()));
+    },
   };
 }

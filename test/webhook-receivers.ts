@@ -1,12 +1,11 @@
 // Receivers of webhooks: HTTP servers on loopback that answer as the test chooses, and record the requests.
 import { EventEmitter, once } from 'node:events';
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { onTestFinished } from 'vitest';
 import type { Events } from '../broker/events.ts';
 import type { History } from '../broker/history/history.ts';
 import type { Tuning } from '../broker/start/index.ts';
 import type { EventType } from '../shared/api/events.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 export interface Received {
@@ -41,13 +40,7 @@ export async function startReceiver(answer: Answer = (response) => response.end(
       arrived.emit('one');
     });
   });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  onTestFinished(async () => {
-    server.closeAllConnections();
-    await new Promise((resolve) => server.close(resolve));
-  });
-  const { port } = server.address() as AddressInfo;
+  const port = await listenOnLoopback(server);
   return {
     url: `http://127.0.0.1:${port}/hook?x=1`,
     port,

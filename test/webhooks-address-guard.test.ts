@@ -2,8 +2,9 @@
 import { once } from 'node:events';
 import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/deliveries/address-guard.ts';
+import { listenOnLoopback } from './listen-on-loopback.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
@@ -131,10 +132,7 @@ async function startTrap() {
     calls += 1;
     socket.destroy();
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  onTestFinished(() => void server.close());
-  const address = server.address();
-  return { port: typeof address === 'object' ? address?.port : 0, calls: () => calls };
+  return { port: await listenOnLoopback(server), calls: () => calls };
 }
 
 test.each([
@@ -174,7 +172,7 @@ test('a name with one address that is not public is refused, whichever it is', a
 });
 
 test('a name whose address changes between two deliveries is checked at each', async () => {
-  const [receiver, trap] = [await startReceiver(), await startTrap()];
+  const receiver = await startReceiver();
   const addresses = ['127.0.0.9'];
   const system = await startWebhookSystem({
     flags: ['--webhook-allow', '127.0.0.1'],
@@ -188,7 +186,6 @@ test('a name whose address changes between two deliveries is checked at each', a
   expect(first.error).toContain('turns.example resolves to an address that is not public');
   expect(await system.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
   expect(receiver.got).toHaveLength(1);
-  expect(trap.calls()).toBe(0);
 });
 
 test('an internal receiver is no longer called once the broker starts without its --webhook-allow', async () => {
