@@ -3,7 +3,7 @@ import { expect } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './commands-fixture.ts';
-import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { joinScripted, linkScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 import type { Receiver } from './webhook-receivers.ts';
 
@@ -99,14 +99,11 @@ export async function machineOf(
   const { machineId: machine_id } = identity;
   let recorded = 1_000;
   let last: Values = {};
-  const link = async (): Promise<ScriptedAgent> => {
-    const agent = await connectScripted(system.grpc, identity, {
+  const link = (): Promise<ScriptedAgent> =>
+    linkScripted(system.grpc, identity, {
       ...{ metrics: metricsOf(last, recorded), agent_version: '99.0.0' },
       ...hello,
     });
-    await agent.next('welcome');
-    return agent;
-  };
   const status = async (client = system.client): Promise<string> =>
     (await client.machines.get({ machine_id })).status;
   const machine: AlertMachine = {

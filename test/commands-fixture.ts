@@ -7,7 +7,7 @@ import { expect, onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
 import { type LeapingClock, startLeapingClock } from './leaping-clock.ts';
-import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { joinScripted, linkScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { type AgentOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 
@@ -163,6 +163,7 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
   const send = (event: object): void =>
     void stream.write({ message: agent.encode('StartProcess', { event }) });
   return {
+    send,
     started: () => send({ started: { pid: 1, started_at_ms: Date.now() } }),
     stdout: (offset: number, data: Buffer | string) =>
       send({ output: { stream: 'OUTPUT_STREAM_STDOUT', offset, data: Buffer.from(data) } }),
@@ -186,11 +187,7 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
 /** Links a scripted machine and cuts its link, so that it is offline. `back` links it again. */
 export async function scriptedAway(system: TestSystem) {
   const identity = await joinScripted(system);
-  const back = async (): Promise<ScriptedAgent> => {
-    const agent = await connectScripted(system.grpc, identity);
-    await agent.next('welcome');
-    return agent;
-  };
+  const back = (): Promise<ScriptedAgent> => linkScripted(system.grpc, identity);
   const leave = async (agent: ScriptedAgent): Promise<void> => {
     agent.control.cancel();
     await agent.ended;

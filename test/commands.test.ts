@@ -3,8 +3,8 @@ import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, unlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { bench } from './commands-fixture.ts';
-import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
+import { bench, reporting } from './commands-fixture.ts';
+import { connectScripted, joinScripted, linkScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 async function onMachine(flags: string[] = []) {
@@ -67,8 +67,7 @@ test('a machine with 64 open commands lets one more wait, and still answers file
   const waiting = await run();
   expect([waiting.status, waiting.body.data.status]).toEqual([201, 'queued']);
   const reading = system.call('GET', `/machines/${machine_id}/files`);
-  let call = await agent.next('call');
-  while (call.method !== 'ListFiles') call = await agent.next('call');
+  const call = await agent.nextCallOf('ListFiles');
   const stream = agent.answer(call.call_id);
   stream.write({ message: agent.encode('ListFiles', { head: { path: Buffer.from('/'), total: 0 } }) });
   stream.write({ end: {} });
@@ -337,8 +336,7 @@ test('a command that the agent does not know is expired, or lost if the agent ha
     ['another', 'lost', 'no_report'],
   ] as const) {
     const identity = await joinScripted(system);
-    const first = await connectScripted(system.grpc, identity);
-    await first.next('welcome');
+    const first = await linkScripted(system.grpc, identity);
     const { body } = await system.call('POST', '/commands', {
       body: { machine_id: identity.machineId, command: 'true', wait: 0 },
     });
@@ -348,11 +346,9 @@ test('a command that the agent does not know is expired, or lost if the agent ha
     const second = await connectScripted(system.grpc, identity, { journal_id });
     const follow = await second.next('call');
     expect(second.decode(follow)).toMatchObject({ id: body.data.id, stdout_offset: 0 });
-    const stream = second.answer(follow.call_id);
-    const exit = { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' };
-    stream.write({ message: second.encode('FollowProcess', { event: { exit } }) });
-    stream.write({ end: {} });
-    stream.end();
+    const report = reporting(second, follow.call_id);
+    report.unknown();
+    report.end();
     await expect
       .poll(async () => await system.client.commands.get({ command_id: body.data.id }))
       .toMatchObject({ status, reason });
@@ -362,8 +358,7 @@ test('a command that the agent does not know is expired, or lost if the agent ha
 test('a newer link of the same machine takes over an open command, which is not started again', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
-  const first = await connectScripted(system.grpc, identity);
-  await first.next('welcome');
+  const first = await linkScripted(system.grpc, identity);
   const { body } = await system.call('POST', '/commands', {
     body: { machine_id: identity.machineId, command: 'true', wait: 0 },
   });

@@ -11,6 +11,7 @@ import { toWire } from '../shared/agent-rpcs.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { AppError, codes, isCode } from '../shared/errors.ts';
 import { shared } from './close-after-tests.ts';
+import { nextCall, reporting } from './commands-fixture.ts';
 import { joinScripted, type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 import { type Answer, call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
@@ -1079,21 +1080,15 @@ async function startCommand(
 ): Promise<StartedCommand> {
   const machine_id = agent.identity.machineId;
   const { leave } = askAndLeave(system, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
-  let started = await agent.next('call');
-  // Skips acknowledgements of earlier commands.
-  while (started.method !== 'StartProcess') started = await agent.next('call');
-  const stream = agent.answer(started.call_id);
-  const send = (one: object): void =>
-    void stream.write({ message: agent.encode('StartProcess', { event: one }) });
-  if (event) send(event);
+  const { id, call_id } = await nextCall(agent, 'StartProcess');
+  const report = reporting(agent, call_id);
+  if (event) report.send(event);
   return {
-    // The cast is safe: a StartProcess request has an id.
-    id: (agent.decode(started) as { id: string }).id,
+    id,
     leave,
     exit(one) {
-      send({ exit: one });
-      stream.write({ end: {} });
-      stream.end();
+      report.send({ exit: one });
+      report.end();
     },
   };
 }

@@ -12,7 +12,7 @@ import { type Clock, setClock } from '../shared/clock.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { storedState } from './read-stored-state.ts';
-import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
+import { joinScripted, linkScripted, scriptedMachine } from './scripted-agent.ts';
 import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
@@ -670,8 +670,7 @@ describe('a join token', () => {
     const identity = await joinScripted(system, 'first');
     // Current agents do not send these fields, but an older or a hostile one may.
     const params = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
-    const agent = await connectScripted(system.grpc, identity, params);
-    await agent.next('welcome');
+    await linkScripted(system.grpc, identity, params);
     expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
       name: 'first',
       tags: [],

@@ -7,7 +7,7 @@ import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
 import { signProof } from '../shared/identity-proof.ts';
-import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
+import { connectScripted, joinScripted, linkScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
 import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 
@@ -80,8 +80,7 @@ test('a connection that does not authenticate in time is cut: silent, after TLS,
   const challenged = await connectScripted(system.grpc, identity, null);
   await Promise.all([silentEnd, securedEnd, challenged.ended]);
   // A connection that has authenticated in time is not cut.
-  const proven = await connectScripted(system.grpc, identity);
-  await proven.next('welcome');
+  await linkScripted(system.grpc, identity);
   const late = connect(Number(port), host);
   late.on('error', () => undefined);
   await once(late.resume(), 'close');
@@ -126,8 +125,7 @@ test('an answer that stops without End is a failure, however it stops', async ()
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   for (const how of ['half-close', 'cancel', 'connection'] as const) {
-    const agent = await connectScripted(proxy.address, await joinScripted(system));
-    await agent.next('welcome');
+    const agent = await linkScripted(proxy.address, await joinScripted(system));
     const answer = system.call('GET', files(agent.identity.machineId));
     const stream = agent.answer((await agent.next('call')).call_id);
     const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
@@ -220,10 +218,8 @@ test('a silent link is ended, and its machine is offline', async () => {
 test('two agents with one identity: the newer replaces the older, frames of the older are ignored, an event reports it', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
-  const older = await connectScripted(system.grpc, identity, { instance_id: 'one' });
-  await older.next('welcome');
-  const newer = await connectScripted(system.grpc, identity, { instance_id: 'two' });
-  await newer.next('welcome');
+  const older = await linkScripted(system.grpc, identity, { instance_id: 'one' });
+  const newer = await linkScripted(system.grpc, identity, { instance_id: 'two' });
   await older.next('fenced');
   const answer = system.call('GET', files(identity.machineId));
   const { call_id } = await newer.next('call');
@@ -267,8 +263,7 @@ test('an agent that sends an endless answer causes one refusal, and does not fil
 
   const batch = agent.encode('ListFiles', { batch: { entries: [entry, entry] } });
   const listing = system.call('GET', `/machines/${agent.identity.machineId}/files?limit=1`);
-  let call = await agent.next('call');
-  while (call.method !== 'ListFiles') call = await agent.next('call');
+  const call = await agent.nextCallOf('ListFiles');
   const directory = agent.answer(call.call_id);
   const directoryEnded = statusOf(directory);
   directory.write({ message: batch });
@@ -279,10 +274,8 @@ test('an agent that sends an endless answer causes one refusal, and does not fil
 test('the connection of a fenced link is closed, and an authenticated one without a new hello is cut', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
-  const older = await connectScripted(system.grpc, identity);
-  await older.next('welcome');
-  const newer = await connectScripted(system.grpc, identity);
-  await newer.next('welcome');
+  const older = await linkScripted(system.grpc, identity);
+  await linkScripted(system.grpc, identity);
   await older.next('fenced');
   // The connection of the older agent is closed, so none of its streams works any more.
   expect(await statusOf(older.answer('call_x'))).toBeGreaterThan(0);

@@ -1,5 +1,5 @@
 // An agent that breaks the protocol as the test chooses: a wrong hello, incomplete answers, two answers, no answer.
-import { once } from 'node:events';
+import { EventEmitter, once } from 'node:events';
 import { onTestFinished } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
 import { type AnswerStream, type ControlStream, Dial } from '../agent/link/dial.ts';
@@ -28,6 +28,10 @@ export interface ScriptedAgent {
   control: ControlStream;
   /** Resolves with the next unread message of this kind. Rejects if the stream ends first. */
   next<K extends Kind>(kind: K): Promise<NonNullable<ConnectResponse__Output[K]>>;
+  /** Resolves with the next unread call of this method. Calls of other methods stay unread. */
+  nextCallOf(method: string): Promise<Call__Output>;
+  /** Returns the number of unread calls of this method. */
+  unreadCallsOf(method: string): number;
   send(message: ConnectRequest): void;
   /** Opens the stream for the answer to a call. */
   answer(callId: string): AnswerStream;
@@ -62,33 +66,44 @@ export async function connectScripted(
   const line = new Dial(broker, identity.caCertificate);
   const control = line.connect();
   const seen: ConnectResponse__Output[] = [];
-  const arrived = new EventTarget();
+  const arrived = new EventEmitter().setMaxListeners(0);
   let code: number | undefined;
   const ended = new Promise<number>((resolve) => {
     control.once('status', (status) => {
       code = status.code;
-      arrived.dispatchEvent(new Event('message'));
+      arrived.emit('message');
       resolve(status.code);
     });
   });
   control.on('error', () => undefined);
   control.on('data', (message: ConnectResponse__Output) => {
     seen.push(message);
-    arrived.dispatchEvent(new Event('message'));
+    arrived.emit('message');
   });
+  /** Resolves with what `find` returns for the first unread message for which it returns something. */
+  const take = async <T>(
+    what: string,
+    find: (message: ConnectResponse__Output) => T,
+  ): Promise<NonNullable<T>> => {
+    for (;;) {
+      for (const [at, message] of seen.entries()) {
+        const found = find(message);
+        if (!found) continue;
+        seen.splice(at, 1);
+        return found;
+      }
+      if (code !== undefined) throw new Error(`the stream ended with ${code} before a ${what}`);
+      await once(arrived, 'message');
+    }
+  };
   const agent: ScriptedAgent = {
     identity,
     line,
     control,
-    async next(kind) {
-      for (;;) {
-        const at = seen.findIndex((message) => message.message === kind);
-        const found = at < 0 ? undefined : seen.splice(at, 1)[0]?.[kind];
-        if (found) return found;
-        if (code !== undefined) throw new Error(`the stream ended with ${code} before a ${kind}`);
-        await once(arrived, 'message');
-      }
-    },
+    next: (kind) => take(kind, (message) => message[kind]),
+    nextCallOf: (method) =>
+      take(`call of ${method}`, ({ call }) => (call?.method === method ? call : undefined)),
+    unreadCallsOf: (method) => seen.filter(({ call }) => call?.method === method).length,
     send: (message) => void control.write(message),
     answer(callId) {
       // All streams share one connection, so that their order is fixed. A real agent has two connections.
@@ -107,14 +122,23 @@ export async function connectScripted(
   return agent;
 }
 
-/** Links a machine that does nothing by itself. */
+/** Connects like connectScripted(). Resolves when the agent is linked. */
+export async function linkScripted(
+  broker: string,
+  identity: Identity,
+  hello: Partial<Hello> = {},
+): Promise<ScriptedAgent> {
+  const agent = await connectScripted(broker, identity, hello);
+  await agent.next('welcome');
+  return agent;
+}
+
+/** Links a new machine that does nothing by itself. */
 export async function scriptedMachine(
   system: TestSystem,
   hello: Partial<Hello> = {},
 ): Promise<ScriptedAgent> {
-  const agent = await connectScripted(system.grpc, await joinScripted(system), hello);
-  await agent.next('welcome');
-  return agent;
+  return linkScripted(system.grpc, await joinScripted(system), hello);
 }
 
 function goodHello(identity: Identity, nonce: Buffer): Hello {

@@ -1,10 +1,10 @@
-// Helpers for tests of sessions: a scripted agent whose calls are sorted by method, terminals on it, and clients.
+// Helpers for tests of sessions: a scripted agent whose calls are read by method, terminals on it, and clients.
 import { EventEmitter, once } from 'node:events';
 import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import { methods } from '../shared/agent-rpcs.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';
-import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { joinScripted, linkScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 type Request = Record<string, unknown> & { id: string };
@@ -15,7 +15,7 @@ export interface Call {
   call_id: string;
 }
 
-/** A linked machine whose calls are sorted by method. */
+/** A linked machine. The test reads its calls by method. */
 export interface Machine {
   agent: ScriptedAgent;
   machine_id: MachineId;
@@ -29,30 +29,14 @@ export async function linkMachine(
   identity: Awaited<ReturnType<typeof joinScripted>>,
   hello: Partial<Hello> = {},
 ): Promise<Machine> {
-  const agent = await connectScripted(grpc, identity, hello);
-  await agent.next('welcome');
-  const calls: (Call & { method: string })[] = [];
-  const arrived = new EventEmitter();
-  arrived.setMaxListeners(100);
-  const pump = async (): Promise<void> => {
-    for (;;) {
-      const call = await agent.next('call');
-      calls.push({ method: call.method, request: agent.decode(call) as Request, call_id: call.call_id });
-      arrived.emit('call');
-    }
-  };
-  pump().catch(() => undefined);
+  const agent = await linkScripted(grpc, identity, hello);
   return {
     agent,
     machine_id: identity.machineId as MachineId,
-    waiting: (method) => calls.filter((call) => call.method === method).length,
+    waiting: (method) => agent.unreadCallsOf(method),
     async next(method) {
-      for (;;) {
-        const at = calls.findIndex((call) => call.method === method);
-        const [found] = at < 0 ? [] : calls.splice(at, 1);
-        if (found) return found;
-        await once(arrived, 'call');
-      }
+      const call = await agent.nextCallOf(method);
+      return { request: agent.decode(call) as Request, call_id: call.call_id };
     },
   };
 }

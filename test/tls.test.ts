@@ -18,7 +18,7 @@ import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { type Clock, setClock } from '../shared/clock.ts';
 import { readSettings } from '../shared/read-settings.ts';
-import { connectScripted, joinScripted } from './scripted-agent.ts';
+import { joinScripted, linkScripted } from './scripted-agent.ts';
 import { needs } from './skip-without-programs.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { program } from './start-processes.ts';
@@ -309,8 +309,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   // As after a long suspend: wall time has moved, but timers have not.
   clock.move(35 * day);
   const identity = await joinScripted(system);
-  const linked = await connectScripted(system.grpc, identity);
-  await linked.next('welcome');
+  await linkScripted(system.grpc, identity);
   const url = `https://${system.grpc}`;
   const leaf = async () => {
     const socket = await securely(url, { ALPNProtocols: ['h2'] });
@@ -331,8 +330,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   expect((await leaf())?.serialNumber).toBe(fresh?.serialNumber);
   const { machine_id } = { machine_id: identity.machineId };
   expect((await system.client.machines.get({ machine_id })).status).toBe('online');
-  const late = await connectScripted(system.grpc, await joinScripted(system, 'late'));
-  await late.next('welcome');
+  await linkScripted(system.grpc, await joinScripted(system, 'late'));
 });
 
 test('a clock that is set back also causes a new leaf, because a leaf from the future is not valid yet', async () => {

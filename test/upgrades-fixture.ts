@@ -8,7 +8,7 @@ import type { LastUpgrade } from '../proto/types/farhand/link/v1/LastUpgrade.ts'
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { fingerprintOf, type SignedPackage, signPackage } from '../shared/package-signature.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
-import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { joinScripted, linkScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
@@ -116,9 +116,7 @@ async function machineOf(
       ...{ kind: 'PACKAGE_KIND_TAR_GZ' as const, upgrade_unit: true, trusted_key: key.fingerprint },
       ...(last && { last_upgrade: last }),
     };
-    const agent = await connectScripted(system.grpc, identity, { installation, ...hello, ...more });
-    await agent.next('welcome');
-    return agent;
+    return linkScripted(system.grpc, identity, { installation, ...hello, ...more });
   };
   const machine: ScriptedMachine = {
     ...{ id: identity.machineId, name, agent: await link() },
@@ -150,8 +148,7 @@ async function machineOf(
 
 /** Receives the package of one call. */
 async function receive(agent: ScriptedAgent): Promise<Delivery> {
-  let call = await agent.next('call');
-  while (call.method !== 'StageUpgrade') call = await agent.next('call');
+  const call = await agent.nextCallOf('StageUpgrade');
   const stream = agent.answer(call.call_id);
   const cancelled = new Promise((resolve) => stream.once('status', resolve));
   const chunks: Buffer[] = [];
