@@ -5,32 +5,17 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { type IncomingMessage, request } from 'node:http';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { describe, expect, onTestFinished, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import { enrollWith } from '../agent/link/dial.ts';
 import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
-import { type Clock, setClock } from '../shared/clock.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
+import { leapingClock } from './commands-fixture.ts';
 import { storedState } from './read-stored-state.ts';
 import { joinScripted, linkScripted, scriptedMachine } from './scripted-agent.ts';
 import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
-
-/** Moves the wall clock until the end of the test. */
-function moveClock(ms: number): void {
-  const moved: Clock = {
-    now: () => Date.now() + ms,
-    monotonic: () => performance.now(),
-    after(delay, run, hold = false) {
-      const timer = setTimeout(run, delay);
-      if (!hold) timer.unref();
-      return () => clearTimeout(timer);
-    },
-  };
-  setClock(moved);
-  onTestFinished(() => setClock());
-}
 
 const sha256 = (secret: string): string => createHash('sha256').update(secret).digest('hex');
 
@@ -98,9 +83,10 @@ describe('401', () => {
     const expires_at = new Date(Date.now() + hour).toISOString();
     const { key } = await system.client.keys.create({ name: 'brief', scopes: ['machines:read'], expires_at });
     expect((await system.call('GET', '/machines', { key })).status).toBe(200);
-    moveClock(hour - 60_000);
+    const clock = leapingClock();
+    clock.set(Date.now() + hour - 60_000);
     expect((await system.call('GET', '/machines', { key })).status).toBe(200);
-    moveClock(hour);
+    clock.set(Date.now() + hour);
     expect(refusal(await system.call('GET', '/machines', { key }))).toEqual([401, 'unauthorized']);
     expect((await system.call('GET', '/machines')).status).toBe(200);
   });
@@ -438,9 +424,10 @@ describe('a repeat with the same Idempotency-Key', () => {
   test('after 24 hours runs as a new request, and not before', async () => {
     const system = await startFarhand();
     expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
-    moveClock(24 * hour - 60_000);
+    const clock = leapingClock();
+    clock.set(Date.now() + 24 * hour - 60_000);
     expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(409);
-    moveClock(24 * hour + 60_000);
+    clock.set(Date.now() + 24 * hour + 60_000);
     expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
   });
 
@@ -558,7 +545,8 @@ describe('a join token is refused', () => {
     const system = await startFarhand();
     const { token, expires_at, created_at } = await system.client.joinTokens.create({ expires_in: 1_000 });
     expect(Date.parse(expires_at) - Date.parse(created_at)).toBeLessThan(1_100);
-    moveClock(2_000);
+    const clock = leapingClock();
+    clock.set(Date.now() + 2_000);
     await expect(system.agent({ joinToken: token })).rejects.toMatchObject(notGood);
     expect((await system.client.machines.list()).total).toBe(0);
   });
@@ -619,7 +607,8 @@ describe('a join token', () => {
     const made = await system.client.joinTokens.create({});
     expect(made.uses).toBe(1);
     expect(Math.round((Date.parse(made.expires_at) - Date.parse(made.created_at)) / 60_000)).toBe(60);
-    moveClock(hour - 60_000);
+    const clock = leapingClock();
+    clock.set(Date.now() + hour - 60_000);
     await system.agent({ joinToken: made.token });
   });
 
@@ -647,7 +636,8 @@ describe('a join token', () => {
     ]);
     expect((await system.client.events.list({ type: 'machine.registered' })).total).toBe(1);
     expect((await documents(system)).join_tokens[0]!.uses_left).toBe(1);
-    moveClock(2 * hour);
+    const clock = leapingClock();
+    clock.set(Date.now() + 2 * hour);
     expect(await enrol(system, params)).toBe(id);
     await expect(enrol(system, enrolment(token))).rejects.toMatchObject(notGood);
   });

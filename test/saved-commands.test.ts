@@ -1,8 +1,6 @@
 // Saved commands: a program and its arguments with typed parameters, run on machines and by schedules.
-import { expect, onTestFinished, test } from 'vitest';
-import { setClock } from '../shared/clock.ts';
-import { soon } from './commands-fixture.ts';
-import { startLeapingClock } from './leaping-clock.ts';
+import { expect, test } from 'vitest';
+import { leapingClock, soon } from './commands-fixture.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 async function started() {
@@ -91,8 +89,7 @@ test.each([
 test('a refused default is answered with the reason', async () => {
   const { system } = await started();
   // With a clock that stands still, only the timeout of the regular expression itself can refuse the value.
-  startLeapingClock({ still: true });
-  onTestFinished(() => setClock());
+  leapingClock({ still: true });
   const defaults = [
     [{ type: 'integer', default: 11, max: 10 }, 'must be at most 10'],
     [{ type: 'string', default: 'A', pattern: '[a-z]+' }, 'must match [a-z]+'],
