@@ -22,10 +22,10 @@ export async function streamsOf(
 /** Returns all messages of a stream. */
 export const all = <T>(messages: AsyncIterable<T>): Promise<T[]> => Array.fromAsync(messages);
 
-/** Resolves with the error of a refused call. Rejects if the call is not refused. */
-export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>): Promise<FarhandError> {
+/** Resolves with the error of a refused call, over gRPC or of the SDK. Rejects if the call is not refused. */
+export async function refusalOf(work: PromiseLike<unknown> | AsyncIterable<unknown>): Promise<FarhandError> {
   try {
-    await (work instanceof Promise ? work : Array.fromAsync(work));
+    await ('then' in work ? work : Array.fromAsync(work));
   } catch (error) {
     if (error instanceof FarhandError) return error;
     throw error;

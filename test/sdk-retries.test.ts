@@ -3,7 +3,8 @@ import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
-import { Farhand, FarhandError } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
+import { refusalOf } from './grpc-fixture.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
@@ -41,15 +42,6 @@ async function scripted(...answers: Answer[]) {
   });
   const baseUrl = `http://127.0.0.1:${await listenOnLoopback(server)}`;
   return { came, baseUrl, client: new Farhand({ baseUrl, apiKey: 'k' }) };
-}
-
-async function failure(call: PromiseLike<unknown>): Promise<FarhandError> {
-  const error = await Promise.resolve(call).then(
-    () => undefined,
-    (reason: unknown) => reason,
-  );
-  if (error instanceof FarhandError) return error;
-  throw new Error(`not a FarhandError: ${String(error)}`, { cause: error });
 }
 
 const machine_id = 'mach_x';
@@ -107,7 +99,7 @@ test('every call to an unreachable broker is retried, because nothing was sent',
       asked += 1;
       return fetch(...args);
     };
-    const error = await failure(call(new Farhand({ baseUrl: system.url, apiKey: 'k', fetch: counting })));
+    const error = await refusalOf(call(new Farhand({ baseUrl: system.url, apiKey: 'k', fetch: counting })));
     expect([name, error.code, asked]).toEqual([name, 'no_answer', 3]);
   }
 });
@@ -115,13 +107,13 @@ test('every call to an unreachable broker is retried, because nothing was sent',
 test('a call is retried twice, or `retries` times; with 0 it is sent once and has no idempotency key', async () => {
   const always = Array.from({ length: 9 }, () => cut);
   const two = await scripted(...always);
-  expect((await failure(two.client.machines.list())).code).toBe('no_answer');
+  expect((await refusalOf(two.client.machines.list())).code).toBe('no_answer');
   expect(two.came.length).toBe(3);
   const { came, baseUrl } = await scripted(...always);
-  await failure(new Farhand({ baseUrl, retries: 4 }).machines.list());
+  await refusalOf(new Farhand({ baseUrl, retries: 4 }).machines.list());
   expect(came.length).toBe(5);
   const none = await scripted(cut);
-  await failure(calls.run!(new Farhand({ baseUrl: none.baseUrl, retries: 0 })));
+  await refusalOf(calls.run!(new Farhand({ baseUrl: none.baseUrl, retries: 0 })));
   expect(none.came.map(({ key }) => key)).toEqual(['']);
 });
 
@@ -145,11 +137,11 @@ test('a retry waits for the time in Retry-After; if that is more than a minute, 
     };
   };
   const date = new Date(Date.now() + 3_600_000).toUTCString();
-  const dated = await failure((await scripted(later(date))).client.machines.list());
+  const dated = await refusalOf((await scripted(later(date))).client.machines.list());
   expect(dated.retryAfter).toBeGreaterThan(3_500_000);
   const { came, client } = await scripted(later('1'), later('61'));
   const started = performance.now();
-  const error = await failure(client.machines.list());
+  const error = await refusalOf(client.machines.list());
   expect([came.length, error.retryAfter]).toEqual([2, 61_000]);
   expect(performance.now() - started).toBeGreaterThan(990);
 });
@@ -170,7 +162,7 @@ test('an aborted signal ends the wait for a retry at once', async () => {
 test('a call with a stream as its content is not retried', async () => {
   const { came, client } = await scripted(refuse(429, 'rate_limited'));
   const content = new Blob(['once']).stream();
-  const error = await failure(client.files.put({ machine_id, path: '/x', content }));
+  const error = await refusalOf(client.files.put({ machine_id, path: '/x', content }));
   expect([error.code, came.length, came[0]?.body]).toEqual(['rate_limited', 1, 'once']);
   const again = await scripted(refuse(429, 'rate_limited'));
   await again.client.files.put({ machine_id, path: '/x', content: new Blob(['twice']) });
@@ -215,7 +207,7 @@ test('no message contains a key, a password or a path, and an address only as it
     apiKey: 'service_apikey_secret',
     retries: 0,
   });
-  const error = await failure(client.machines.get({ machine_id: 'mach_1' }));
+  const error = await refusalOf(client.machines.get({ machine_id: 'mach_1' }));
   expect(error.message).toMatch(/^no answer from http:\/\/127\.0\.0\.1:1: [\w ]+$/);
   expect(JSON.stringify([error, error.stack])).not.toContain('secret');
 });

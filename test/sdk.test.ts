@@ -3,22 +3,12 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { Farhand, FarhandError } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
+import { refusalOf } from './grpc-fixture.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
-
-/** Resolves with the error of a call. Fails if the call succeeds. */
-async function failure(call: Promise<unknown>): Promise<FarhandError> {
-  const error = await call.then(
-    () => undefined,
-    (reason: unknown) => reason,
-  );
-  if (!(error instanceof FarhandError))
-    throw new Error(`not a FarhandError: ${String(error)}`, { cause: error });
-  return error;
-}
 
 /**
  * Starts a server that gives every request the same answer, like a proxy in front of the broker. Returns its address.
@@ -61,7 +51,7 @@ function noting(system: TestSystem, baseUrl = system.url) {
 test('a refusal is a FarhandError with the code, status, details and request id of the broker’s answer', async () => {
   const system = await startFarhand();
   const { client, answers } = noting(system);
-  const error = await failure(client.machines.get({ machine_id: 'mach_none' }));
+  const error = await refusalOf(client.machines.get({ machine_id: 'mach_none' }));
   expect(error).toMatchObject({
     name: 'FarhandError',
     code: 'machine_not_found',
@@ -100,7 +90,7 @@ test('every kind of refusal becomes an error: no key, no right, an unknown id, a
     [() => client.files.list({ machine_id }), 503, 'machine_offline', { machine_id }],
   ];
   for (const [call, status, code, details] of calls) {
-    const error = await failure(call());
+    const error = await refusalOf(call());
     expect([error.status, error.code]).toEqual([status, code]);
     expect(error.details).toMatchObject(details);
   }
@@ -115,7 +105,7 @@ test('an error answer that is not from the broker is a FarhandError with its sta
     [500, 'text/plain', ''],
   ] as const) {
     const client = new Farhand({ baseUrl: await between(status, type, body), apiKey: 'x', retries: 0 });
-    const error = await failure(client.machines.list());
+    const error = await refusalOf(client.machines.list());
     expect([error.status, error.requestId, error.code]).toEqual([status, 'between', 'no_answer']);
     const message = `an answer with status ${status} did not come from the broker: check the address and any proxy in between`;
     expect([body, error.message, error.details]).toEqual([body, message, {}]);
@@ -129,7 +119,7 @@ test('a success answer that is not from the broker is a FarhandError as well, ne
     ['application/json', 'null'],
   ] as const) {
     const client = new Farhand({ baseUrl: await between(200, type, body), apiKey: 'x' });
-    const error = await failure(client.machines.get({ machine_id: 'mach_x' }));
+    const error = await refusalOf(client.machines.get({ machine_id: 'mach_x' }));
     expect([body, error.status, error.requestId]).toEqual([body, 200, 'between']);
   }
 });
@@ -137,7 +127,7 @@ test('a success answer that is not from the broker is a FarhandError as well, ne
 test('the error of an unreachable broker names its origin, with the error of fetch as its cause', async () => {
   const system = await startFarhand();
   await system.broker.close();
-  const error = await failure(system.client.machines.list());
+  const error = await refusalOf(system.client.machines.list());
   expect(error).toMatchObject({ status: 0, code: 'no_answer', requestId: '', cause: expect.any(TypeError) });
   expect(error.message).toBe(`no answer from ${system.url}: ECONNREFUSED`);
 });
@@ -148,7 +138,7 @@ test('an id stays one segment of a path, whatever characters it has', async () =
   const { client, sent } = noting(system);
   const ids = ['a/b', '../keys', 'a?b=c', 'a#b', 'a%2Fb', 'a b', 'ü', '__proto__', '; rm', '\\..\\..'];
   for (const machine_id of ids) {
-    const error = await failure(client.machines.status({ machine_id }));
+    const error = await refusalOf(client.machines.status({ machine_id }));
     expect([machine_id, error.code, error.details]).toEqual([
       machine_id,
       'machine_not_found',
@@ -215,7 +205,7 @@ test('machines are listed, read, changed and removed', async () => {
   });
   expect(await client.machines.remove({ machine_id })).toEqual({ deleted: true });
   await expect(two.ended).rejects.toThrow();
-  expect((await failure(client.machines.get({ machine_id }))).code).toBe('machine_not_found');
+  expect((await refusalOf(client.machines.get({ machine_id }))).code).toBe('machine_not_found');
 });
 
 test('files are written, listed and read back to the byte', async () => {
@@ -260,7 +250,7 @@ test('files are written, listed and read back to the byte', async () => {
     ['a', 'directory', undefined],
     ['naïve & 100% #1?.txt', 'file', Buffer.byteLength(text)],
   ]);
-  expect((await failure(files.read({ machine_id, path: folder }))).code).toBe('is_a_directory');
+  expect((await refusalOf(files.read({ machine_id, path: folder }))).code).toBe('is_a_directory');
 });
 
 test('commands run, are listed and read, and are cancelled', async () => {
@@ -340,13 +330,13 @@ test('if_match is sent as If-Match, and not in the body: a file is replaced only
   const { machineId: machine_id } = await system.agent();
   const { client, sent, answers } = noting(system);
   const path = join(temporaryFolder('sdk'), 'file');
-  const none = await failure(client.files.write({ machine_id, path, content: 'a', if_match: '*' }));
+  const none = await refusalOf(client.files.write({ machine_id, path, content: 'a', if_match: '*' }));
   expect([none.status, none.code]).toEqual([412, 'precondition_failed']);
   await client.files.write({ machine_id, path, content: 'a' });
   await client.files.read({ machine_id, path });
   const etag = answers.at(-1)?.headers.get('etag') ?? '';
   await client.files.write({ machine_id, path, content: 'b', if_match: etag });
-  const again = await failure(client.files.write({ machine_id, path, content: 'c', if_match: etag }));
+  const again = await refusalOf(client.files.write({ machine_id, path, content: 'c', if_match: etag }));
   expect([again.status, again.code]).toEqual([412, 'precondition_failed']);
   expect(readFileSync(path, 'utf8')).toBe('b');
   const { headers, body } = sent.at(-1) ?? {};
@@ -364,13 +354,13 @@ test('a call repeated with the same idempotencyKey gets the first answer, and no
   expect(await client.commands.create(command, settings)).toEqual(first);
   expect([readFileSync(file, 'utf8'), (await client.commands.list()).total]).toEqual(['ran\n', 1]);
   expect(sent[1]?.headers.get('idempotency-key')).toBe('once-1');
-  const other = await failure(client.commands.create({ ...command, wait: 1 }, settings));
+  const other = await refusalOf(client.commands.create({ ...command, wait: 1 }, settings));
   expect([other.status, other.code]).toEqual([422, 'idempotency_mismatch']);
   const key = { name: 'made once', scopes: ['files:read' as const] };
   const made = await client.keys.create(key, { idempotencyKey: 'once-2' });
-  const repeat = await failure(client.keys.create(key, { idempotencyKey: 'once-2' }));
+  const repeat = await refusalOf(client.keys.create(key, { idempotencyKey: 'once-2' }));
   expect([repeat.status, repeat.code, repeat.details]).toEqual([409, 'conflict', { id: made.id }]);
-  const bad = await failure(client.keys.create(key, { idempotencyKey: 'x'.repeat(256) }));
+  const bad = await refusalOf(client.keys.create(key, { idempotencyKey: 'x'.repeat(256) }));
   expect(bad.code).toBe('invalid_request');
 });
 
@@ -390,7 +380,7 @@ test('keys and join tokens are created, listed and revoked, and a key returns it
     alert_channels: [],
     saved_commands: [],
   });
-  expect((await failure(reader.keys.me())).status).toBe(401);
+  expect((await refusalOf(reader.keys.me())).status).toBe(401);
   const { id, token, uses_left } = await client.joinTokens.create({});
   expect([token.length > 40, uses_left]).toEqual([true, 1]);
   expect((await client.joinTokens.list()).items.map((item) => item.id)).toEqual([id]);
