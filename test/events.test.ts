@@ -3,6 +3,7 @@ import { expect, test } from 'vitest';
 import { soon } from './commands-fixture.ts';
 import { refusalOf, streamsOf } from './grpc-fixture.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { takeFirst } from './take-first.ts';
 import { waitFor } from './wait-for.ts';
 
 interface Seen {
@@ -57,16 +58,6 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
   },
 };
 
-/** Returns the first `count` events of a stream. */
-async function some(
-  count: number,
-  events: AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>,
-): Promise<Seen[]> {
-  const found: Seen[] = [];
-  for await (const event of await events) if (found.push(event) === count) break;
-  return found;
-}
-
 /** Returns the events in the log, oldest first. */
 async function logged({ client }: TestSystem, types?: RegExp): Promise<Seen[]> {
   const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
@@ -80,16 +71,16 @@ for (const [name, way] of Object.entries(ways)) {
     const [mine, other] = [await system.agent(), await system.agent()];
     const follow = await way(system, system.key);
     for (const after of ['evt_nowhere', '0', 'x']) {
-      const refused = await refusalOf(some(1, follow({ after })));
+      const refused = await refusalOf(takeFirst(1, follow({ after })));
       expect(refused).toMatchObject({ code: 'range_not_satisfiable', details: { last_event_id: after } });
     }
     for (const types of [['machine.nothing'], ['nothing.*'], ['machine.online', '']]) {
-      expect(await refusalOf(some(1, follow({ types })))).toMatchObject({ code: 'invalid_request' });
+      expect(await refusalOf(takeFirst(1, follow({ types })))).toMatchObject({ code: 'invalid_request' });
     }
     const { key } = await system.keyed(['machines:read'], { machine_ids: [mine.machineId] });
     const limited = await way(system, key);
     const foreign = (await logged(system)).find(({ machine }) => machine === other.machineId);
-    expect(await refusalOf(some(1, limited({ after: foreign?.id ?? '' })))).toMatchObject({
+    expect(await refusalOf(takeFirst(1, limited({ after: foreign?.id ?? '' })))).toMatchObject({
       code: 'range_not_satisfiable',
     });
   });
@@ -103,7 +94,7 @@ for (const [name, way] of Object.entries(ways)) {
     const before = await logged(system, /^command\./);
     const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });
-    const rest = some(before.length - 5 + 2, events);
+    const rest = takeFirst(before.length - 5 + 2, events);
     await system.client.commands.create({ machine_id, command: 'true' });
     const seen = await rest;
     expect(seen).toEqual((await logged(system, /^command\./)).slice(5));
@@ -120,18 +111,18 @@ for (const [name, way] of Object.entries(ways)) {
     const after = first?.id ?? '';
     const follow = await way(system, system.key);
     const commands = await logged(system, /^command\./);
-    expect(await some(4, follow({ after, types: ['command.*'] }))).toEqual(commands);
-    expect(await some(2, follow({ after, types: ['command.completed', 'file.deleted'] }))).toEqual(
+    expect(await takeFirst(4, follow({ after, types: ['command.*'] }))).toEqual(commands);
+    expect(await takeFirst(2, follow({ after, types: ['command.completed', 'file.deleted'] }))).toEqual(
       commands.filter(({ type }) => type === 'command.completed'),
     );
     const ofMine = commands.filter(({ machine }) => machine === mine.machineId);
-    expect(await some(2, follow({ after, types: ['command.*'], machine_id: mine.machineId }))).toEqual(
+    expect(await takeFirst(2, follow({ after, types: ['command.*'], machine_id: mine.machineId }))).toEqual(
       ofMine,
     );
     const { key } = await system.keyed(['machines:read', 'commands:read'], { machine_ids: [mine.machineId] });
     const limited = await way(system, key);
     const own = (await logged(system)).filter(({ machine }) => machine === mine.machineId);
-    expect(await some(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
+    expect(await takeFirst(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
   });
 
   test(`over ${name} a key gets only event families of its scopes, and cannot resume after others`, async () => {
@@ -148,8 +139,8 @@ for (const [name, way] of Object.entries(ways)) {
     const expected = all.slice(command).filter(({ type }) => /^(machine|file)\./.test(type));
     expect(expected.map(({ type }) => type)).toContain('file.uploaded');
     const after = all.slice(0, command).findLast(({ type }) => type.startsWith('machine.'))?.id ?? '';
-    expect(await some(expected.length, follow({ after }))).toEqual(expected);
-    const unreadable = refusalOf(some(1, follow({ after: all[command]?.id ?? '' })));
+    expect(await takeFirst(expected.length, follow({ after }))).toEqual(expected);
+    const unreadable = refusalOf(takeFirst(1, follow({ after: all[command]?.id ?? '' })));
     expect(await unreadable).toMatchObject({ code: 'range_not_satisfiable' });
   });
 
@@ -216,5 +207,5 @@ test('after a restart of the broker a stream resumes without loss', async () => 
   const system = await startFarhand({ dataDir });
   const follow = await ways.gRPC(system, system.key);
   const expected = (await logged(system)).slice(1);
-  expect(await some(expected.length, follow({ after: last?.id ?? '' }))).toEqual(expected);
+  expect(await takeFirst(expected.length, follow({ after: last?.id ?? '' }))).toEqual(expected);
 });

@@ -2,10 +2,11 @@
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
-import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
+import type { ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { path, startTerminalServer } from './fake-terminal-socket.ts';
+import { takeFirst } from './take-first.ts';
 
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
 
@@ -24,12 +25,6 @@ async function attach(
   const terminal = await opening;
   onTestFinished(() => terminal.detach());
   return { terminal, port, notes };
-}
-
-async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
-  const taken: Action[] = [];
-  for await (const action of actions) if (taken.push(action) === count) break;
-  return taken;
 }
 
 // ---- Failures
@@ -173,7 +168,7 @@ test('input, sizes and signals arrive in order, however long the input is', asyn
   void terminal.write(new Uint8Array([3]));
   terminal.resize(132, 43);
   terminal.signal('SIGTERM');
-  const actions = await take(port.actions, 8);
+  const actions = await takeFirst(8, port.actions);
   const typed = Buffer.concat(actions.flatMap((action) => ('input' in action ? [action.input] : [])));
   expect(typed.equals(Buffer.from(`${long}\x03`))).toBe(true);
   expect(actions.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
@@ -223,7 +218,7 @@ test('messages of xterm.js arrive: its answers to queries and a new size', async
   screen.onResize(({ cols, rows }) => terminal.resize(cols, rows));
   screen.resize(100, 30);
   screen.write('ab\x1b[6n');
-  expect(await take(port.actions, 2)).toEqual([
+  expect(await takeFirst(2, port.actions)).toEqual([
     { size: { cols: 100, rows: 30 } },
     { input: Buffer.from('\x1b[1;3R') },
   ]);

@@ -6,23 +6,15 @@ import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { expect, onTestFinished, test } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
-import type { Action, ClientPort, CloseReason } from '../broker/sessions/terminal-client.ts';
+import type { ClientPort, CloseReason } from '../broker/sessions/terminal-client.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { fakeClock } from './fake-clock.ts';
 import { handshake, path, startTerminalServer } from './fake-terminal-socket.ts';
 import { call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { takeFirst } from './take-first.ts';
 import { waitFor } from './wait-for.ts';
-
-async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
-  const taken: Action[] = [];
-  for await (const action of actions) {
-    taken.push(action);
-    if (taken.length === count) break;
-  }
-  return taken;
-}
 
 /** The library `ws` gives each message as a Buffer by default. */
 const jsonOf = (data: RawData): unknown => JSON.parse((data as Buffer).toString());
@@ -112,7 +104,7 @@ test.each([
   const { client, port, closed } = await door.enter();
   client.send(message);
   client.send('{"type":"input","data":"late"}');
-  expect(await take(port.actions, 1)).toEqual([]);
+  expect(await takeFirst(1, port.actions)).toEqual([]);
   expect(await closed).toEqual([1008, expect.stringMatching(/^message: .{5,}/)]);
   await leftBy(port);
 });
@@ -130,7 +122,7 @@ test('actions of a client arrive in order, both text and bytes, even if the clie
   client.send('{"type":"resize","cols":132,"rows":43}');
   client.send('{"type":"signal","signal":"SIGINT"}');
   client.close();
-  expect(await take(port.actions, 9)).toEqual([
+  expect(await takeFirst(9, port.actions)).toEqual([
     { input: Buffer.from('größe 漢\n') },
     { input: Buffer.from([0, 255, 3]) },
     { size: { cols: 132, rows: 43 } },
@@ -148,7 +140,7 @@ test('a session that reads slowly slows its client down, and unread input stays 
   // Without backpressure, all input would be read in a fraction of this time.
   const soon = new Promise((resolve) => setTimeout(resolve, 500, 'held'));
   expect(await Promise.race([sent, soon])).toBe('held');
-  const taken = await take(port.actions, pieces);
+  const taken = await takeFirst(pieces, port.actions);
   expect(taken.length).toBe(pieces);
 });
 
@@ -279,7 +271,7 @@ test('a client that sends pings without reading gets an answer only as often as 
   });
   for (let count = 0; count < pings; count += 1) client.ping(Buffer.alloc(125));
   client.send(Buffer.from('after them'));
-  await take(port.actions, 1);
+  await takeFirst(1, port.actions);
   // The server sends this output after all pongs.
   void port.output(Buffer.from('.'));
   const answered = once(client, 'message');
@@ -308,7 +300,7 @@ test.each<[CloseReason, number]>([
   // The connection is closed on the broker's side as well.
   await door.empty();
   expect(port.gone.aborted).toBe(false);
-  expect(await take(port.actions, 1)).toEqual([]);
+  expect(await takeFirst(1, port.actions)).toEqual([]);
 });
 
 // ---- Clients that do not answer
@@ -324,7 +316,7 @@ test('a client that answers no ping is disconnected within 45 s, and one that an
     await Promise.all([pong, answered]);
     // This message comes after the pong, so when it arrives the broker has the pong as well.
     quick.client.send(Buffer.from('x'));
-    await take(quick.port.actions, 1);
+    await takeFirst(1, quick.port.actions);
   }
   await leftBy(dead.port);
   expect(quick.port.gone.aborted).toBe(false);
