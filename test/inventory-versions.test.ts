@@ -6,6 +6,7 @@ import { compareDeb } from '../broker/inventory/versions/deb.ts';
 import { isBelow } from '../broker/inventory/versions/index.ts';
 import { comparePacman } from '../broker/inventory/versions/pacman.ts';
 import { compareRpm } from '../broker/inventory/versions/rpm.ts';
+import { seeded } from './seeded-random.ts';
 import { needs } from './skip-without-programs.ts';
 
 type Compare = (a: string, b: string) => number;
@@ -19,20 +20,12 @@ function check(compare: Compare, cases: string): void {
   }
 }
 
-/** Returns a generator of pseudo-random numbers below `n`, which are the same in each run. */
-function createRandom(seed: number): (n: number) => number {
-  let state = seed;
-  return (n) => {
-    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
-    return Math.floor((state / 2 ** 32) * n);
-  };
-}
-
 const pieces = ['0', '1', '2', '9', '10', '007', 'a', 'b', 'rc', 'Z', '.', '.', '+', '~', 'dfsg'];
 
 /** Makes pairs of mostly similar versions from random pieces. `more` has the pieces of one kind of version. */
 function randomPairs(count: number, isValid: RegExp, more: readonly string[]): [string, string][] {
-  const random = createRandom(27);
+  const next = seeded(27);
+  const random = (n: number): number => Math.floor(next() * n);
   const all = [...pieces, ...more];
   const piece = (): string => all[random(all.length)] ?? '';
   const text = (): string => {

@@ -3,6 +3,7 @@ import { expect, test } from 'vitest';
 import { wordsOf } from '../broker/schedules/cron.ts';
 import { checkedTimetable } from '../broker/schedules/due-times.ts';
 import { AppError } from '../shared/errors.ts';
+import { seeded } from './seeded-random.ts';
 
 /** Returns the next due times after an instant as text, without seconds and Z if the seconds are 0. */
 function next(cron: string, zone: string, from: string, count = 3): string[] {
@@ -472,15 +473,6 @@ interface Fields {
 
 function pick<T>(random: () => number, from: readonly T[]): T {
   return from[Math.floor(random() * from.length)] as T;
-}
-
-/** Returns a generator of numbers from 0 to 1. The same seed gives the same numbers. */
-function seeded(seed: number): () => number {
-  let state = seed;
-  return () => {
-    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
-    return state / 2 ** 32;
-  };
 }
 
 function randomFields(random: () => number): Fields {
