@@ -10,6 +10,7 @@ import { allRoutes } from '../shared/api/route-table.ts';
 import { type IdNoun, idSchemas } from '../shared/api/shared-schemas.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { storedState, storedTables } from './read-stored-state.ts';
+import { makeSigner } from './sign-packages.ts';
 import {
   type AgentHandle,
   type Answer,
@@ -18,7 +19,7 @@ import {
   type TestSystem,
   temporaryFolder,
 } from './start-farhand.ts';
-import { packageOf, signingKey } from './upgrades-fixture.ts';
+import { packageOf } from './upgrades-fixture.ts';
 
 // ---- Requests made from the schemas of a route
 
@@ -175,7 +176,7 @@ export async function startScene(): Promise<Scene> {
   ]);
   await settled(system);
   const reach = { machine_ids: [here.machine], tags: ['here'] };
-  const uploaded = packageOf('9.0.0', signingKey(), fileBytes);
+  const uploaded = packageOf('9.0.0', makeSigner(), fileBytes);
   return {
     system,
     folder,

@@ -2,6 +2,7 @@
 import { createHash, generateKeyPairSync, type KeyObject } from 'node:crypto';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import {
+  fingerprintOf,
   type KeyChange,
   type PackageSignature,
   type SignedPackage,
@@ -12,6 +13,7 @@ export interface Signer {
   /** The public key as raw bytes. */
   raw: Buffer;
   pem: string;
+  fingerprint: string;
   privateKey: KeyObject;
   /** Signs `bytes` as a package of version 9.9.9. `about` replaces signed fields; `changes` are the key changes. */
   sign(bytes: Buffer, about?: Partial<SignedPackage>, changes?: readonly KeyChange[]): SignedUpgrade;
@@ -25,6 +27,7 @@ export function makeSigner(): Signer {
   return {
     raw,
     pem: publicKey.export({ format: 'pem', type: 'spki' }).toString(),
+    fingerprint: fingerprintOf(raw),
     privateKey,
     sign(bytes, about = {}, key_changes = []) {
       const sha256 = createHash('sha256').update(bytes).digest('hex');

@@ -1,51 +1,40 @@
 // A broker with signed packages of a few bytes, and scripted machines that receive them and report what the test
 // chooses.
-import { createHash, generateKeyPairSync, type KeyObject, randomBytes } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { expect } from 'vitest';
 import type { AnswerResponse__Output } from '../proto/types/farhand/link/v1/AnswerResponse.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import type { LastUpgrade } from '../proto/types/farhand/link/v1/LastUpgrade.ts';
-import { rawPublicKey } from '../shared/identity-proof.ts';
-import { fingerprintOf, type SignedPackage, signPackage } from '../shared/package-signature.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
 import { joinScripted, linkScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { makeSigner, type Signer } from './sign-packages.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
+// Used by tests in the folders below.
+export { makeSigner as signingKey, type Signer as SigningKey } from './sign-packages.ts';
+
 type Upgrade = Awaited<ReturnType<Farhand['upgrades']['get']>>;
-
-export interface SigningKey {
-  privateKey: KeyObject;
-  raw: Buffer;
-  fingerprint: string;
-}
-
-export function signingKey(): SigningKey {
-  const { privateKey, publicKey } = generateKeyPairSync('ed25519');
-  const raw = rawPublicKey(publicKey);
-  return { privateKey, raw, fingerprint: fingerprintOf(raw) };
-}
 
 /** Returns the file name, bytes and signature file of a package. */
 export function packageOf(
   version: string,
-  key: SigningKey,
+  key: Signer,
   bytes: Buffer<ArrayBuffer> = Buffer.from(randomBytes(700_000)),
 ) {
-  const sha256 = createHash('sha256').update(bytes).digest('hex');
-  const of: SignedPackage = { version, arch: 'x64', kind: 'tar.gz', size: bytes.length, sha256 };
-  const signature = signPackage(of, key.privateKey).toString('base64');
-  const text = JSON.stringify({ ...of, public_key: key.raw.toString('base64'), signature, key_changes: [] });
-  return { file: `farhand-agent-${version}-linux-${of.arch}.tar.gz`, bytes, signature: text, sha256 };
+  const signed = key.sign(bytes, { version, arch: 'x64' });
+  const [public_key, signature] = [signed.public_key.toString('base64'), signed.signature.toString('base64')];
+  const text = JSON.stringify({ ...signed, public_key, signature });
+  return { file: `farhand-agent-${version}-linux-x64.tar.gz`, bytes, signature: text, sha256: signed.sha256 };
 }
 
 export async function startUpgradeSystem(options: Parameters<typeof startFarhand>[0] = {}) {
   const system = await startFarhand(options);
-  const key = signingKey();
+  const key = makeSigner();
   return { ...system, signing: key, ...upgradesOf(system, key) };
 }
 
 /** Helpers for tests of upgrades on one broker. */
-export function upgradesOf(system: TestSystem, key: SigningKey) {
+export function upgradesOf(system: TestSystem, key: Signer) {
   const { client } = system;
   return {
     /** Uploads a package of this version, signed with the key that the machines trust. Resolves with its bytes. */
@@ -106,7 +95,7 @@ export interface ScriptedMachine {
 
 async function machineOf(
   system: TestSystem,
-  key: SigningKey,
+  key: Signer,
   name: string,
   hello: Partial<Hello>,
 ): Promise<ScriptedMachine> {

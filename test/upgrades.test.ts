@@ -4,7 +4,8 @@ import { mkdirSync, readdirSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
-import { packageOf, signingKey, startUpgradeSystem } from './upgrades-fixture.ts';
+import { makeSigner } from './sign-packages.ts';
+import { packageOf, startUpgradeSystem } from './upgrades-fixture.ts';
 
 const hour = 3_600_000;
 
@@ -162,7 +163,7 @@ test('machines that cannot be upgraded are skipped at once, each with its reason
     await machine('by hand', { installation: { ...of, kind: 'PACKAGE_KIND_UNSPECIFIED' } }),
     await machine('no unit', { installation: { ...of, upgrade_unit: false } }),
     await machine('no key', { installation: { ...of, trusted_key: '' } }),
-    await machine('other key', { installation: { ...of, trusted_key: signingKey().fingerprint } }),
+    await machine('other key', { installation: { ...of, trusted_key: makeSigner().fingerprint } }),
     await machine('owner', { installation: { ...of, hold_version: '0.0.0' } }),
     await machine('locked', { capabilities: ['metrics'] }),
     await machine('deb', { installation: { ...of, kind: 'PACKAGE_KIND_DEB' } }),
