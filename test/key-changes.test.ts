@@ -7,28 +7,19 @@ import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { scopes } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './commands-fixture.ts';
+import { dividedSystem } from './keys-fixture.ts';
 import { storedRows, storedState } from './read-stored-state.ts';
-import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
+import { type Answer, call, startFarhand, statusAndCode, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
 const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();
-const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
 
 const knows = async (system: TestSystem, key: string): Promise<number> =>
   (await system.call('GET', '/auth/me', { key })).status;
 
-/** Two machines, and admin keys that may use only the machine tagged `a`. */
-async function divided() {
-  const system = await startFarhand();
-  const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
-  const byId = await system.keyed(['admin'], { machine_ids: [inside.machineId] });
-  const byTag = await system.keyed(['admin'], { tags: ['a'] });
-  return { system, inside: inside.machineId, outside: outside.machineId, byId, byTag };
-}
-
 describe('a change is refused', () => {
   test('of a key that is stronger than the caller’s; the caller can neither read it nor give it a new secret', async () => {
-    const { system, inside, outside, byId, byTag } = await divided();
+    const { system, inside, outside, byId, byTag } = await dividedSystem();
     const wider = [
       await system.client.keys.create({ name: 'all', scopes: ['files:read'] }),
       await system.client.keys.create({
@@ -44,16 +35,19 @@ describe('a change is refused', () => {
         // The change would give the key the same limit as the caller. But before the change the key has more rights, so
         // the caller may not change it.
         const body = { name: 'mine', tags: ['a'] };
-        expect(refusal(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
-        expect(refusal(await system.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
-        expect(refusal(await system.call('GET', path, { key }))).toEqual([403, 'forbidden']);
+        expect(statusAndCode(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
+        expect(statusAndCode(await system.call('POST', `${path}/rotate`, { key }))).toEqual([
+          403,
+          'forbidden',
+        ]);
+        expect(statusAndCode(await system.call('GET', path, { key }))).toEqual([403, 'forbidden']);
       }
     }
     for (const { key } of wider) expect(await knows(system, key)).toBe(200);
   });
 
   test('that makes a key stronger than the caller’s, whether it is the caller’s own or another key', async () => {
-    const { system, inside, outside, byId, byTag } = await divided();
+    const { system, inside, outside, byId, byTag } = await dividedSystem();
     const requests = [
       { machine_ids: null, tags: null },
       { machine_ids: [inside, outside] },
@@ -66,7 +60,7 @@ describe('a change is refused', () => {
       for (const { id } of [own, other]) {
         for (const body of requests) {
           const answer = await system.call('PATCH', `/api-keys/${id}`, { key, body });
-          expect([limit, body, ...refusal(answer)]).toEqual([limit, body, 403, 'forbidden']);
+          expect([limit, body, ...statusAndCode(answer)]).toEqual([limit, body, 403, 'forbidden']);
         }
       }
       expect(await system.client.keys.get({ key_id: own.id })).toMatchObject(limits);
@@ -83,12 +77,12 @@ describe('a change is refused', () => {
     for (const id of [short.id, long.id]) {
       for (const how of ['', '/rotate']) {
         for (const params of [{ expires_at: null }, { expires_at: later(2) }]) {
-          expect(refusal(await ask(id, how, params))).toEqual([403, 'forbidden']);
+          expect(statusAndCode(await ask(id, how, params))).toEqual([403, 'forbidden']);
         }
       }
     }
     // The key now also expires later than the caller's.
-    expect(refusal(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
+    expect(statusAndCode(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
     expect(await knows(system, long.key)).toBe(200);
     expect((await ask(long.id, '', { expires_at })).status).toBe(200);
   });
@@ -101,7 +95,7 @@ describe('a change is refused', () => {
       ['PATCH', '/api-keys/key_none'],
       ['POST', '/api-keys/key_none/rotate'],
     ] as const) {
-      expect(refusal(await system.call(method, path))).toEqual([404, 'key_not_found']);
+      expect(statusAndCode(await system.call(method, path))).toEqual([404, 'key_not_found']);
     }
     for (const body of [
       { hash: 'x' },
@@ -120,7 +114,7 @@ describe('a change is refused', () => {
 
 describe('a change', () => {
   test('takes effect with its answer, whether it adds or removes rights, and after a restart', async () => {
-    const { system, inside, outside } = await divided();
+    const { system, inside, outside } = await dividedSystem();
     const made = await system.client.keys.create({
       name: 'one',
       scopes: ['machines:read'],
@@ -151,7 +145,7 @@ describe('a change', () => {
   });
 
   test('may remove the rights of the admin key that requests it, with effect at once', async () => {
-    const { system, inside, byTag } = await divided();
+    const { system, inside, byTag } = await dividedSystem();
     const own = await byTag.client.keys.me();
     await byTag.client.keys.update({ key_id: own.id, scopes: ['machines:read'] });
     expect((await system.call('GET', `/machines/${inside}`, { key: byTag.key })).status).toBe(200);
@@ -221,7 +215,7 @@ describe('a new secret', () => {
       });
     const { data } = (await ask()).body;
     const repeat = await ask();
-    expect([...refusal(repeat), repeat.body.error.details]).toEqual([409, 'conflict', { id }]);
+    expect([...statusAndCode(repeat), repeat.body.error.details]).toEqual([409, 'conflict', { id }]);
     expect(await knows(system, data.key)).toBe(200);
     expect(JSON.stringify(await storedState(system.dataDir))).not.toContain(data.key);
     const printed = JSON.stringify(await system.client.keys.list());

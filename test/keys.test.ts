@@ -11,9 +11,10 @@ import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { leapingClock } from './commands-fixture.ts';
+import { dividedSystem } from './keys-fixture.ts';
 import { storedState } from './read-stored-state.ts';
 import { joinScripted, linkScripted, scriptedMachine } from './scripted-agent.ts';
-import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
+import { type CallOptions, call, startFarhand, statusAndCode, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
 
@@ -33,8 +34,6 @@ async function documents({ dataDir }: TestSystem): Promise<{
 }> {
   return await storedState(dataDir);
 }
-
-const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
 
 // ---- Authentication
 
@@ -62,7 +61,7 @@ describe('401', () => {
     for (const [what, headers] of Object.entries(strangers)) {
       for (const path of ['/auth/me', '/machines/mach_none', '/nothing/here']) {
         const answer = await system.call('GET', path, { key: null, headers: headers(system.key) });
-        expect([what, path, ...refusal(answer)]).toEqual([what, path, 401, 'unauthorized']);
+        expect([what, path, ...statusAndCode(answer)]).toEqual([what, path, 401, 'unauthorized']);
         expect(answer.headers.get('www-authenticate')).toBe('Bearer');
         expect(answer.body.error.details).toEqual({});
         expect(JSON.stringify(answer.body)).not.toContain(system.key.slice(-20));
@@ -87,7 +86,7 @@ describe('401', () => {
     clock.set(Date.now() + hour - 60_000);
     expect((await system.call('GET', '/machines', { key })).status).toBe(200);
     clock.set(Date.now() + hour);
-    expect(refusal(await system.call('GET', '/machines', { key }))).toEqual([401, 'unauthorized']);
+    expect(statusAndCode(await system.call('GET', '/machines', { key }))).toEqual([401, 'unauthorized']);
     expect((await system.call('GET', '/machines')).status).toBe(200);
   });
 
@@ -100,8 +99,14 @@ describe('401', () => {
       200,
       { deleted: true, schedules: [], webhooks: [], alert_channels: [], saved_commands: [] },
     ]);
-    expect(refusal(await system.call('GET', '/machines', { key: made.key }))).toEqual([401, 'unauthorized']);
-    expect(refusal(await system.call('DELETE', `/api-keys/${made.id}`))).toEqual([404, 'key_not_found']);
+    expect(statusAndCode(await system.call('GET', '/machines', { key: made.key }))).toEqual([
+      401,
+      'unauthorized',
+    ]);
+    expect(statusAndCode(await system.call('DELETE', `/api-keys/${made.id}`))).toEqual([
+      404,
+      'key_not_found',
+    ]);
     await system.broker.close();
     const again = await startFarhand({ dataDir: system.dataDir });
     expect((await again.call('GET', '/machines', { key: made.key })).status).toBe(401);
@@ -159,15 +164,6 @@ test('a secret is in one answer only: no list, file or log of the broker has it,
 
 // ---- The limits of a key
 
-/** A system with a machine tagged `a`, a machine tagged `b`, and admin keys limited to the first. */
-async function dividedSystem() {
-  const system = await startFarhand();
-  const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
-  const byId = await system.keyed(['admin'], { machine_ids: [inside.machineId] });
-  const byTag = await system.keyed(['admin'], { tags: ['a'] });
-  return { system, inside: inside.machineId, outside: outside.machineId, byId, byTag };
-}
-
 describe('a key cannot create a stronger one:', () => {
   test('a key that expires creates none that lasts longer', async () => {
     const system = await startFarhand();
@@ -215,7 +211,7 @@ describe('a key cannot create a stronger one:', () => {
       ['GET', '/join-tokens', undefined],
     ] as const) {
       const answer = await system.call(method, path, { key, body });
-      expect([method, path, ...refusal(answer)]).toEqual([method, path, 403, 'forbidden']);
+      expect([method, path, ...statusAndCode(answer)]).toEqual([method, path, 403, 'forbidden']);
       expect(answer.body.error.details).toEqual({ required_scope: 'admin' });
     }
     expect(await documents(system)).toEqual(before);
@@ -237,7 +233,7 @@ describe('a key cannot create a stronger one:', () => {
       for (const [limit, { key }] of Object.entries({ byId, byTag })) {
         const body = { name: 'x', scopes: ['admin'], ...limits };
         const answer = await system.call('POST', '/api-keys', { key, body });
-        expect([what, limit, ...refusal(answer)]).toEqual([what, limit, 403, 'forbidden']);
+        expect([what, limit, ...statusAndCode(answer)]).toEqual([what, limit, 403, 'forbidden']);
       }
     }
     // Neither a limit by id nor a limit by tag includes the other, because the tags of machines may change.
@@ -348,7 +344,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     const before = await documents(first);
     const repeat = async (system: TestSystem): Promise<void> => {
       const answer = await system.call('POST', path, { ...keyed('one', body), key: first.key });
-      expect([...refusal(answer), answer.body.error.details]).toEqual([
+      expect([...statusAndCode(answer), answer.body.error.details]).toEqual([
         409,
         'conflict',
         { id: made.body.data.id },
@@ -375,7 +371,7 @@ describe('a repeat with the same Idempotency-Key', () => {
       ['/join-tokens', {}],
     ] as const) {
       const answer = await system.call('POST', path, keyed('one', other));
-      expect([path, ...refusal(answer)]).toEqual([path, 422, 'idempotency_mismatch']);
+      expect([path, ...statusAndCode(answer)]).toEqual([path, 422, 'idempotency_mismatch']);
     }
     expect(await documents(system)).toEqual(before);
   });
@@ -391,7 +387,7 @@ describe('a repeat with the same Idempotency-Key', () => {
       headers: { 'Idempotency-Key': value },
       body: {},
     });
-    expect(refusal(answer)).toEqual([400, 'invalid_request']);
+    expect(statusAndCode(answer)).toEqual([400, 'invalid_request']);
   });
 
   test('after a request that created nothing runs as a new request', async () => {
@@ -399,7 +395,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     const agent = await system.agent();
     await agent.close();
     const body = { machine_id: agent.machineId, command: 'true' };
-    expect(refusal(await system.call('POST', '/commands', keyed('one', body)))).toEqual([
+    expect(statusAndCode(await system.call('POST', '/commands', keyed('one', body)))).toEqual([
       503,
       'machine_offline',
     ]);
@@ -475,7 +471,10 @@ describe('a repeat with the same Idempotency-Key', () => {
     const body = { machine_id: machineId, command: 'true', wait: 50_000 };
     const first = system.call('POST', '/commands', keyed('one', body));
     await machine.next('call');
-    expect(refusal(await system.call('POST', '/commands', keyed('one', body)))).toEqual([409, 'conflict']);
+    expect(statusAndCode(await system.call('POST', '/commands', keyed('one', body)))).toEqual([
+      409,
+      'conflict',
+    ]);
     expect((await system.client.commands.list()).total).toBe(1);
     await system.client.machines.remove({ machine_id: machineId });
     expect((await first).body.data).toMatchObject({ status: 'lost', reason: 'machine_removed' });
@@ -555,7 +554,10 @@ describe('a join token is refused', () => {
     const system = await startFarhand();
     const { id, token } = await system.client.joinTokens.create({});
     expect((await system.call('DELETE', `/join-tokens/${id}`)).body.data).toEqual({ deleted: true });
-    expect(refusal(await system.call('DELETE', `/join-tokens/${id}`))).toEqual([404, 'join_token_not_found']);
+    expect(statusAndCode(await system.call('DELETE', `/join-tokens/${id}`))).toEqual([
+      404,
+      'join_token_not_found',
+    ]);
     await expect(system.agent({ joinToken: token })).rejects.toMatchObject(notGood);
     expect((await system.client.machines.list()).total).toBe(0);
   });

@@ -81,6 +81,9 @@ export interface Answer {
   body: any;
 }
 
+/** Returns the status and the error code of a refusal. */
+export const statusAndCode = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
+
 /** Starts a broker. Closes it at the end of the test. It can be started again at the same addresses. */
 export async function startFarhand(
   params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
