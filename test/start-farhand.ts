@@ -1,4 +1,5 @@
 // Starts a real broker on free ports and real agents, with temporary data directories. All end with the test.
+import { EventEmitter, once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -160,21 +161,15 @@ async function startOneAgent(grpc: string, params: AgentOptions, joinToken: stri
   if (params.name) argv.push('--name', params.name);
   if (params.tags) argv.push('--tags', params.tags);
   const settings = readSettings(agentSettings, { argv: [...argv, ...(params.flags ?? [])], env: {} });
-  const waiting = new Set<(state: boolean) => void>();
-  const linked = (state: boolean): Promise<void> =>
-    new Promise((resolve) => {
-      const look = (now: boolean): void => {
-        if (now !== state) return;
-        waiting.delete(look);
-        resolve();
-      };
-      waiting.add(look);
-    });
+  const changes = new EventEmitter<{ linked: []; lost: [] }>();
+  const linked = async (state: boolean): Promise<void> => {
+    await once(changes, state ? 'linked' : 'lost');
+  };
   const first = linked(true);
   const silence = keepAgentSilent(dataDir);
   atEnd(() => silence.afterwards());
   const agent = await startAgent(settings, silence.log, (state) => {
-    for (const look of [...waiting]) look(state);
+    changes.emit(state ? 'linked' : 'lost');
   });
   atEnd(() => agent.close());
   silence.begin();
