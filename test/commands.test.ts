@@ -67,11 +67,7 @@ test('a machine with 64 open commands lets one more wait, and still answers file
   const waiting = await run();
   expect([waiting.status, waiting.body.data.status]).toEqual([201, 'queued']);
   const reading = system.call('GET', `/machines/${machine_id}/files`);
-  const call = await agent.nextCallOf('ListFiles');
-  const stream = agent.answer(call.call_id);
-  stream.write({ message: agent.encode('ListFiles', { head: { path: Buffer.from('/'), total: 0 } }) });
-  stream.write({ end: {} });
-  stream.end();
+  agent.answerWith(await agent.nextCallOf('ListFiles'), { head: { path: Buffer.from('/'), total: 0 } });
   expect((await reading).status).toBe(200);
 });
 

@@ -98,13 +98,8 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
     const answer = fetch(`${system.url}/api/v1/machines/${agent.identity.machineId}/files/download?path=/a`, {
       headers: { Authorization: `Bearer ${system.key}` },
     });
-    const stream = agent.answer((await agent.next('call')).call_id);
-    stream.write({
-      message: agent.encode('ReadFile', { head: { entry, etag: '"1"', offset: 0, length: 10 } }),
-    });
-    stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.alloc(sent) }) });
-    stream.write({ end: {} });
-    stream.end();
+    const head = { entry, etag: '"1"', offset: 0, length: 10 };
+    agent.answerWith(await agent.next('call'), { head }, { chunk: Buffer.alloc(sent) });
     const outcome = await answer
       .then((response) => response.arrayBuffer())
       .then(

@@ -1156,12 +1156,7 @@ test.each<[string, string, string, unknown, object[]]>([
     const system = await aSystem();
     const agent = await scriptedMachine(system);
     const { answer } = askAndLeave(system, method, `/machines/${agent.identity.machineId}/${path}`, body);
-    const called = await agent.next('call');
-    const stream = agent.answer(called.call_id);
-    stream.resume();
-    for (const part of parts) stream.write({ message: agent.encode(called.method, part) });
-    stream.write({ end: {} });
-    stream.end();
+    agent.answerWith(await agent.next('call'), ...parts);
     expect(refusal(await answer)).toBe('503 machine_error');
     expect((await answer).headers.get('x-evil')).toBe(null);
     await expectAlive(system);

@@ -1,6 +1,6 @@
 // Schedules over REST with a real machine: creating them, manual runs, history and events.
 import { expect, test } from 'vitest';
-import { bench, gate, nextCall, soon } from './commands-fixture.ts';
+import { bench, gate, nextCall, reporting, soon } from './commands-fixture.ts';
 import { storedState } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
@@ -179,12 +179,10 @@ test('the clock of a machine affects neither the order of runs, nor since, nor t
     const { call_id } = await nextCall(agent, 'StartProcess');
     const at = Date.now() + off;
     const exit = { outcome: 'PROCESS_OUTCOME_EXITED', exit_code, started_at_ms: at, finished_at_ms: at + 5 };
-    const stream = agent.answer(call_id);
-    const send = (event: object) => stream.write({ message: agent.encode('StartProcess', { event }) });
-    send({ started: { pid: 1, started_at_ms: at } });
-    send({ exit });
-    stream.write({ end: {} });
-    stream.end();
+    const report = reporting(agent, call_id);
+    report.send({ started: { pid: 1, started_at_ms: at } });
+    report.send({ exit });
+    report.end();
     await run;
     await soon(async () => (await client.schedules.history({ schedule_id, status: 'failed' })).total).toBe(
       exit_code,

@@ -35,6 +35,8 @@ export interface ScriptedAgent {
   send(message: ConnectRequest): void;
   /** Opens the stream for the answer to a call. */
   answer(callId: string): AnswerStream;
+  /** Answers a call with these messages and the end of the answer, on a stream of its own. */
+  answerWith(call: Call__Output, ...messages: object[]): void;
   /** Encodes a response of this method. */
   encode(method: string, response: object): Buffer;
   decode(call: Call__Output): unknown;
@@ -110,6 +112,12 @@ export async function connectScripted(
       const stream = line.answer(callId, true);
       stream.on('error', () => undefined);
       return stream;
+    },
+    answerWith({ call_id, method }, ...messages) {
+      const stream = agent.answer(call_id).resume();
+      for (const message of messages) stream.write({ message: agent.encode(method, message) });
+      stream.write({ end: {} });
+      stream.end();
     },
     encode: (method, response) => shapeOf(method).encodeResponse(response),
     decode: (call) => shapeOf(call.method).decodeRequest(call.request),
