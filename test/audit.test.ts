@@ -15,7 +15,7 @@ import { readSettings } from '../shared/read-settings.ts';
 import { leapingClock, soon } from './commands-fixture.ts';
 import { giveAway } from './find-leaked-secrets.ts';
 import { hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
-import { quiet, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { quiet, startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 type Query = Parameters<TestSystem['client']['audit']['list']>[0];
 
@@ -30,9 +30,7 @@ async function entries(system: TestSystem, query: Query = {}): Promise<string[]>
 
 /** A system with one machine and a folder on it. */
 async function onMachine() {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
-  return { system, machine_id, folder: temporaryFolder('audit') };
+  return { ...(await startWithAgent()), folder: temporaryFolder('audit') };
 }
 
 // ---- Refused calls

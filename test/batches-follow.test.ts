@@ -1,12 +1,11 @@
 // The output of all commands of a batch in one stream.
 import { expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
-import { startFarhand } from './start-farhand.ts';
+import { startFarhand, startWithAgent } from './start-farhand.ts';
 
 test('a stream is refused without the scope, for a batch on other machines, and for an unknown one', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
-  const { id } = await system.client.batches.create({ machine_ids: [machineId], command: 'true' });
+  const { system, machine_id } = await startWithAgent();
+  const { id } = await system.client.batches.create({ machine_ids: [machine_id], command: 'true' });
   const { key: reader } = await system.keyed(['machines:read']);
   const { key: limited } = await system.keyed(['commands:read'], { tags: ['web'] });
   const outcome = async (batch: string, key = system.key, query = '') =>
@@ -18,10 +17,9 @@ test('a stream is refused without the scope, for a batch on other machines, and 
 });
 
 test('a key follows at most 100 batches at once, and other keys are not affected', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { id: batch_id } = await system.client.batches.create({
-    ...{ machine_ids: [machineId], command: 'sleep 600', wait: 0 },
+    ...{ machine_ids: [machine_id], command: 'sleep 600', wait: 0 },
   });
   const { key } = await system.keyed(['commands:read']);
   const path = `${system.url}/api/v1/batches/${batch_id}/stream`;
@@ -75,10 +73,9 @@ test('both outputs and the end of each command arrive as they are written, and t
 });
 
 test('a stream begins with the last bytes of each output', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const batch = await system.client.batches.create({
-    machine_ids: [machineId],
+    machine_ids: [machine_id],
     command: 'printf 0123456789',
   });
   const read = async (tail: number) => {

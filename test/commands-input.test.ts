@@ -1,11 +1,10 @@
 // Input and signals for running commands.
 import { expect, test } from 'vitest';
 import { bytesOf, output } from './commands-fixture.ts';
-import { startFarhand, statusAndCode } from './start-farhand.ts';
+import { startWithAgent, statusAndCode } from './start-farhand.ts';
 
 async function onMachine() {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const start = async (body: object): Promise<string> => {
     const answer = await system.call('POST', '/commands', { body: { machine_id, wait: 0, ...body } });
     return answer.body.data.id;

@@ -13,7 +13,7 @@ import {
 } from './commands-fixture.ts';
 import { storedRows } from './read-stored-state.ts';
 import { type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 const atOnce = 64;
 const waitingCommands = 1024;
@@ -75,8 +75,7 @@ test('more than 1,024 waiting commands of one machine are refused before they ar
 });
 
 test('200 commands at once on a busy machine all complete, and each runs once', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { begin, ended } = commandsOn(system, machine_id);
   const file = join(temporaryFolder('counter'), 'ran');
   const { wait, open } = gate();
@@ -249,8 +248,7 @@ test('a restart of the broker keeps the order of waiting commands', async () => 
 });
 
 test('a restart of the agent loses no waiting command', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   const { begin, ended, get } = commandsOn(system, agent.machineId);
   const file = join(temporaryFolder('counter'), 'ran');
   for (let n = 0; n < atOnce; n += 1) await begin('exec sleep 600');

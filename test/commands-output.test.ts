@@ -20,7 +20,7 @@ import {
 } from './commands-fixture.ts';
 import { diskFolder } from './find-file-systems.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 const mib = 1024 * 1024;
 const windowBytes = 64 * mib;
@@ -181,8 +181,7 @@ test('HEAD with follow is answered at once, although the command goes on', async
 });
 
 test('a command that has not started yet can be followed, from its first byte to its last', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   await agent.close();
   const { begin } = commandsOn(system, agent.machineId);
   const id = await begin('printf first; printf last', { queue_for: 600_000 });
@@ -195,8 +194,7 @@ test('a command that has not started yet can be followed, from its first byte to
 });
 
 test('the output of a command that never runs ends for its followers', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   await agent.close();
   const { begin } = commandsOn(system, agent.machineId);
   const id = await begin('true', { queue_for: 600_000 });

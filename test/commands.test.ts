@@ -5,13 +5,12 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { bench, reporting } from './commands-fixture.ts';
 import { connectScripted, joinScripted, linkScripted, scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 async function onMachine(flags: string[] = []) {
-  const system = await startFarhand();
-  const { machineId: machine_id, close } = await system.agent({ flags });
+  const { system, agent, machine_id } = await startWithAgent({ flags });
   const run = (body: object) => system.call('POST', '/commands', { body: { machine_id, ...body } });
-  return { system, machine_id, run, close };
+  return { system, machine_id, run, close: agent.close };
 }
 
 /** True if the process whose pid is in a file is running. A zombie counts as ended. */

@@ -9,17 +9,12 @@ import { expect, test } from 'vitest';
 import { shared } from './close-after-tests.ts';
 import { leapingClock } from './commands-fixture.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
-async function startMachine() {
-  const system = await startFarhand();
-  return { system, machineId: (await system.agent()).machineId };
-}
-
-const machine = shared(startMachine);
+const machine = shared(startWithAgent);
 
 async function onMachine(opened = machine()) {
-  const { system, machineId } = await opened;
+  const { system, machine_id: machineId } = await opened;
   const folder = temporaryFolder('download');
   const download = (path: string, headers: Record<string, string> = {}, method = 'GET', more = '') =>
     fetch(
@@ -112,7 +107,7 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
 });
 
 test('a download has the type, name, size and validators of its file, and HEAD has the same', async () => {
-  const { system, folder, download } = await onMachine(startMachine());
+  const { system, folder, download } = await onMachine(startWithAgent());
   const path = join(folder, '日 "x"\n.ts');
   const content = randomBytes(700_001);
   writeFileSync(path, content);
@@ -208,7 +203,7 @@ test('an empty file and a file of /proc are sent whole, also with a Range', asyn
 });
 
 test('a client that disconnects in the middle releases the machine', async () => {
-  const { system, machineId, folder } = await onMachine(startMachine());
+  const { system, machineId, folder } = await onMachine(startWithAgent());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
   // At most 32 downloads of a machine can be open. So 40 downloads succeed only if earlier ones have been released.
   for (let n = 0; n < 40; n += 1) {
@@ -224,7 +219,7 @@ test('a client that disconnects in the middle releases the machine', async () =>
 
 test('thirty-two stalled downloads delay neither lists nor contents; one more is unavailable after 10 s', async () => {
   const clock = leapingClock();
-  const { system, machineId, folder } = await onMachine(startMachine());
+  const { system, machineId, folder } = await onMachine(startWithAgent());
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd/a'), 'x');
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));

@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest';
 import { soon } from './commands-fixture.ts';
 import { refusalOf, streamsOf } from './grpc-fixture.ts';
-import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { takeFirst } from './take-first.ts';
 import { waitFor } from './wait-for.ts';
 
@@ -86,8 +86,7 @@ for (const [name, way] of Object.entries(ways)) {
   });
 
   test(`over ${name} a stream resumed after an event has each later event once, in order, and then new ones`, async () => {
-    const system = await startFarhand();
-    const { machineId: machine_id } = await system.agent();
+    const { system, machine_id } = await startWithAgent();
     for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
     // Looks only at events of commands: machine.online is recorded two seconds after the link, so it may be at any
     // place among them.
@@ -126,8 +125,7 @@ for (const [name, way] of Object.entries(ways)) {
   });
 
   test(`over ${name} a key gets only event families of its scopes, and cannot resume after others`, async () => {
-    const system = await startFarhand();
-    const { machineId: machine_id } = await system.agent();
+    const { system, machine_id } = await startWithAgent();
     const path = `${temporaryFolder('events')}/x`;
     await system.client.commands.create({ machine_id, command: 'true' });
     await system.client.files.write({ machine_id, path, content: '' });
@@ -145,8 +143,7 @@ for (const [name, way] of Object.entries(ways)) {
   });
 
   test(`over ${name} a stream that is not resumed has only new events`, async () => {
-    const system = await startFarhand();
-    const { machineId: machine_id } = await system.agent();
+    const { system, machine_id } = await startWithAgent();
     const path = `${temporaryFolder('events')}/x`;
     await system.client.files.write({ machine_id, path, content: '' });
     const follow = await way(system, system.key);
@@ -170,8 +167,7 @@ for (const [name, way] of Object.entries(ways)) {
 }
 
 test('the header of a stream names an event that its key may read', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   await system.client.commands.create({ machine_id, command: 'true' });
   const { key } = await system.keyed(['machines:read']);
   const stop = new AbortController();
@@ -183,8 +179,7 @@ test('the header of a stream names an event that its key may read', async () => 
 });
 
 test('the list of events has only event families of the key’s scopes, on full pages', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   for (let n = 0; n < 3; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
   for (let n = 0; n < 2; n += 1) await system.agent();
   const { client } = await system.keyed(['machines:read']);

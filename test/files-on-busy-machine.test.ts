@@ -6,7 +6,7 @@ import { expect, test } from 'vitest';
 import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
 import { leapingClock } from './commands-fixture.ts';
 import { type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
-import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { call as http, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 const mostQueued = 256;
 
@@ -151,8 +151,7 @@ test('calls about single entries have their own concurrency class, and a kill wa
 });
 
 test('200 reads, 200 moves and 100 uploads at once of a real machine all succeed', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const folder = temporaryFolder('files');
   mkdirSync(join(folder, 'moved'));
   const names = Array.from({ length: 200 }, (_, n) => `file-${n}`);

@@ -14,18 +14,19 @@ import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { shared } from './close-after-tests.ts';
-import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import {
+  type CallOptions,
+  startFarhand,
+  startWithAgent,
+  type TestSystem,
+  temporaryFolder,
+} from './start-farhand.ts';
 
-async function startMachine(flags: string[] = []) {
-  const system = await startFarhand();
-  return { system, agent: await system.agent({ flags }) };
-}
-
-const machine = shared(startMachine);
+const machine = shared(startWithAgent);
 
 /** Returns a system with one machine. With `flags` for the agent it is a new system, otherwise a shared one. */
 async function onMachine(flags: string[] = []) {
-  const { system, agent } = await (flags.length > 0 ? startMachine(flags) : machine());
+  const { system, agent } = await (flags.length > 0 ? startWithAgent({ flags }) : machine());
   const folder = temporaryFolder('files');
   const files = `/machines/${agent.machineId}/files`;
   return { system, agent, folder, files };
@@ -202,7 +203,7 @@ test('/proc files of size 0 are read whole', async () => {
 });
 
 test('file requests for an offline machine are refused as machine_offline with a Retry-After', async () => {
-  const { system, agent } = await startMachine();
+  const { system, agent } = await startWithAgent();
   const files = `/machines/${agent.machineId}/files`;
   await agent.close();
   const answer = await content(system, files, '/etc/os-release');

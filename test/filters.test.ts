@@ -4,7 +4,7 @@ import { expect, test, vi } from 'vitest';
 import type { History } from '../broker/history/history.ts';
 import { ask, type Named, refusalIn, type Scene, startScene, table } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
-import { startFarhand, type TestSystem } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 
 // Many requests take long on a busy machine.
@@ -290,8 +290,7 @@ test('requests that need a machine are 404 once it is removed: its own paths, fi
 });
 
 test('a stream of events about a machine goes on when the machine is removed, and reports the removal', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const received: string[] = [];
   const enough = new AbortController();
   const stream = await system.client.events.stream({ machine_id }, { signal: enough.signal });

@@ -5,12 +5,11 @@ import type { AttachSessionResponse__Output } from '../proto/types/farhand/clien
 import type { Streams } from '../shared/grpc-api-client.ts';
 import { soon } from './commands-fixture.ts';
 import { line, refusalOf, streamsOf } from './grpc-fixture.ts';
-import { startFarhand } from './start-farhand.ts';
+import { startWithAgent } from './start-farhand.ts';
 
 /** A system with one machine, and a session whose shell prints nothing by itself. */
 async function scene() {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { session_id } = await system.client.sessions.create({
     machine_id,
     shell: '/bin/sh',

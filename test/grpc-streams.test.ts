@@ -15,17 +15,17 @@ import { connect, type Streams } from '../shared/grpc-api-client.ts';
 import { shared } from './close-after-tests.ts';
 import { gate, soon } from './commands-fixture.ts';
 import { caOf, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
-import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import {
+  type CallOptions,
+  startFarhand,
+  startWithAgent,
+  type TestSystem,
+  temporaryFolder,
+} from './start-farhand.ts';
+
+const sharedScene = shared(startWithAgent);
 
 /** A system with one machine, and a client with every right. */
-async function startScene() {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
-  return { system, machine_id };
-}
-
-const sharedScene = shared(startScene);
-
 async function scene(opened = sharedScene()) {
   const { system, machine_id } = await opened;
   return { system, machine_id, client: await streamsOf(system) };
@@ -180,7 +180,7 @@ test('a call that does not begin with its start message, or has a second one, is
 });
 
 test('an offline machine is reported before a command is accepted', async () => {
-  const { system, machine_id, client } = await scene(startScene());
+  const { system, machine_id, client } = await scene(startWithAgent());
   const agent = await system.agent();
   await agent.close();
   await soon(async () => (await system.client.machines.get({ machine_id: agent.machineId })).status).toBe(
@@ -353,7 +353,7 @@ test('a cancellation that arrives in two parts does not end the input', async ()
 });
 
 test('a repeat with the same idempotency key finds the same command, and its input counts once', async () => {
-  const { client, system, machine_id } = await scene(startScene());
+  const { client, system, machine_id } = await scene(startWithAgent());
   const start = { machine_id, command: 'cat' };
   const asked = line<ExecRequest>({ start }, { stdin: Buffer.from('ab') });
   const options = { idempotencyKey: 'once' };
@@ -477,7 +477,7 @@ test('changes are sent as they happen, after a first message which says that the
 // ---- The end of a call
 
 test('a key that is revoked ends its open calls at once', async () => {
-  const { system, machine_id } = await scene(startScene());
+  const { system, machine_id } = await scene(startWithAgent());
   const { key } = await system.keyed(['commands:execute', 'machines:read', 'files:read']);
   const client = await streamsOf(system, key);
   const asked = line({ start: { machine_id, command: 'cat' } });
@@ -494,7 +494,7 @@ test('a key that is revoked ends its open calls at once', async () => {
 });
 
 test('a broker that stops asks its callers to reconnect', async () => {
-  const { system, client } = await scene(startScene());
+  const { system, client } = await scene(startWithAgent());
   const events = client.events({});
   const ended = refusalOf(events);
   const held = client.watchFiles({

@@ -24,7 +24,7 @@ import { shared } from './close-after-tests.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { needs } from './skip-without-programs.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 const printed = (program: string, ...args: string[]): string =>
   execFileSync(program, args, { encoding: 'utf8', env: { ...process.env, LC_ALL: 'C' } }).trim();
@@ -99,8 +99,7 @@ test('a program that fails, prints too much or hangs is reported with a reason, 
 
 /** The inventory of this machine. It is collected once, because apt takes seconds. */
 const collectedHere = shared(async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const port = await listenOnLoopback(createServer());
   const found = await system.client.inventory.get({ machine_id });
   return { system, found, port };

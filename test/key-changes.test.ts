@@ -9,7 +9,14 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './commands-fixture.ts';
 import { dividedSystem } from './keys-fixture.ts';
 import { storedRows, storedState } from './read-stored-state.ts';
-import { type Answer, call, startFarhand, statusAndCode, type TestSystem } from './start-farhand.ts';
+import {
+  type Answer,
+  call,
+  startFarhand,
+  startWithAgent,
+  statusAndCode,
+  type TestSystem,
+} from './start-farhand.ts';
 
 const hour = 3_600_000;
 const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();
@@ -223,8 +230,7 @@ describe('a new secret', () => {
   });
 
   test('does not affect the commands, schedules and webhooks of the key', async () => {
-    const system = await startFarhand();
-    const agent = await system.agent();
+    const { system, agent } = await startWithAgent();
     const machine_id = agent.machineId;
     await agent.close();
     const made = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });

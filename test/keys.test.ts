@@ -14,7 +14,14 @@ import { leapingClock } from './commands-fixture.ts';
 import { dividedSystem } from './keys-fixture.ts';
 import { storedState } from './read-stored-state.ts';
 import { joinScripted, linkScripted, scriptedMachine } from './scripted-agent.ts';
-import { type CallOptions, call, startFarhand, statusAndCode, type TestSystem } from './start-farhand.ts';
+import {
+  type CallOptions,
+  call,
+  startFarhand,
+  startWithAgent,
+  statusAndCode,
+  type TestSystem,
+} from './start-farhand.ts';
 
 const hour = 3_600_000;
 
@@ -115,8 +122,7 @@ describe('401', () => {
 });
 
 test('GET /auth/me returns the key of the request, and works with any key', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   const expires_at = new Date(Date.now() + hour).toISOString();
   const limits = { machine_ids: [agent.machineId], tags: ['dev'], expires_at };
   const params = { name: 'ci', scopes: ['files:read' as const], ...limits };
@@ -391,8 +397,7 @@ describe('a repeat with the same Idempotency-Key', () => {
   });
 
   test('after a request that created nothing runs as a new request', async () => {
-    const system = await startFarhand();
-    const agent = await system.agent();
+    const { system, agent } = await startWithAgent();
     await agent.close();
     const body = { machine_id: agent.machineId, command: 'true' };
     expect(statusAndCode(await system.call('POST', '/commands', keyed('one', body)))).toEqual([
@@ -453,9 +458,8 @@ describe('a repeat with the same Idempotency-Key', () => {
   });
 
   test('on POST /commands returns the first answer, not the present state', async () => {
-    const system = await startFarhand();
-    const { machineId } = await system.agent();
-    const params = keyed('one', { machine_id: machineId, command: 'sleep 300', wait: 0 });
+    const { system, machine_id } = await startWithAgent();
+    const params = keyed('one', { machine_id, command: 'sleep 300', wait: 0 });
     const first = await system.call('POST', '/commands', params);
     const ended = await system.call('DELETE', `/commands/${first.body.data.id}`);
     expect(ended.body.data.status).toBe('cancelled');
@@ -645,8 +649,7 @@ describe('a join token', () => {
   });
 
   test('is not needed again, and the broker decides the machine’s name and tags from then on', async () => {
-    const system = await startFarhand();
-    const agent = await system.agent({ name: 'old', tags: 'a' });
+    const { system, agent } = await startWithAgent({ name: 'old', tags: 'a' });
     await agent.close();
     await system.client.machines.update({ machine_id: agent.machineId, name: 'renamed' });
     const back = await system.agent({ dataDir: agent.dataDir, joinToken: 'gone', name: 'x', tags: 'y' });

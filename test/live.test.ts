@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
-import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 interface Update {
   event: string;
@@ -71,8 +71,7 @@ describe('a stream is refused', () => {
   });
 
   test('for a topic without its scope, and for what is on a machine that the key may not use', async () => {
-    const system = await startFarhand();
-    const { machineId: machine_id } = await system.agent();
+    const { system, machine_id } = await startWithAgent();
     const { id } = await system.client.commands.create({ machine_id, command: 'true' });
     const { id: batch } = await system.client.batches.create({ machine_ids: [machine_id], command: 'true' });
     const { key: reader } = await system.keyed(['machines:read']);
@@ -127,8 +126,7 @@ test('a key limited by tag follows only its machines, also when their tags chang
 });
 
 test('events, a command and a batch are sent in one stream; command and batch with each state from start to end', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const command = await system.client.commands.create({ machine_id, command: 'cat', input: true, wait: 0 });
   const batch = await system.client.batches.create({ machine_ids: [machine_id], command: 'true', wait: 0 });
   const live = await follow(system, `events,commands:${command.id},batches:${batch.id}`);
@@ -147,11 +145,10 @@ test('events, a command and a batch are sent in one stream; command and batch wi
 });
 
 test('a batch is sent again when its member starts and when its member ends', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const gate = join(temporaryFolder('gate'), 'open');
   const command = `until [ -e ${gate} ]; do sleep 0.05; done`;
-  const batch = await system.client.batches.create({ machine_ids: [machineId], command, wait: 0 });
+  const batch = await system.client.batches.create({ machine_ids: [machine_id], command, wait: 0 });
   const live = await follow(system, `batches:${batch.id}`);
   await expect.poll(() => seen(live, 'batch').at(-1)?.batch.counts.running).toBe(1);
   writeFileSync(gate, '');
@@ -173,9 +170,7 @@ test('a stream ends when its key loses the scope of a topic, and not when it los
 });
 
 test('commands are named when they are created, start and end, to keys that may use their machine', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent({ tags: 'web' });
-  const { machineId: machine_id } = agent;
+  const { system, agent, machine_id } = await startWithAgent({ tags: 'web' });
   const { key } = await system.keyed(['commands:read'], { tags: ['web'] });
   const { key: other } = await system.keyed(['commands:read'], { tags: ['db'] });
   const [live, none] = [await follow(system, 'commands', key), await follow(system, 'commands', other)];

@@ -8,7 +8,7 @@ import type { Scope } from '../shared/api/route.ts';
 import { iso } from '../shared/clock.ts';
 import { leapingClock } from './commands-fixture.ts';
 import { fakeClock } from './fake-clock.ts';
-import { type Answer, startFarhand, type TestSystem } from './start-farhand.ts';
+import { type Answer, startFarhand, startWithAgent, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
 const own = { 'Sec-Fetch-Site': 'same-origin', 'X-Farhand-Console': '1' };
@@ -126,9 +126,8 @@ describe('a cookie does not count', () => {
   });
 
   test('for a WebSocket: without a ticket it opens no terminal, from any page', async () => {
-    const system = await startFarhand();
-    const { machineId } = await system.agent();
-    const session = await system.client.sessions.create({ machine_id: machineId });
+    const { system, machine_id } = await startWithAgent();
+    const session = await system.client.sessions.create({ machine_id });
     const { cookie } = await logIn(system);
     const handshake = {
       Connection: 'Upgrade',
@@ -303,9 +302,8 @@ describe('the rights of a login', () => {
   });
 
   test('end with its key and with the login itself, which closes its streams and its terminals', async () => {
-    const system = await startFarhand();
-    const { machineId } = await system.agent();
-    const session = await system.client.sessions.create({ machine_id: machineId, shell: 'cat' });
+    const { system, machine_id } = await startWithAgent();
+    const session = await system.client.sessions.create({ machine_id, shell: 'cat' });
     const { id, ask, cookie } = await logIn(system);
     const other = await logIn(system);
     const events = await streamOf(system, '/live?topics=machines,events', cookie);

@@ -6,7 +6,7 @@ import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
 import { LastHour } from '../broker/presence/metrics-last-hour.ts';
 import { refusalIn } from './all-routes.ts';
 import { fakeClock } from './fake-clock.ts';
-import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 test('a machine whose owner no longer allows metrics has no report in the list, and sorts last', async () => {
   const system = await startFarhand();
@@ -47,8 +47,7 @@ test('statuses are filtered, sorted and paged like machines, and also by load; a
 });
 
 test('an item has the values of the machine’s own status, and one point for its last minute', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const [item] = (await system.client.machines.statuses()).items;
   const status = await system.client.machines.status({ machine_id });
   expect(item?.latest).toMatchObject({
@@ -99,8 +98,7 @@ test('a removed machine has no last hour, and the others keep theirs', () => {
 });
 
 test('tags are listed with the number of their machines that the key may use', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent({ tags: 'web,eu' });
+  const { system, machine_id } = await startWithAgent({ tags: 'web,eu' });
   await system.agent({ tags: 'db,eu' });
   const list = async (client = system.client, query = {}) =>
     (await client.tags.list(query)).items.map(({ name, machines }) => [name, machines]);
@@ -111,7 +109,7 @@ test('tags are listed with the number of their machines that the key may use', a
   ]);
   expect(await list(system.client, { sort: '-machines', limit: 1 })).toEqual([['eu', 2]]);
   expect(await list(system.client, { search: 'E', offset: 1 })).toEqual([['web', 1]]);
-  const { client } = await system.keyed(['machines:read'], { machine_ids: [machineId] });
+  const { client } = await system.keyed(['machines:read'], { machine_ids: [machine_id] });
   expect(await list(client)).toEqual([
     ['eu', 1],
     ['web', 1],

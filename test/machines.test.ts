@@ -7,7 +7,7 @@ import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
 import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { quiet, startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
 /** Returns a report of an agent, as the broker decodes it. */
 function report(cpu_usage: number) {
@@ -44,8 +44,7 @@ test.each([
   ['51 tags', { tags: Array.from({ length: 51 }, (_, n) => `t${n}`) }],
   ['an unknown field', { hostname: 'x' }],
 ])('PATCH refuses %s with validation_failed and changes nothing', async (_what, body) => {
-  const system = await startFarhand();
-  const agent = await system.agent({ name: 'web-1' });
+  const { system, agent } = await startWithAgent({ name: 'web-1' });
   const answer = await system.call('PATCH', `/machines/${agent.machineId}`, { body });
   expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
   expect(answer.body.error.details.issues.length).toBeGreaterThan(0);
@@ -70,8 +69,7 @@ test.each([
 });
 
 test('a list item has exactly the fields of the contract, the detail three more', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent({ name: 'web-1', tags: 'prod,web' });
+  const { system, agent } = await startWithAgent({ name: 'web-1', tags: 'prod,web' });
   const list = await system.call('GET', '/machines');
   expect(list.body.data).toEqual([
     {
@@ -147,9 +145,8 @@ test('a list follows every change of its machines and of its key at once', async
 });
 
 test('status reports the real CPU, memory and disk of the machine', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
-  const status = await system.client.machines.status({ machine_id: machineId });
+  const { system, machine_id } = await startWithAgent();
+  const status = await system.client.machines.status({ machine_id });
   expect(status.connected).toBe(true);
   expect(status.cpu.cores).toBe(cpus().length);
   expect(status.memory.total).toBe(totalmem());
@@ -220,8 +217,7 @@ test('a machine whose clock is far off is logged once until its clock is right, 
 });
 
 test('an offline machine has its last known status with connected false', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   await agent.close();
   const status = await system.client.machines.status({ machine_id: agent.machineId });
   expect(status.connected).toBe(false);
@@ -254,17 +250,15 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
 });
 
 test('metrics over REST refuse an invalid instant, and return the requested period', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
-  const bad = await system.call('GET', `/machines/${machineId}/metrics?since=yesterday`);
+  const { system, machine_id } = await startWithAgent();
+  const bad = await system.call('GET', `/machines/${machine_id}/metrics?since=yesterday`);
   expect([bad.status, bad.body.error.code]).toEqual([400, 'invalid_request']);
-  const good = await system.call('GET', `/machines/${machineId}/metrics?since=2026-01-01T00:00:00Z&step=60`);
+  const good = await system.call('GET', `/machines/${machine_id}/metrics?since=2026-01-01T00:00:00Z&step=60`);
   expect(good.body.data).toMatchObject({ since: '2026-01-01T00:00:00.000Z', step: 60, points: [] });
 });
 
 test('PATCH changes name and tags, and only the fields that were sent', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent({ name: 'old', tags: 'a' });
+  const { system, agent } = await startWithAgent({ name: 'old', tags: 'a' });
   const renamed = await system.client.machines.update({ machine_id: agent.machineId, name: 'new' });
   expect([renamed.name, renamed.tags]).toEqual(['new', ['a']]);
   const retagged = await system.client.machines.update({
@@ -275,8 +269,7 @@ test('PATCH changes name and tags, and only the fields that were sent', async ()
 });
 
 test('a removed machine is gone at once, and its agent stops for good', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   const removed = await system.call('DELETE', `/machines/${agent.machineId}`);
   expect([removed.status, removed.body.data]).toEqual([200, { deleted: true }]);
   await expect(agent.ended).rejects.toMatchObject({ name: 'StartError', exitCode: 78 });
@@ -284,8 +277,7 @@ test('a removed machine is gone at once, and its agent stops for good', async ()
 });
 
 test('an agent removed while it was offline stops when it reconnects', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent();
+  const { system, agent } = await startWithAgent();
   await agent.close();
   await system.client.machines.remove({ machine_id: agent.machineId });
   await expect(system.agent({ dataDir: agent.dataDir })).rejects.toMatchObject({ exitCode: 78 });
@@ -326,8 +318,7 @@ test('white space around tags is trimmed: in new tags, in those of version 0.1.0
 });
 
 test('tags that decide which machines a key may use are changed by admin only', async () => {
-  const system = await startFarhand();
-  const agent = await system.agent({ tags: 'dev' });
+  const { system, agent } = await startWithAgent({ tags: 'dev' });
   const { client } = await system.keyed(['machines:read', 'machines:write']);
   await client.machines.update({ machine_id: agent.machineId, tags: ['dev', 'x'] });
   await system.keyed(['machines:read'], { tags: ['prod'] });

@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest';
 import { soon } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
-import { startFarhand, type TestSystem } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem } from './start-farhand.ts';
 
 async function read(system: TestSystem, path: string, key = system.key): Promise<[number, string, string]> {
   const answer = await fetch(`${system.url}${path}`, { headers: { Authorization: `Bearer ${key}` } });
@@ -23,21 +23,20 @@ test('a request without a key is refused, and so is a machine beyond the key’s
 });
 
 test('each target is the path of a machine at the broker, whose answer is its last report', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent({ name: 'web-1', tags: 'web,eu' });
+  const { system, machine_id } = await startWithAgent({ name: 'web-1', tags: 'web,eu' });
   await soon(
-    async () => (await system.client.machines.status({ machine_id: machineId })).memory?.total ?? 0,
+    async () => (await system.client.machines.status({ machine_id })).memory?.total ?? 0,
   ).toBeGreaterThan(0);
   const [, type, text] = await read(system, '/metrics/targets?tags=web');
   expect(type).toContain('application/json');
   const { host, protocol } = new URL(system.url);
-  const path = `/metrics/machines/${machineId}`;
+  const path = `/metrics/machines/${machine_id}`;
   expect(JSON.parse(text)).toEqual([
     {
       targets: [host],
       labels: {
         ...{ __scheme__: protocol.slice(0, -1), __metrics_path__: path },
-        ...{ instance: 'web-1', machine_id: machineId, __meta_farhand_tags: ',web,eu,' },
+        ...{ instance: 'web-1', machine_id, __meta_farhand_tags: ',web,eu,' },
       },
     },
   ]);

@@ -12,7 +12,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { gate, soon } from './commands-fixture.ts';
 import { storedRows } from './read-stored-state.ts';
-import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 type Creation = Partial<Parameters<TestSystem['client']['schedules']['create']>[0]>;
 
@@ -26,8 +26,7 @@ const rights = ['schedules:read', 'schedules:write', 'commands:execute', 'files:
 async function watched(agentOptions: Parameters<TestSystem['agent']>[0] = {}) {
   const folder = temporaryFolder('watched');
   const log = join(temporaryFolder('log'), 'log');
-  const system = await startFarhand();
-  const agent = await system.agent(agentOptions);
+  const { system, agent } = await startWithAgent(agentOptions);
   const { client } = system;
   const { machineId: machine_id } = agent;
   const command = `printf 'run %s.' "$FARHAND_CHANGED_PATHS" >> ${log}`;

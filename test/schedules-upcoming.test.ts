@@ -1,13 +1,12 @@
 // Upcoming runs of all schedules, ordered by time.
 import { expect, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
-import { startFarhand } from './start-farhand.ts';
+import { startFarhand, startWithAgent } from './start-farhand.ts';
 
 const year = new Date().getUTCFullYear() + 1;
 
 test('runs of all schedules are listed in order, with the offset of their zone, up to the limit', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent({ tags: 'web' });
+  const { system, machine_id } = await startWithAgent({ tags: 'web' });
   const { machineId: other } = await system.agent();
   const make = (name: string, cron: string, more = {}) =>
     system.client.schedules.create({ name, machine_id, command: 'true', cron, ...more });

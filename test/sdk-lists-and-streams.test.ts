@@ -9,7 +9,7 @@ import { expect, test } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { fakeClock } from './fake-clock.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { waitFor } from './wait-for.ts';
 import { startWebhookSystem } from './webhook-receivers.ts';
@@ -54,8 +54,7 @@ test('a body that ends normally, but before its declared length, also rejects', 
 });
 
 test('content is uploaded as a string, bytes, a Blob or a stream, plain and in a form, and downloaded unchanged', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { files } = system.client;
   const bytes = Uint8Array.from({ length: 300_000 }, (_, n) => n % 251);
   const sha256 = createHash('sha256').update(bytes).digest('hex');
@@ -214,8 +213,7 @@ test('events continue after every cut without loss or repeats, also before the f
 });
 
 test('a command’s stream continues at the same byte after cuts, and ends with its exit', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const proxy = await startProxy(new URL(system.url).host);
   const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const loop =

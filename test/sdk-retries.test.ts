@@ -6,7 +6,7 @@ import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../shared/sdk/index.ts';
 import { refusalOf } from './grpc-fixture.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { waitFor } from './wait-for.ts';
 
@@ -170,8 +170,7 @@ test('a call with a stream as its content is not retried', async () => {
 });
 
 test('a command whose answer is lost runs once, and the retry returns it', async () => {
-  const system = await startFarhand();
-  const { machineId } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const proxy = await startProxy(new URL(system.url).host);
   const file = join(temporaryFolder('sdk'), 'runs');
   let asked = 0;
@@ -189,7 +188,7 @@ test('a command whose answer is lost runs once, and the retry returns it', async
     },
   });
   const command = `echo ran >> ${file}; sleep 1; echo said`;
-  const { id } = await client.commands.create({ machine_id: machineId, command });
+  const { id } = await client.commands.create({ machine_id, command });
   expect((await system.client.commands.list()).items.map((one) => one.id)).toEqual([id]);
   await expect.poll(async () => (await client.commands.get({ command_id: id })).stdout).toBe('said\n');
   expect([readFileSync(file, 'utf8'), asked > 1]).toEqual(['ran\n', true]);

@@ -7,7 +7,7 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { refusalOf } from './grpc-fixture.ts';
 import { listenOnLoopback } from './listen-on-loopback.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, type TestSystem, temporaryFolder } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 
 /**
@@ -209,8 +209,7 @@ test('machines are listed, read, changed and removed', async () => {
 });
 
 test('files are written, listed and read back to the byte', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { files } = system.client;
   const folder = temporaryFolder('sdk');
   const path = join(folder, 'naïve & 100% #1?.txt');
@@ -254,8 +253,7 @@ test('files are written, listed and read back to the byte', async () => {
 });
 
 test('commands run, are listed and read, and are cancelled', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { commands } = system.client;
   const done = await commands.create({ machine_id, command: 'echo out; echo err >&2; exit 3' });
   expect(done).toMatchObject({ status: 'failed', exit_code: 3, stdout: 'out\n', stderr: 'err\n' });
@@ -278,8 +276,7 @@ test('commands run, are listed and read, and are cancelled', async () => {
 });
 
 test('booleans, numbers and Dates are sent in a query as the broker reads them, and undefined values are left out', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const folder = temporaryFolder('sdk');
   for (const name of ['.hidden', 'seen']) writeFileSync(join(folder, name), '');
   const names = async (hidden?: boolean): Promise<string[]> =>
@@ -326,8 +323,7 @@ test('a Date in a body is sent as a timestamp', async () => {
 });
 
 test('if_match is sent as If-Match, and not in the body: a file is replaced only if it is unchanged', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { client, sent, answers } = noting(system);
   const path = join(temporaryFolder('sdk'), 'file');
   const none = await refusalOf(client.files.write({ machine_id, path, content: 'a', if_match: '*' }));
@@ -344,8 +340,7 @@ test('if_match is sent as If-Match, and not in the body: a file is replaced only
 });
 
 test('a call repeated with the same idempotencyKey gets the first answer, and nothing runs twice', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { client, sent } = noting(system);
   const file = join(temporaryFolder('sdk'), 'runs');
   const command = { machine_id, command: `echo ran >> ${file}` };
@@ -419,8 +414,7 @@ test('a base URL may end in a slash or have a path of its own', async () => {
 });
 
 test('many calls at once do not mix up their answers', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const folder = temporaryFolder('sdk');
   const numbers = Array.from({ length: 24 }, (_, n) => n);
   await Promise.all(

@@ -136,6 +136,13 @@ export async function startFarhand(
   };
 }
 
+/** Starts a broker and one agent. */
+export async function startWithAgent(params: AgentOptions = {}) {
+  const system = await startFarhand();
+  const agent = await system.agent(params);
+  return { system, agent, machine_id: agent.machineId };
+}
+
 /** Starts a broker on these addresses. Addresses in `flags` take precedence. */
 async function startOneBroker(options: BrokerOptions): Promise<StartedBrokers> {
   const { dataDir, http, grpc, flags, tuning, log } = options;

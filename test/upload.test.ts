@@ -8,17 +8,12 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 
-async function startMachine() {
-  const system = await startFarhand();
-  return { system, machineId: (await system.agent()).machineId };
-}
-
-const machine = shared(startMachine);
+const machine = shared(startWithAgent);
 
 async function onMachine(opened = machine()) {
-  const { system, machineId } = await opened;
+  const { system, machine_id: machineId } = await opened;
   const folder = temporaryFolder('upload');
   const files = `${system.url}/api/v1/machines/${machineId}/files`;
   const headers = { Authorization: `Bearer ${system.key}` };
@@ -218,7 +213,7 @@ test('overwrite=false leaves an existing file unchanged, as a field before or af
 });
 
 test('a form is accepted in either order, with its fields anywhere and its path in the query', async () => {
-  const { folder, send, system } = await onMachine(startMachine());
+  const { folder, send, system } = await onMachine(startWithAgent());
   const content = randomBytes(3_000_000);
   const sha256 = createHash('sha256').update(content).digest('hex');
   const at = (name: string) => join(folder, name);

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/events.ts';
 import { storedState } from './read-stored-state.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { startFarhand, startWithAgent, temporaryFolder } from './start-farhand.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const url = 'https://receiver.example.org/hook';
@@ -138,12 +138,11 @@ test('a POST repeated with its Idempotency-Key creates one webhook', async () =>
 
 describe('a key uses only webhooks whose events it may read', () => {
   test('and neither reads nor changes a webhook of a key with more scopes or machines', async () => {
-    const system = await startFarhand();
-    const { machineId } = await system.agent({ tags: 'web' });
+    const { system, machine_id } = await startWithAgent({ tags: 'web' });
     const { id } = await system.client.webhooks.create({ url, events: ['file.*'] });
     const keys = [
       await system.keyed(['webhooks:read', 'webhooks:write']),
-      await system.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { machine_ids: [machineId] }),
+      await system.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { machine_ids: [machine_id] }),
       await system.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { tags: ['web'] }),
     ];
     for (const { key, client } of keys) {

@@ -2,12 +2,11 @@
 import { expect, test } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { storedState } from './read-stored-state.ts';
-import { startFarhand } from './start-farhand.ts';
+import { startWithAgent } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 
 test('an empty change changes nothing, not even the key that owns the schedule, and reveals no environment', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
   const { id: schedule_id, requested_by } = await system.client.schedules.create(params);
   const { id: webhook_id } = await system.client.webhooks.create({
@@ -38,8 +37,7 @@ test('an empty change changes nothing, not even the key that owns the schedule, 
 });
 
 test('a key that may not read schedules may change what a schedule runs, or where, only together with env', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const params = {
     machine_id,
     name: 'yearly',
@@ -79,8 +77,7 @@ test('a key that may not read schedules may change what a schedule runs, or wher
 });
 
 test('a key that may not read schedules sees only an environment that it set itself', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
   const { id: schedule_id } = await system.client.schedules.create(params);
   const writer = await system.keyed(['schedules:write', 'commands:execute']);
@@ -93,8 +90,7 @@ test('a key that may not read schedules sees only an environment that it set its
 });
 
 test('a key that may not read commands sees only the output of commands that it ran itself', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
+  const { system, machine_id } = await startWithAgent();
   const { client } = await system.keyed(['commands:execute']);
   const run = { machine_id, command: 'echo out; echo err >&2' };
   const foreign = await system.client.commands.create(run);
