@@ -103,10 +103,7 @@ test('a part of the output, of either stream, has its length and its start offse
     expect(response.headers.get('content-length')).toBe(String(text.length));
     expect(response.headers.get('x-content-type-options')).toBe('nosniff');
     expect(await answerOf(response)).toEqual([200, offset, text]);
-    const head = await output(system, id, query, {
-      method: 'HEAD',
-      headers: { Authorization: `Bearer ${system.key}` },
-    });
+    const head = await output(system, id, query, { method: 'HEAD' });
     expect(head.headers.get('content-length')).toBe(String(text.length));
     expect([head.status, head.headers.get('x-output-offset')]).toEqual([200, offset]);
   }
@@ -174,8 +171,7 @@ test('HEAD with follow is answered at once, although the command goes on', async
   const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(wait);
-  const headers = { Authorization: `Bearer ${system.key}` };
-  const head = await output(system, id, 'follow=true', { method: 'HEAD', headers });
+  const head = await output(system, id, 'follow=true', { method: 'HEAD' });
   expect([head.status, head.headers.get('content-length')]).toEqual([200, null]);
   open();
 });
@@ -213,11 +209,7 @@ test('clients that disconnect in the middle harm neither the command nor each ot
   const id = await begin(`seq 1 100000; ${wait}; seq 100001 200000`);
   const leaving = Array.from({ length: 10 }, async (_, n) => {
     const stop = new AbortController();
-    const query = `follow=true&offset=${n}`;
-    const response = await output(system, id, query, {
-      headers: { Authorization: `Bearer ${system.key}` },
-      signal: stop.signal,
-    });
+    const response = await output(system, id, `follow=true&offset=${n}`, { signal: stop.signal });
     await response.body!.getReader().read();
     stop.abort();
   });
