@@ -7,7 +7,7 @@ import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { sayError } from './parts/toasts.tsx';
-import { go, to } from './router.ts';
+import { go, leaveFor, to } from './router.ts';
 import { chooseTheme, isDark } from './theme.ts';
 
 const paletteOpen = signal(false);
@@ -59,7 +59,13 @@ function actions(): Found[] {
         ]
       : []),
     { id: 'docs', text: 'API reference', hint: '', icon: icons.docs, run: () => location.assign('/docs') },
-    { id: 'out', text: 'Log out', hint: '', icon: icons.logOut, run: () => void logOut().catch(sayError) },
+    {
+      id: 'out',
+      text: 'Log out',
+      hint: '',
+      icon: icons.logOut,
+      run: () => leaveFor(() => void logOut().catch(sayError)),
+    },
   ];
 }
 

@@ -136,6 +136,11 @@ browserTest(
     await page.goBack();
     await question.waitFor();
     await stay.click();
+    await page.getByRole('button', { name: 'Search' }).first().click();
+    await page.keyboard.type('log out');
+    await page.keyboard.press('Enter');
+    await question.waitFor();
+    await stay.click();
     await page.locator('.cm-content').click();
     await page.keyboard.press('Control+s');
     await expect.poll(() => readFileSync(file, 'utf8')).toBe('one two three');

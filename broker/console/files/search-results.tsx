@@ -139,6 +139,8 @@ function FoundName({ machine, match: { entry, line, text } }: { machine: string;
         >
           {name}
         </button>
+      ) : isFolder(entry) || entry.special !== undefined ? (
+        <span class="cut">{name}</span>
       ) : (
         <a href={downloadAddress(machine, entry)} download={baseOf(name)} class="cut">
           {name}

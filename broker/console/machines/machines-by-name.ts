@@ -1,33 +1,21 @@
 // Finds machines by a part of their name, for fields in which the user types it.
-import { useEffect, useState } from 'preact/hooks';
+import { useState } from 'preact/hooks';
 import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
-import { after } from '../time.ts';
+import { useTyped } from '../parts/use-data.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
 
-const typingMs = 120;
 const most = 8;
 
 /** Returns the machines whose name contains the text. The search begins once the user stops typing. */
 export function useMachinesByName(text: string, wanted = true): Found {
   const [found, setFound] = useState<Found>([]);
-  useEffect(() => {
-    if (!wanted || !may('machines:read')) return undefined;
-    const stop = new AbortController();
-    const cancel = after(typingMs, () => {
-      client.machines
-        .list({ limit: most, sort: 'name', ...(text && { search: text }) }, { signal: stop.signal })
-        .then(
-          ({ items }) => setFound(items),
-          () => {},
-        );
-    });
-    return () => {
-      cancel();
-      stop.abort();
-    };
-  }, [text, wanted]);
+  const search = (signal: AbortSignal) =>
+    client.machines.list({ limit: most, sort: 'name', ...(text && { search: text }) }, { signal });
+  useTyped([text, wanted], wanted && may('machines:read') ? search : undefined, ({ items }) =>
+    setFound(items),
+  );
   // `found` has the machines of the previous text until the answer arrives. The filter keeps Enter from choosing a
   // machine that does not match the new text.
   const letters = text.toLowerCase();

@@ -5,12 +5,10 @@ import { client } from '../api-client.ts';
 import { may } from '../login-session.ts';
 import { TextField } from '../parts/form.tsx';
 import { Choice } from '../parts/small-components.tsx';
-import { after } from '../time.ts';
+import { useTyped } from '../parts/use-data.ts';
 import { MachinePicker } from './machine-picker.tsx';
 import { Chips } from './selected-machine-chips.tsx';
 import { selected, toggle } from './selected-machines.ts';
-
-const typingMs = 200;
 
 export interface Targets {
   by: 'machines' | 'tags';
@@ -65,16 +63,11 @@ export function TargetFields({ draft: { by, tags }, set, hint, children }: Targe
 /** The number of machines that have the tags now. */
 function Tagged({ tags }: { tags: string }) {
   const [total, setTotal] = useState<number | undefined>(undefined);
-  useEffect(() => {
-    setTotal(undefined);
-    if (tags.trim() === '' || !may('machines:read')) return undefined;
-    return after(typingMs, () => {
-      client.machines.list({ tags, limit: 1 }).then(
-        (found) => setTotal(found.total),
-        () => {},
-      );
-    });
-  }, [tags]);
+  useEffect(() => setTotal(undefined), [tags]);
+  const count = (signal: AbortSignal) => client.machines.list({ tags, limit: 1 }, { signal });
+  useTyped([tags], tags.trim() !== '' && may('machines:read') ? count : undefined, (found) =>
+    setTotal(found.total),
+  );
   if (total === undefined) return null;
   return (
     <p class={total === 0 ? 'warn-text' : 'muted'} role="status">

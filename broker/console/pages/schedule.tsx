@@ -2,6 +2,7 @@
 import { client } from '../api-client.ts';
 import { quoted } from '../commands/argv-text.ts';
 import { outcome } from '../commands/command-list.tsx';
+import { readable } from '../commands/output-text.tsx';
 import { reasonText } from '../commands/reason-text.ts';
 import { may } from '../login-session.ts';
 import { MachineLink } from '../machines/names.tsx';
@@ -217,6 +218,6 @@ const columnsOf = (withMachine: boolean): (Column<Run> | false)[] => [
 ];
 
 function lastLine({ reason, stderr, stdout }: Run): string | undefined {
-  const text = reason === null ? stderr || stdout : reasonText(reason);
+  const text = reason === null ? readable(stderr || stdout) : reasonText(reason);
   return text.trim().split('\n').at(-1);
 }

@@ -13,12 +13,40 @@ export interface Loaded<T> {
   replace(data: T): void;
 }
 
+/** Milliseconds without a key press after which the broker is asked about a text. */
+const typingMs = 150;
 /** Milliseconds from an event to the load that it causes. Events in this time cause no further load. */
 const restMs = 1_000;
 /**
  * Milliseconds until unavailable data is loaded again. Data may be unavailable because its machine is offline.
  */
 const againMs = 2_000;
+
+/**
+ * Asks the broker about `inputs` once the user has stopped typing. Only the answer about the latest inputs is used.
+ * Without `ask`, asks nothing.
+ */
+export function useTyped<T>(
+  inputs: readonly unknown[],
+  ask: ((signal: AbortSignal) => Promise<T>) | undefined,
+  answered: (answer: T) => void,
+  failed: (error: unknown) => void = () => {},
+): void {
+  useEffect(() => {
+    if (!ask) return undefined;
+    const stop = new AbortController();
+    const cancel = after(typingMs, () => {
+      ask(stop.signal).then(
+        (answer) => !stop.signal.aborted && answered(answer),
+        (error: unknown) => !stop.signal.aborted && failed(error),
+      );
+    });
+    return () => {
+      cancel();
+      stop.abort();
+    };
+  }, inputs);
+}
 
 /** Loads data. Loads it again when one of `inputs` changes, and after an interruption of the live updates. */
 export function useData<T>(

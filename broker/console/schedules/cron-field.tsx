@@ -1,8 +1,8 @@
 // A field for a cron expression. While the user types, it displays the expression in words and its next times.
-import { useEffect, useState } from 'preact/hooks';
+import { useState } from 'preact/hooks';
 import { client, messageOf } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
-import { after } from '../time.ts';
+import { useTyped } from '../parts/use-data.ts';
 
 type Preview = Awaited<ReturnType<typeof client.schedules.preview>>;
 
@@ -11,8 +11,6 @@ interface CronFieldProps {
   timezone: string;
   change: (cron: string) => void;
 }
-
-const typingMs = 150;
 
 /**
  * Returns the UTC offset of a time zone at an instant, such as `GMT+2`. If the offsets at two instants differ, the
@@ -25,14 +23,11 @@ const offsetAt = (at: string, timeZone: string): string =>
 
 export function CronField({ cron, timezone, change }: CronFieldProps) {
   const [preview, setPreview] = useState<Preview | string | undefined>(undefined);
-  useEffect(
-    () =>
-      after(typingMs, () => {
-        client.schedules.preview({ cron, timezone, count: 4 }).then(setPreview, (error: unknown) => {
-          setPreview(messageOf(error));
-        });
-      }),
+  useTyped(
     [cron, timezone],
+    (signal) => client.schedules.preview({ cron, timezone, count: 4 }, { signal }),
+    setPreview,
+    (error) => setPreview(messageOf(error)),
   );
   const format = new Intl.DateTimeFormat(undefined, {
     weekday: 'short',
