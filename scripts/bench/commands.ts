@@ -207,7 +207,7 @@ async function rate(commandsBench: CommandsBench): Promise<void> {
           rounded(ours / speed),
         );
     }
-    if (ways.length === 1) commandsBench.table.row(what, `${rounded(ours)}/s`, '', '');
+    if (ways.length === 1) commandsBench.table.row(what, `${rounded(ours)}/s`);
   }
   const lost = new Map([...all].map(([way, seen]) => [way, unanswered(commandsBench, way, seen)]));
   const beside = [...lost]
@@ -250,8 +250,6 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   table.row(
     `peak memory during this output, minus memory at idle (${parted(meter.idle())}), ${who}`,
     parted(meter.peak()),
-    '',
-    '',
   );
   await trueBeside(commandsBench, what);
 }
@@ -329,12 +327,7 @@ async function history(commandsBench: CommandsBench): Promise<void> {
   );
   row(`second broker earlier, with ${few} commands in history`, before.get('long'));
   const speed = `${rounded(filled.times.length / filled.seconds)}/s`;
-  table.row(
-    `second broker, ${kept.toLocaleString('en')} commands to fill its history, 32 at once`,
-    speed,
-    '',
-    '',
-  );
+  table.row(`second broker, ${kept.toLocaleString('en')} commands to fill its history, 32 at once`, speed);
 }
 
 async function completedOf({ http, key }: Targets): Promise<number> {

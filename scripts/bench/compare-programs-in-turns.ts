@@ -35,8 +35,8 @@ export class Table {
     this.#head = head;
   }
 
-  row(...row: Row): void {
-    this.#rows.push(row);
+  row(what: string, ours: string, beside = '', ratio = ''): void {
+    this.#rows.push([what, ours, beside, ratio]);
   }
 
   note(text: string): void {
@@ -91,7 +91,7 @@ export async function race(
     speed(program) > 0 ? `${rounded(speed(program))} ${work.unit}/s` : 'failed';
   for (const one of ours) {
     const what = `${work.what}, ${one.name}`;
-    if (others.length === 0) table.row(what, printed(one), '', '');
+    if (others.length === 0) table.row(what, printed(one));
     for (const other of others) {
       const ratio = speed(one) / speed(other);
       const rounds = ratiosOf(times.get(other), times.get(one));

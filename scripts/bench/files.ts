@@ -319,13 +319,11 @@ async function far(filesBench: FilesBench): Promise<void> {
   const held = privateMemory([farhand.broker, agent]);
   const sockets = await startStalled(new URL(`${files}/download?${query(source)}`), farhand.key);
   const stalledRow = `private memory of broker + agent for ${sockets.length} stalled downloads, round trip ${2 * oneWayMs} ms`;
-  table.row(stalledRow, held(), '', '');
+  table.row(stalledRow, held());
   await rest();
   table.row(
     `the same downloads, still stalled, 30 s later: private memory, once V8 has collected its garbage`,
     held(),
-    '',
-    '',
   );
   for (const socket of sockets) socket.destroy();
   await race(

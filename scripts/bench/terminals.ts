@@ -105,8 +105,6 @@ async function crowd({ table, client, machine }: Ground): Promise<void> {
   table.row(
     `key echo at each of ${crowdSize - 1} clients beside one that never reads: p50 / p99`,
     printed(times),
-    '',
-    '',
   );
   await client.sessions.end({ session_id: id });
   for (const other of others) other.close();
@@ -140,8 +138,6 @@ async function flooded({
   table.row(
     `${floodBytes / 1e6} MB to one client beside one that never reads`,
     `${rounded(floodBytes / 1e6 / seconds)} MB/s; the client that never reads: ${fate}`,
-    '',
-    '',
   );
   await client.sessions.end({ session_id: id });
   reader.close();
@@ -172,7 +168,7 @@ async function download({ folder, table, started, client, machine, has }: Ground
   times.sort((a, b) => a - b);
   const what = `key echo during a download of ${largeMiB} MiB: p50 / p99`;
   table.row(what, printed(times), `without it: ${printed(quiet)}`, rounded(at(times, 0.5) / at(quiet, 0.5)));
-  table.row('that download', `${rounded(largeMiB / seconds)} MiB/s, ${times.length} keys meanwhile`, '', '');
+  table.row('that download', `${rounded(largeMiB / seconds)} MiB/s, ${times.length} keys meanwhile`);
   typist.close();
   await client.sessions.end({ session_id: id });
 }

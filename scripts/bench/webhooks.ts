@@ -119,15 +119,15 @@ async function main(folder: string): Promise<void> {
     `bare undici, nothing recorded: ${rounded(floor)}/s`,
     (ours / floor).toFixed(2),
   );
-  table.row('from the event to its receiver, p50 / p99', `${heard.p50} / ${heard.p99} ms`, '', '');
+  table.row('from the event to its receiver, p50 / p99', `${heard.p50} / ${heard.p99} ms`);
   table.row(
     '`GET /machines` meanwhile, p50 / p99',
     `${at(times, 0.5).toFixed(1)} / ${at(times, 0.99).toFixed(1)} ms`,
     `without it: ${at(alone, 0.5).toFixed(1)} / ${at(alone, 0.99).toFixed(1)} ms`,
     (at(times, 0.5) / at(alone, 0.5)).toFixed(1),
   );
-  table.row('peak memory of the broker, above its memory at idle', `${rounded(most)} MiB`, '', '');
-  table.row('CPU of the broker', `${((spent / took) * 100).toFixed(0)} % of a core`, '', '');
+  table.row('peak memory of the broker, above its memory at idle', `${rounded(most)} MiB`);
+  table.row('CPU of the broker', `${((spent / took) * 100).toFixed(0)} % of a core`);
   table.print();
 }
 

@@ -68,8 +68,6 @@ export async function listing(filesBench: FilesBench): Promise<void> {
     table.row(
       'resident memory of the agent after the lists of the row above',
       `${cost(farhand.agent.pid).rss.toFixed(0)} MiB`,
-      '',
-      '',
     );
   }
   await asked.close();
@@ -110,7 +108,7 @@ export async function stalled(filesBench: FilesBench): Promise<void> {
         `${(at(ours, 0.5) / at(free, 0.5)).toFixed(2)} (p50)`,
       );
     }
-    table.row(`private memory that ${hung} stalled downloads take, broker + agent`, held(), '', '');
+    table.row(`private memory that ${hung} stalled downloads take, broker + agent`, held());
   } finally {
     for (const socket of sockets) socket.destroy();
     await asked.close();

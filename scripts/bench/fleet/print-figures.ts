@@ -4,21 +4,20 @@ import { dirname } from 'node:path';
 import { rounded, Table } from '../compare-programs-in-turns.ts';
 import type { Probed } from './http-load.ts';
 
-export class Figures {
-  readonly #table: Table;
+export class Figures extends Table {
   readonly #out: string | undefined;
 
   /** `out` is the file for the raw output, which is replaced. */
   constructor(out: string | undefined, head?: ConstructorParameters<typeof Table>[0]) {
-    this.#table = new Table(head);
+    super(head);
     this.#out = out;
     if (out === undefined) return;
     mkdirSync(dirname(out), { recursive: true });
     writeFileSync(out, '');
   }
 
-  row(what: string, ours: string, beside = '', ratio = ''): void {
-    this.#table.row(what, ours, beside, ratio);
+  override row(what: string, ours: string, beside = '', ratio = ''): void {
+    super.row(what, ours, beside, ratio);
     this.line([what, ours, beside, ratio].filter((cell) => cell !== '').join(' | '));
   }
 
@@ -33,18 +32,9 @@ export class Figures {
     if (this.#out !== undefined) appendFileSync(this.#out, `${text}\n`);
   }
 
-  /** The table itself, for parts of the bench that add notes to it. */
-  get table(): Table {
-    return this.#table;
-  }
-
-  failure(what: string, error: unknown): void {
-    this.#table.failure(what, error);
+  override failure(what: string, error: unknown): void {
+    super.failure(what, error);
     this.line(`failed: ${what}: ${error instanceof Error ? error.stack : String(error)}`);
-  }
-
-  print(): void {
-    this.#table.print();
   }
 }
 

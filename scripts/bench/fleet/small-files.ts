@@ -23,7 +23,7 @@ export async function readSmallFiles(fleet: Fleet): Promise<void> {
   const paths = Array.from({ length: files }, (_, n) => join(room, `file-${n}`));
   for (const path of paths) writeFileSync(path, 'x'.repeat(fileBytes));
   const ours = await farhandReader(fleet, paths);
-  const ssh = await startSsh(folder, figures.table, present(sshPackages, figures.table));
+  const ssh = await startSsh(folder, figures, present(sshPackages, figures));
   const peer = ssh && (await sftpReader(ssh, paths));
   const times = { ours: await medianOf(ours.readAll), peer: peer && (await medianOf(peer.readAll)) };
   await ours.close();
