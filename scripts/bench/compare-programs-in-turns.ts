@@ -29,7 +29,6 @@ export class Table {
   readonly #head: Row;
   readonly #rows: Row[] = [];
   readonly #notes = new Set<string>();
-  failed = false;
 
   constructor(head: Row = ['what', 'Farhand', 'beside it', 'ratio']) {
     this.#head = head;
@@ -43,9 +42,10 @@ export class Table {
     this.#notes.add(text);
   }
 
+  /** Adds a note about a failure. The bench goes on, and ends with exit code 1. */
   failure(what: string, error: unknown): void {
     const text = error instanceof Error ? error.message : String(error);
-    this.failed = true;
+    process.exitCode = 1;
     this.note(`failed: ${what}: ${text}`);
     console.error(`failed: ${what}: ${text}`);
   }
@@ -58,6 +58,14 @@ export class Table {
     console.log();
     for (const note of this.#notes) console.log(`- ${note}`);
   }
+}
+
+/** Returns the parts of a bench that the option --only names, separated by commas. */
+export function partsOf<Part extends string>(only: string, parts: Record<Part, unknown>): Part[] {
+  const names = only.split(',');
+  const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
+  if (!names.every(isPart)) throw new Error(`--only must be one or more of ${Object.keys(parts).join(',')}`);
+  return names;
 }
 
 /**
